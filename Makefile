@@ -1,0 +1,36 @@
+# make reproduce: set up .venv and reproduce the paper on this machine. make test: set up .venv and run every check.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: reproduce test lint docs bench clean
+
+reproduce: $(READY)
+	$(BIN)/python -m mvngrad.lab.reproduce
+
+test: lint
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.step
+
+clean:
+	rm -rf $(VENV) build dist docs/_build
+
+# torch first and by its exact version: a range would fetch the newest build with gigabytes of CUDA.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

@@ -1,0 +1,31 @@
+"""MVN-Grad, momentum on variance-normalized gradients, and the three optimizers it stands beside."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mvngrad.optim.cells import (
+        AdaBelief as AdaBelief,
+        AdaBeliefW as AdaBeliefW,
+        Adam as Adam,
+        AdamW as AdamW,
+        LaProp as LaProp,
+        LaPropW as LaPropW,
+        MVNGrad as MVNGrad,
+        MVNGradW as MVNGradW,
+    )
+
+__version__ = "0.1.0.dev0"
+__all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("mvngrad.optim.cells"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,94 @@
+"""The rule tensor by tensor: in place for training, out of place when a step must be differentiated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvngrad.rule import Arithmetic, Hyper, Rule
+
+State = Mapping[str, Sequence[Tensor]]
+"""For each slot of the rule, one tensor a parameter."""
+
+
+class OutOfPlace(Arithmetic):
+    """Plain operators on tensors, with the step count as a number or, under graph capture, as a 0-d tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.sqrt, torch.maximum)
+
+    def correction(self, beta: float, t: Any) -> Any:
+        if not isinstance(t, Tensor) or beta == 0:
+            return super().correction(beta, t)
+        return -torch.expm1(t * math.log(beta))  # 1 - beta**t in float32 would keep 3 digits of 1 - 0.9999
+
+
+class InPlace(OutOfPlace):
+    """The operations of torch.optim.Adam's own per-tensor path, so that our Adam is equal to it bit for bit."""
+
+    def add(self, a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
+        return a.add(b, alpha=alpha)
+
+    def add_(self, a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
+        return a.add_(b * alpha) if isinstance(alpha, Tensor) else a.add_(b, alpha=alpha)
+
+    def mul_(self, a: Tensor, b: Any) -> Tensor:
+        return a.mul_(b)
+
+    def div_(self, a: Tensor, b: Any) -> Tensor:
+        return a.div_(b)
+
+    def sqrt_(self, spare: Tensor | None, a: Tensor) -> Tensor:
+        return torch.sqrt(a, out=spare)
+
+    def lerp_(self, a: Tensor, b: Tensor, weight: float) -> Tensor:
+        return a.lerp_(b, weight)
+
+    def addcmul_(self, a: Tensor, b: Tensor, c: Tensor, value: float) -> Tensor:
+        return a.addcmul_(b, c, value=value)
+
+    def addcdiv_(self, a: Tensor, b: Tensor, c: Tensor, value: Any) -> Tensor:
+        return a.addcdiv_(b * value, c) if isinstance(value, Tensor) else a.addcdiv_(b, c, value=value)
+
+
+OUT_OF_PLACE = OutOfPlace()
+IN_PLACE = InPlace()
+
+
+def step(
+    rule: Rule,
+    hyper: Hyper,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    state: State,
+    steps: Sequence[Tensor],
+    *,
+    capturable: bool = False,
+    differentiable: bool = False,
+) -> None:
+    """One step of `rule` on each parameter: `params`, `state` and `steps` change, `grads` do not.
+
+    The state's dtype is the dtype of the arithmetic: float32 state makes a float32 step for bfloat16 parameters,
+    which are rounded once, at the end. With `capturable` no value is read back from the device.
+    """
+    ops = OUT_OF_PLACE if differentiable else IN_PLACE
+    for i, (param, grad, count) in enumerate(zip(params, grads, steps, strict=True)):
+        count += 1
+        old = {name: real(tensors[i]) for name, tensors in state.items()}
+        target, dtype = real(param), old[rule.slots[0]].dtype
+        x, g = target.to(dtype), real(grad).to(dtype)
+        x, new = rule.update(x, g, old, count if capturable else count.item(), hyper, ops)
+        if x is not target:
+            target.copy_(x)
+        for name, value in new.items():
+            if value is not old[name]:
+                old[name].copy_(value)
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Complex coordinates as pairs of real ones, as torch.optim has them."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

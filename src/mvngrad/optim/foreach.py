@@ -1,0 +1,141 @@
+"""The rule on lists of tensors, one kernel an operation for all of them: the same lines, over `torch._foreach_*`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.eager import State, real
+from mvngrad.rule import Arithmetic, Hyper, Rule
+
+
+class Tensors:
+    """Tensors that compute as one: what the rule writes with operators. (torch.compile traces no subclass of list.)"""
+
+    def __init__(self, items: Sequence[Tensor]) -> None:
+        self.items = items if isinstance(items, list) else list(items)
+
+    def __neg__(self) -> Tensors:
+        return Tensors(torch._foreach_neg(self.items))
+
+    def __abs__(self) -> Tensors:
+        return Tensors(torch._foreach_abs(self.items))
+
+    def __sub__(self, other: Tensors) -> Tensors:
+        return Tensors(torch._foreach_sub(self.items, other.items))
+
+    def __mul__(self, other: Any) -> Tensors:
+        return Tensors(torch._foreach_mul(self.items, _items(other)))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, number: float) -> Tensors:
+        return Tensors(torch._foreach_div(self.items, number))
+
+    def __rtruediv__(self, number: Any) -> Tensors:
+        return Tensors(torch._foreach_mul(torch._foreach_reciprocal(self.items), number))
+
+    def __pow__(self, exponent: float) -> Tensors:
+        return Tensors(torch._foreach_pow(self.items, exponent))
+
+
+class Foreach(Arithmetic):
+    """The operations of torch.optim.Adam's foreach path. Factors are numbers or, when capturable, `Tensors` of 0-d."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda a: Tensors(torch._foreach_sqrt(a.items)), _maximum_)
+
+    def correction(self, beta: float, t: Any) -> Any:
+        if not isinstance(t, Tensors):
+            return super().correction(beta, t)
+        if beta == 0:
+            return 1.0
+        c = torch._foreach_mul(t.items, math.log(beta))
+        torch._foreach_expm1_(c)
+        torch._foreach_neg_(c)
+        return Tensors(c)
+
+    def add(self, a: Tensors, b: Tensors, alpha: float = 1) -> Tensors:
+        return Tensors(torch._foreach_add(a.items, b.items, alpha=alpha))
+
+    def add_(self, a: Tensors, b: Any, alpha: Any = 1) -> Tensors:
+        if not isinstance(alpha, (int, float)):
+            torch._foreach_add_(a.items, torch._foreach_mul(b.items, _items(alpha)))
+        elif isinstance(b, Tensors):
+            torch._foreach_add_(a.items, b.items, alpha=alpha)
+        else:
+            torch._foreach_add_(a.items, b)
+        return a
+
+    def mul_(self, a: Tensors, b: Any) -> Tensors:
+        torch._foreach_mul_(a.items, b)
+        return a
+
+    def div_(self, a: Tensors, b: Any) -> Tensors:
+        torch._foreach_div_(a.items, _items(b))
+        return a
+
+    def sqrt_(self, spare: Tensors | None, a: Tensors) -> Tensors:
+        if spare is not None:
+            spare.items.clear()  # room for the root, which is as large as the model
+        return Tensors(torch._foreach_sqrt(a.items))
+
+    def lerp_(self, a: Tensors, b: Tensors, weight: float) -> Tensors:
+        torch._foreach_lerp_(a.items, b.items, weight)
+        return a
+
+    def addcmul_(self, a: Tensors, b: Tensors, c: Tensors, value: float) -> Tensors:
+        torch._foreach_addcmul_(a.items, b.items, c.items, value)
+        return a
+
+    def addcdiv_(self, a: Tensors, b: Tensors, c: Tensors, value: Any) -> Tensors:
+        if isinstance(value, (int, float)):
+            torch._foreach_addcdiv_(a.items, b.items, c.items, value)
+        else:
+            torch._foreach_addcdiv_(a.items, torch._foreach_mul(b.items, _items(value)), c.items)
+        return a
+
+
+def _maximum_(a: Tensors, b: Tensors) -> Tensors:
+    torch._foreach_maximum_(a.items, b.items)
+    return a
+
+
+def _items(a: Any) -> Any:
+    return a.items if isinstance(a, Tensors) else a
+
+
+FOREACH = Foreach()
+
+
+def step(
+    rule: Rule,
+    hyper: Hyper,
+    params: list[Tensor],
+    grads: list[Tensor],
+    state: State,
+    steps: list[Tensor],
+    *,
+    capturable: bool = False,
+) -> None:
+    """As `mvngrad.optim.eager.step`, for all parameters of one device, dtype and step count at a time."""
+    batches: dict[tuple[Any, ...], list[int]] = {}
+    for i, (param, count) in enumerate(zip(params, steps, strict=True)):
+        t = None if capturable else count.item() + 1
+        batches.setdefault((param.device, param.dtype, t), []).append(i)
+    for (_, _, t), batch in batches.items():
+        counts = [steps[i] for i in batch]
+        torch._foreach_add_(counts, 1)
+        targets = [real(params[i]) for i in batch]
+        old = {slot: Tensors([real(tensors[i]) for i in batch]) for slot, tensors in state.items()}
+        dtype = old[rule.slots[0]].items[0].dtype
+        wide = dtype != targets[0].dtype
+        x = Tensors([param.to(dtype) for param in targets] if wide else targets)
+        g = Tensors([real(grads[i]).to(dtype) for i in batch])
+        rule.update(x, g, old, Tensors(counts) if capturable else t, hyper, FOREACH)
+        if wide:
+            torch._foreach_copy_(targets, x.items)

@@ -1,0 +1,192 @@
+"""The update rule: four optimizers as the cells of a 2x2 table, written once.
+
+The paper's two axes are *what* normalizes a gradient, its second moment or its variance, and *when* momentum is
+applied, before or after normalizing:
+
+                         momentum, then normalize    normalize, then momentum
+    second moment v               Adam                       LaProp
+    variance s                  AdaBelief                   MVN-Grad
+
+`Rule.update` is all four. It knows no framework: whatever goes beyond operators on fresh values is asked of an
+`Arithmetic`, so the same lines run on Python floats, NumPy arrays (in float64: the oracle of the tests), JAX arrays,
+torch tensors in place, and lists of torch tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Array = Any
+"""A number, array, tensor or list of tensors: whatever the `Arithmetic` in use computes with."""
+
+
+class Hyper(NamedTuple):
+    """The hyper-parameters of one step; `lr` may be a 0-d tensor."""
+
+    lr: Any = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    eps_s: float = 0.0
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    beta_mean: float | None = None
+    z_clip: float | None = None
+    maximize: bool = False
+
+    @property
+    def mean_decay(self) -> float:
+        """The decay of m: `beta_mean`, or beta1 where the paper reuses it."""
+        return self.beta1 if self.beta_mean is None else self.beta_mean
+
+    @property
+    def floor(self) -> float:
+        """What the root of the bias-corrected s never goes below.
+
+        Algorithm 1 adds eps_s to the stored s at every step, so s carries eps_s (1 - beta2^t) / (1 - beta2).
+        """
+        return math.sqrt(self.eps_s / (1 - self.beta2))
+
+
+class Arithmetic:
+    """What the rule asks of a framework, here in plain operators: floats, NumPy, JAX, and torch out of place.
+
+    A method whose name ends in an underscore may overwrite its first argument; the rule uses only what it returns.
+    """
+
+    def __init__(self, sqrt: Callable[[Array], Array], maximum: Callable[[Array, Array], Array]) -> None:
+        self.sqrt = sqrt
+        self.maximum_ = maximum
+
+    def correction(self, beta: float, t: Any) -> Any:
+        """1 - beta^t, the weight an average started at zero has gathered after t steps."""
+        return 1 - beta**t
+
+    def add(self, a: Array, b: Array, alpha: float = 1) -> Array:
+        return a + alpha * b
+
+    def add_(self, a: Array, b: Array, alpha: Any = 1) -> Array:
+        return a + alpha * b
+
+    def mul_(self, a: Array, b: Any) -> Array:
+        return a * b
+
+    def div_(self, a: Array, b: Any) -> Array:
+        return a / b
+
+    def sqrt_(self, spare: Array | None, a: Array) -> Array:
+        return self.sqrt(a)
+
+    def lerp_(self, a: Array, b: Array, weight: float) -> Array:
+        return a + weight * (b - a)
+
+    def addcmul_(self, a: Array, b: Array, c: Array, value: float) -> Array:
+        return a + value * b * c
+
+    def addcdiv_(self, a: Array, b: Array, c: Array, value: Any) -> Array:
+        return a + value * b / c
+
+
+SCALAR = Arithmetic(math.sqrt, max)
+"""The rule on Python floats."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One cell of the table.
+
+    >>> state = MVNGRAD.init(0.0)
+    >>> x, state = MVNGRAD.update(1.0, 0.5, state, t=1, hyper=Hyper(lr=0.1, eps=0.0), ops=SCALAR)
+    >>> round(1.0 - x, 12)  # the first step is lr/beta1, whatever the gradient's size
+    0.111111111111
+    """
+
+    name: str
+    normalizer: Literal["second moment", "variance"]
+    momentum: Literal["before", "after"]
+
+    @property
+    def variance(self) -> bool:
+        return self.normalizer == "variance"
+
+    @property
+    def after(self) -> bool:
+        return self.momentum == "after"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The state this cell keeps for each coordinate: m, then v or s, then u."""
+        m = ("m",) if self.variance or not self.after else ()
+        u = ("u",) if self.after else ()
+        return (*m, "s" if self.variance else "v", *u)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The hyper-parameters that exist in this cell and not in every other."""
+        eps_s = ("eps_s",) if self.variance else ()
+        z_clip = ("z_clip",) if self.after else ()
+        return (*eps_s, *(("beta_mean",) if self.variance and self.after else ()), *z_clip)
+
+    def init(self, zero: Array) -> dict[str, Array]:
+        return dict.fromkeys(self.slots, zero)
+
+    def update(
+        self, x: Array, g: Array, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic
+    ) -> tuple[Array, dict[str, Array]]:
+        """Step t = 1, 2, ... of Algorithm 1 from parameters x and gradient g: the new parameters and state."""
+        lr, beta1, beta2 = hyper.lr, hyper.beta1, hyper.beta2
+        new: dict[str, Array] = {}
+
+        if hyper.maximize:
+            g = -g
+        if hyper.weight_decay and hyper.decoupled:
+            x = ops.mul_(x, 1 - lr * hyper.weight_decay)
+        elif hyper.weight_decay:
+            g = ops.add(g, x, alpha=hyper.weight_decay)
+
+        if "m" in self.slots:
+            new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
+        spread = g - m if self.variance else g
+        r_name = "s" if self.variance else "v"
+        r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
+        new[r_name] = r = ops.add_(r, hyper.eps_s) if hyper.eps_s else r
+        root = ops.sqrt_(spread if self.variance else None, r)
+
+        c_m, k = ops.correction(beta1, t), ops.correction(beta2, t) ** 0.5
+        if not self.after:
+            root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
+            return ops.addcdiv_(x, m, root, -lr / c_m), new
+        root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps): a pass over r less
+        if hyper.z_clip is not None:
+            root = ops.maximum_(root, abs(g) * (k / hyper.z_clip))  # |z| <= z_clip
+        new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
+        return ops.add_(x, u, alpha=-lr / c_m), new
+
+    def check(self, hyper: Hyper) -> None:
+        """Raise a ValueError naming the first hyper-parameter that is out of range."""
+
+        def demand(holds: bool, name: str, value: object, valid: str) -> None:
+            if not holds:
+                raise ValueError(f"{self.name}: {name}={value!r} is invalid; it must be {valid}")
+
+        for name in ("lr", "eps", "eps_s", "weight_decay"):
+            value = float(getattr(hyper, name))
+            demand(math.isfinite(value) and value >= 0, name, value, "finite and >= 0")
+        for name, value in (("betas[0]", hyper.beta1), ("betas[1]", hyper.beta2), ("beta_mean", hyper.mean_decay)):
+            demand(0 <= value < 1, name, value, "in [0, 1)")
+        if self.variance:
+            name = "betas[0]" if hyper.beta_mean is None else "beta_mean"
+            why = "> 0 here: at 0 the mean m equals the gradient, the variance is 0 and a step is lr/eps"
+            demand(hyper.mean_decay > 0, name, hyper.mean_decay, why)
+        if hyper.z_clip is not None:
+            demand(hyper.z_clip > 0, "z_clip", hyper.z_clip, "> 0, or None for no bound")
+
+
+ADAM = Rule("Adam", "second moment", "before")
+ADABELIEF = Rule("AdaBelief", "variance", "before")
+LAPROP = Rule("LaProp", "second moment", "after")
+MVNGRAD = Rule("MVN-Grad", "variance", "after")
+CELLS = (ADAM, ADABELIEF, LAPROP, MVNGRAD)
