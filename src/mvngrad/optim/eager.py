@@ -81,7 +81,7 @@ def step(
         old = {name: real(tensors[i]) for name, tensors in state.items()}
         target, dtype = real(param), old[rule.slots[0]].dtype
         x, g = target.to(dtype), real(grad).to(dtype)
-        x, new = rule.update(x, g, old, count if capturable else count.item(), hyper, ops)
+        x, new = rule.update(x, g, old, count.to(dtype) if capturable else count.item(), hyper, ops)
         if x is not target:
             target.copy_(x)
         for name, value in new.items():

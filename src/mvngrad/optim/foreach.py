@@ -136,6 +136,7 @@ def step(
         wide = dtype != targets[0].dtype
         x = Tensors([param.to(dtype) for param in targets] if wide else targets)
         g = Tensors([real(grads[i]).to(dtype) for i in batch])
-        rule.update(x, g, old, Tensors(counts) if capturable else t, hyper, FOREACH)
+        t = Tensors([count.to(dtype) for count in counts]) if capturable else t
+        rule.update(x, g, old, t, hyper, FOREACH)
         if wide:
             torch._foreach_copy_(targets, x.items)
