@@ -125,9 +125,9 @@ def step(
     """As `mvngrad.optim.eager.step`, for all parameters of one device, dtype and step count at a time."""
     batches: dict[tuple[Any, ...], list[int]] = {}
     for i, (param, count) in enumerate(zip(params, steps, strict=True)):
-        t = None if capturable else count.item() + 1
-        batches.setdefault((param.device, param.dtype, t), []).append(i)
-    for (_, _, t), batch in batches.items():
+        age = None if capturable else count.item() + 1
+        batches.setdefault((param.device, param.dtype, age), []).append(i)
+    for (_, _, age), batch in batches.items():
         counts = [steps[i] for i in batch]
         torch._foreach_add_(counts, 1)
         targets = [real(params[i]) for i in batch]
@@ -136,7 +136,7 @@ def step(
         wide = dtype != targets[0].dtype
         x = Tensors([param.to(dtype) for param in targets] if wide else targets)
         g = Tensors([real(grads[i]).to(dtype) for i in batch])
-        t = Tensors([count.to(dtype) for count in counts]) if capturable else t
+        t = Tensors([count.to(dtype) for count in counts]) if capturable else age
         rule.update(x, g, old, t, hyper, FOREACH)
         if wide:
             torch._foreach_copy_(targets, x.items)

@@ -104,7 +104,7 @@ class RuleOptimizer(Optimizer):
             raise ValueError(f"lr has {lr.numel()} elements; a tensor lr must have one")
         if not (len(betas) == 2 and all(isinstance(beta, (int, float)) for beta in betas)):
             raise ValueError(f"betas={betas!r} is invalid; it must be two numbers in [0, 1)")
-        self.rule.check(_hyper(group, lr))
+        self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr))
         on = [name for name in ("foreach", "fused", "differentiable") if group[name]]
         if len(on) > 1:
             raise ValueError(f"{on[0]}=True and {on[1]}=True exclude each other; choose one")
@@ -230,9 +230,13 @@ class RuleOptimizer(Optimizer):
         return {**state_dict, "state": sealed}
 
     def _check_saved_group(self, saved: Group) -> None:
-        missing = {"lr", "betas", "eps", "weight_decay", *self.rule.options} - saved.keys()
-        if missing:
-            raise ValueError(f"not a state_dict of {type(self).__name__}: a group lacks {sorted(missing)}")
+        needed = {"lr", "betas", "eps", "weight_decay", *self.rule.options}
+        foreign = OPTIONS.keys() & saved.keys() - needed
+        if not needed <= saved.keys() or foreign:
+            differs = sorted(foreign or needed - saved.keys())
+            raise ValueError(
+                f"not a state_dict of {type(self).__name__}: a group {'has' if foreign else 'lacks'} {differs}"
+            )
         if saved.get("decoupled_weight_decay", self.decoupled) != self.decoupled:
             kind = "coupled" if self.decoupled else "decoupled"
             raise ValueError(f"not a state_dict of {type(self).__name__}: its weight decay is {kind}")

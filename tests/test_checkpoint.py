@@ -1,0 +1,217 @@
+"""State that survives: round trips, 16-bit parameters, distributed checkpoints, and states that must be refused."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from family import NAMES, OPTIMIZERS, equal, everything, parameters, train
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import mvngrad
+
+each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+
+
+def through_disk(state_dict):
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def trained(make, dtype=torch.float32, steps=5, **options):
+    optimizer = make(parameters((4, 3), (), (0,), dtype=dtype), **options)
+    train(optimizer, steps)
+    return optimizer
+
+
+@each_dtype
+@each_optimizer
+def test_state_dict_round_trip_resumes_exactly(make, dtype):
+    original = trained(make, dtype, lr=1e-2)
+    resumed = make([p.detach().clone().requires_grad_() for p in original.param_groups[0]["params"]])
+    resumed.load_state_dict(through_disk(original.state_dict()))
+    assert equal(everything(resumed), everything(original))
+    train(original, 5, seed=2)
+    train(resumed, 5, seed=2)
+    assert equal(everything(resumed), everything(original))
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
+)
+@each_optimizer
+def test_copies_go_on_exactly(make, clone, dtype):
+    original = trained(make, dtype, lr=1e-2)
+    twin = clone(original)
+    train(original, 5, seed=2)
+    train(twin, 5, seed=2)
+    assert equal(everything(twin), everything(original))
+    assert repr(twin) == repr(original)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@each_optimizer
+def test_moments_of_16_bit_parameters_are_still_float32_after_loading(make, dtype):
+    original = trained(make, dtype)
+    resumed = make(parameters((4, 3), (), (0,), dtype=dtype))
+    resumed.load_state_dict(original.state_dict())
+    for state in resumed.state.values():
+        assert {state[slot].dtype for slot in make.rule.slots} == {torch.float32}
+    assert equal(everything(resumed)[3:], everything(original)[3:])
+
+
+@each_optimizer
+def test_loading_copies(make):
+    original = trained(make)
+    saved = original.state_dict()
+    twin = make(parameters((4, 3), (), (0,)))
+    twin.load_state_dict(saved)
+    before = everything(original)
+    train(twin, 3)
+    assert equal(everything(original), before)
+    assert all(state["step"] == 5 for state in saved["state"].values())
+
+
+@each_optimizer
+def test_loading_respects_hooks(make):
+    original, twin = trained(make), make(parameters((4, 3), (), (0,)))
+
+    def double_lr(_, state_dict):
+        groups = [{**group, "lr": 2 * group["lr"]} for group in state_dict["param_groups"]]
+        return {**state_dict, "param_groups": groups}
+
+    dtypes = []
+    twin.register_load_state_dict_pre_hook(double_lr)
+    twin.register_load_state_dict_post_hook(
+        lambda optimizer: dtypes.extend(type(v) for s in optimizer.state.values() for v in s.values())
+    )
+    twin.load_state_dict(original.state_dict())
+    assert twin.param_groups[0]["lr"] == 2e-3
+    assert set(dtypes) == {torch.Tensor}
+
+
+@each_optimizer
+def test_a_step_count_follows_capturable(make):
+    original = trained(make, capturable=True)
+    twin = make(parameters((4, 3), (), (0,)))
+    twin.load_state_dict(through_disk(original.state_dict()))
+    assert twin.param_groups[0]["capturable"]
+    train(original, 2)
+    train(twin, 2)
+    assert [s["step"].item() for s in twin.state.values()] == [7, 7, 7]
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def model_and_optimizer(make):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    return model, make(model.parameters(), lr=1e-2)
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("flatten", [False, True])
+@each_optimizer
+def test_a_distributed_checkpoint_at_step_zero_changes_nothing(make, flatten, tmp_path):
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    _, untouched = model_and_optimizer(make)
+    model, optimizer = model_and_optimizer(make)
+    optimizer.init_state()
+    saved = {"optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    dcp.save(saved, checkpoint_id=tmp_path / "checkpoint")
+    resumed_model, resumed = model_and_optimizer(make)
+    resumed.init_state()
+    loaded = {"optimizer": get_optimizer_state_dict(resumed_model, resumed, options=options)}
+    dcp.load(loaded, checkpoint_id=tmp_path / "checkpoint")
+    set_optimizer_state_dict(resumed_model, resumed, loaded["optimizer"], options=options)
+    for each in (untouched, optimizer, resumed):
+        train(each, 4)
+    assert equal(everything(optimizer), everything(untouched))
+    assert equal(everything(resumed), everything(untouched))
+
+
+def test_without_init_state_that_checkpoint_takes_a_hidden_step():
+    """Why `init_state` exists; should torch stop doing this, it can go."""
+    model, optimizer = model_and_optimizer(mvngrad.MVNGrad)
+    get_optimizer_state_dict(model, optimizer)
+    assert {state["step"].item() for state in optimizer.state.values()} == {1.0}
+
+
+@each_optimizer
+def test_init_state_is_what_the_first_step_would_create(make):
+    early, late = make(parameters((4, 3), ())), make(parameters((4, 3), ()))
+    early.init_state()
+    assert all(not value.any() for state in early.state.values() for value in state.values())
+    before = everything(early)
+    early.init_state()
+    assert equal(everything(early), before)
+    train(early, 3)
+    train(late, 3)
+    assert equal(everything(early), everything(late))
+
+
+def test_init_state_leaves_frozen_parameters_alone():
+    a, b = parameters((3,), (3,))
+    b.requires_grad_(False)
+    optimizer = mvngrad.MVNGrad([a, b])
+    optimizer.init_state()
+    assert list(optimizer.state) == [a]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("source", [*OPTIMIZERS, torch.optim.Adam, torch.optim.SGD], ids=[*NAMES, "torch", "SGD"])
+@each_optimizer
+def test_a_state_dict_of_another_cell_is_refused(make, source, steps):
+    if make is source or (source is torch.optim.Adam and make is mvngrad.Adam and steps == 0):
+        return  # torch's Adam before its first step differs from ours by nothing that matters
+    other = source(parameters((4, 3)), lr=1e-3)
+    train(other, steps)
+    optimizer = make(parameters((4, 3)))
+    train(optimizer, 2)
+    before, groups = everything(optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
+    with pytest.raises(ValueError, match=f"not a state_dict of {make.__name__}"):
+        optimizer.load_state_dict(other.state_dict())
+    assert equal(everything(optimizer), before)
+    assert optimizer.state_dict()["param_groups"] == groups
+
+
+CORRUPTIONS = {
+    "no state": (lambda d: d.pop("state"), "state, param_groups"),
+    "one group too many": (lambda d: d["param_groups"].append(d["param_groups"][0]), "groups hold"),
+    "a parameter lost": (lambda d: d["param_groups"][0]["params"].pop(), "groups hold"),
+    "lr lost": (lambda d: d["param_groups"][0].pop("lr"), "lr"),
+    "lr negative": (lambda d: d["param_groups"][0].update(lr=-1.0), "lr=-1.0"),
+    "betas broken": (lambda d: d["param_groups"][0].update(betas=(0.9, 1.5)), r"betas\[1\]=1.5"),
+    "slot lost": (lambda d: d["state"][0].pop("m"), "keeps"),
+    "slot of another shape": (lambda d: d["state"][0].update(m=torch.zeros(2)), r"m is \(2,\)"),
+    "slot not a tensor": (lambda d: d["state"][0].update(s=None), "s is NoneType"),
+    "step not a count": (lambda d: d["state"][1].update(step=torch.tensor(float("nan"))), "step"),
+}
+
+
+@pytest.mark.parametrize(("corrupt", "message"), CORRUPTIONS.values(), ids=CORRUPTIONS)
+def test_a_corrupted_state_dict_is_refused_whole(corrupt, message):
+    optimizer, twin = trained(mvngrad.MVNGrad), trained(mvngrad.MVNGrad, steps=2, lr=0.5)
+    broken = copy.deepcopy(optimizer.state_dict())
+    corrupt(broken)
+    before, groups = everything(twin), copy.deepcopy(twin.state_dict()["param_groups"])
+    with pytest.raises(ValueError, match=message):
+        twin.load_state_dict(broken)
+    assert equal(everything(twin), before)
+    assert twin.state_dict()["param_groups"] == groups
+    twin.load_state_dict(optimizer.state_dict())

@@ -1,0 +1,317 @@
+"""What torch.optim promises, for each of the eight optimizers."""
+
+import inspect
+
+import pytest
+import torch
+from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, train
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import mvngrad
+
+each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
+each_cell = pytest.mark.parametrize("make", PLAIN, ids=[cls.__name__ for cls in PLAIN])
+
+
+def test_all_eight_share_one_signature():
+    assert len({str(inspect.signature(make)) for make in OPTIMIZERS}) == 1
+    signature = inspect.signature(mvngrad.MVNGradW)
+    positional = [p.name for p in signature.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    assert positional == ["params", "lr", "betas", "eps", "eps_s", "weight_decay"]
+
+
+@each_optimizer
+def test_defaults(make):
+    optimizer = make(parameters((3,)))
+    assert optimizer.defaults["weight_decay"] == (1e-2 if make.__name__.endswith("W") else 0)
+    assert optimizer.defaults["lr"] == 1e-3
+    assert optimizer.defaults["betas"] == (0.9, 0.999)
+    assert optimizer.defaults.get("eps_s") == (1e-16 if make.rule.variance else None)
+
+
+@each_optimizer
+def test_state_is_only_what_the_cell_needs(make):
+    optimizer = make(parameters((3,)))
+    train(optimizer, 1)
+    expected = {"Adam": "mv", "AdaBelief": "ms", "LaProp": "vu", "MVNGrad": "msu"}[make.__name__.removesuffix("W")]
+    (state,) = optimizer.state.values()
+    assert set(state) == {"step", *expected}
+
+
+@each_cell
+def test_groups_step_as_optimizers_of_their_own(make):
+    settings = [{"lr": 1e-2, "betas": (0.8, 0.9)}, {"lr": 1e-1, "weight_decay": 0.3, "eps": 1e-3, "maximize": True}]
+    a, b = parameters((4, 3), (5,))
+    together = make([{"params": [a], **settings[0]}, {"params": [b], **settings[1]}])
+    train(together, 5)
+    apart = [make([p], **setting) for p, setting in zip(parameters((4, 3), (5,)), settings, strict=True)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        for optimizer in apart:
+            (p,) = optimizer.param_groups[0]["params"]
+            p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+    first, second = map(everything, apart)
+    assert equal(everything(together), [first[0], second[0], *first[1:], *second[1:]])
+
+
+@each_cell
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_parameter_added_or_unfrozen_late_starts_at_step_one(make, foreach):
+    old, added, frozen = parameters((4,), (4,), (4,))
+    frozen.requires_grad_(False)
+    optimizer = make([old, frozen], foreach=foreach)
+    train(optimizer, 7)
+    assert frozen not in optimizer.state
+    frozen.requires_grad_(True)
+    optimizer.add_param_group({"params": [added], "lr": 1e-2})
+    train(optimizer, 3, seed=2)
+    assert [optimizer.state[p]["step"].item() for p in (old, added, frozen)] == [10, 3, 3]
+
+    # A fresh optimizer that sees only the last three gradients agrees.
+    fresh_old, fresh_added, fresh_frozen = parameters((4,), (4,), (4,))
+    fresh = make([{"params": [fresh_old, fresh_frozen]}, {"params": [fresh_added], "lr": 1e-2}])
+    train(fresh, 3, seed=2)
+    assert torch.equal(frozen, fresh_frozen)
+    assert torch.equal(added, fresh_added)
+
+
+@each_optimizer
+def test_gradients_are_never_modified(make):
+    params = parameters((4, 3), (), (0,))
+    optimizer = make(params, weight_decay=0.1, maximize=True)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        before = [p.grad.clone() for p in params]
+        held = [p.grad for p in params]
+        optimizer.step()
+        assert all(p.grad is g for p, g in zip(params, held, strict=True))
+        assert equal([p.grad for p in params], before)
+
+
+@each_optimizer
+def test_closure_runs_with_gradients_and_its_loss_returns(make):
+    (x,) = parameters((3,))
+    optimizer = make([x], lr=0.1)
+
+    def closure():
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = x.square().sum()
+        loss.backward()
+        return loss
+
+    before = x.square().sum().item()
+    with torch.no_grad():
+        first = optimizer.step(closure)
+        assert not torch.is_grad_enabled()
+    assert first.item() == before
+    for _ in range(50):
+        last = optimizer.step(closure)
+    assert last < 0.1 * first
+
+
+@each_cell
+def test_zero_grad(make):
+    (x,) = parameters((3,))
+    optimizer = make([x])
+    x.grad = torch.ones(3)
+    optimizer.zero_grad(set_to_none=False)
+    assert torch.equal(x.grad, torch.zeros(3))
+    optimizer.zero_grad()
+    assert x.grad is None
+    before = everything(optimizer)
+    optimizer.step()
+    assert equal(everything(optimizer), before)
+
+
+@each_cell
+def test_hooks_fire_around_a_step(make):
+    (x,) = parameters((3,))
+    optimizer = make([x])
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    everywhere = register_optimizer_step_post_hook(lambda *_: seen.append("global"))
+    try:
+        train(optimizer, 1)
+    finally:
+        everywhere.remove()
+    assert seen == ["before", "after", "global"]
+
+
+@each_cell
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_tensor_lr_equals_float_lr(make, foreach, capturable):
+    results = []
+    for lr in (0.01, torch.tensor(0.01, dtype=torch.float64), torch.tensor([0.01], dtype=torch.float64)):
+        params = parameters((4, 3), (5,), dtype=torch.float64)
+        optimizer = make(params, lr=lr, weight_decay=0.1, foreach=foreach, capturable=capturable)
+        train(optimizer, 5)
+        results.append(params)
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=1e-12, atol=1e-12)
+
+
+@each_cell
+def test_maximize_is_the_gradient_negated(make):
+    (a,), (b,) = parameters((4,)), parameters((4,))
+    up, down = make([a], maximize=True, weight_decay=0.1), make([b], weight_decay=0.1)
+    for t in range(5):
+        a.grad = torch.randn(4, generator=torch.Generator().manual_seed(t))
+        b.grad = -a.grad
+        up.step()
+        down.step()
+    assert torch.equal(a, b)
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_parameters_keep_float32_moments(make, dtype):
+    optimizer = make(parameters((4, 3), dtype=dtype))
+    train(optimizer, 3)
+    (state,) = optimizer.state.values()
+    assert {state[slot].dtype for slot in make.rule.slots} == {torch.float32}
+    assert optimizer.param_groups[0]["params"][0].dtype == dtype
+
+
+@each_cell
+def test_complex_parameters_are_pairs_of_real_ones(make):
+    (real,) = parameters((4, 2))
+    complex_ = torch.nn.Parameter(torch.view_as_complex(real.detach().clone()))
+    options = {"lr": 1e-2, "weight_decay": 0.1}
+    pair, single = make([real], **options), make([complex_], **options)
+    for _ in range(5):
+        real.grad = torch.randn_like(real)
+        complex_.grad = torch.view_as_complex(real.grad.clone())
+        pair.step()
+        single.step()
+    assert torch.equal(torch.view_as_real(complex_.detach()), real)
+
+
+@each_cell
+def test_differentiable_step_gives_the_meta_gradient(make):
+    """The derivative of a loss after three steps with respect to the learning rate, against finite differences."""
+
+    def loss_after(lr):
+        x = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True).clone()
+        optimizer = make([x], lr=lr, differentiable=True, weight_decay=0.1)
+        for t in range(3):
+            (x.grad,) = torch.autograd.grad((x.clone() ** 4).sum() * (t + 1), x, create_graph=True)
+            optimizer.step()
+        return x.square().sum()
+
+    lr = torch.tensor(0.05, dtype=torch.float64, requires_grad=True)
+    (meta,) = torch.autograd.grad(loss_after(lr), lr)
+    h = 1e-6
+    numeric = (loss_after(0.05 + h) - loss_after(0.05 - h)) / (2 * h)
+    assert meta != 0
+    torch.testing.assert_close(meta, numeric.detach(), rtol=1e-6, atol=1e-6)
+
+
+@each_cell
+def test_nan_gradients_behave_as_in_torch(make):
+    """They enter that coordinate's state and stay; the others go on."""
+    for optimizer_class in (make, torch.optim.Adam):
+        (x,) = parameters((3,))
+        optimizer = optimizer_class([x])
+        for g in ([1.0, float("nan"), 1.0], [1.0, 1.0, 1.0]):
+            x.grad = torch.tensor(g)
+            optimizer.step()
+        assert torch.isnan(x).tolist() == [False, True, False]
+
+
+@each_cell
+def test_a_step_that_grad_scaler_skips_touches_nothing(make):
+    (x,) = parameters((3,))
+    optimizer = make([x], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def backward(factor):
+        optimizer.zero_grad()
+        scaler.scale((x * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    backward(1.0)
+    before = everything(optimizer)
+    backward(float("inf"))
+    assert equal(everything(optimizer), before)
+    backward(1.0)
+    assert not equal(everything(optimizer), before)
+    assert optimizer.state[x]["step"] == 2
+
+
+@each_cell
+def test_named_parameters(make):
+    model = torch.nn.Linear(3, 2)
+    optimizer = make(model.named_parameters())
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    train(optimizer, 1)
+
+
+SCHEDULERS = {
+    lr_scheduler.LambdaLR: lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.9**t),
+    lr_scheduler.MultiplicativeLR: lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
+    lr_scheduler.StepLR: lambda o: lr_scheduler.StepLR(o, 2),
+    lr_scheduler.MultiStepLR: lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    lr_scheduler.ConstantLR: lambda o: lr_scheduler.ConstantLR(o, total_iters=3),
+    lr_scheduler.LinearLR: lambda o: lr_scheduler.LinearLR(o, total_iters=5),
+    lr_scheduler.ExponentialLR: lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    lr_scheduler.PolynomialLR: lambda o: lr_scheduler.PolynomialLR(o, 8),
+    lr_scheduler.CosineAnnealingLR: lambda o: lr_scheduler.CosineAnnealingLR(o, 8),
+    lr_scheduler.CosineAnnealingWarmRestarts: lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    lr_scheduler.CyclicLR: lambda o: lr_scheduler.CyclicLR(o, 1e-3, 1e-1, step_size_up=3),
+    lr_scheduler.OneCycleLR: lambda o: lr_scheduler.OneCycleLR(o, 1e-1, total_steps=10),
+    lr_scheduler.ReduceLROnPlateau: lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    lr_scheduler.ChainedScheduler: lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    lr_scheduler.SequentialLR: lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[3]
+    ),
+    torch.optim.swa_utils.SWALR: lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=3),
+}
+
+
+def test_every_scheduler_of_torch_is_tested():
+    shipped = {
+        value
+        for value in vars(lr_scheduler).values()
+        if inspect.isclass(value) and issubclass(value, lr_scheduler.LRScheduler)
+    }
+    assert shipped - {lr_scheduler.LRScheduler, lr_scheduler._LRScheduler} <= SCHEDULERS.keys()
+
+
+@pytest.mark.parametrize("tensor_lr", [False, True])
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=[cls.__name__ for cls in SCHEDULERS])
+@each_cell
+def test_schedulers_drive_lr_and_betas_as_they_drive_torch(make, scheduler, tensor_lr):
+    traces, ends = [], []
+    for cls in (make, torch.optim.Adam):
+        params = parameters((4, 3))
+        optimizer = cls(params, lr=torch.tensor(1e-2) if tensor_lr else 1e-2)
+        schedule = scheduler(optimizer)
+        trace = []
+        for _ in range(8):
+            train(optimizer, 1)
+            schedule.step(*([1.0] if isinstance(schedule, lr_scheduler.ReduceLROnPlateau) else []))
+            group = optimizer.param_groups[0]
+            trace.append((float(group["lr"]), group["betas"]))
+        traces.append(trace)
+        ends.append(params[0].detach())
+    assert traces[0] == traces[1]
+    if make is mvngrad.Adam and tensor_lr:  # torch divides a tensor lr in float32, we in float64
+        torch.testing.assert_close(*ends)
+    elif make is mvngrad.Adam:
+        assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.variance], ids=lambda m: m.__name__)
+def test_repr_shows_the_floor(make):
+    optimizer = make([{"params": parameters((3,))}, {"params": parameters((3,)), "eps_s": 1e-8}])
+    assert "sqrt(eps_s/(1-beta2)): 3.2e-07, 0.0032" in repr(optimizer)
+    assert "floor" not in repr(mvngrad.Adam(parameters((3,))))
