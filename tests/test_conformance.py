@@ -42,15 +42,23 @@ CASES = [
 ]
 
 
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def array(tensor):
+    return tensor.double().cpu().numpy()
+
+
+@each_device
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("rule", "hyper"), CASES)
-def test_backend_equals_the_oracle(rule, hyper, backend, dtype):
-    params = tensors(*SHAPES, dtype=dtype)
-    grads = [tensors(*SHAPES, dtype=dtype, seed=t) for t in range(1, STEPS + 1)]
+def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device):
+    params = tensors(*SHAPES, dtype=dtype, device=device)
+    grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, STEPS + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.slots}
-    steps = [torch.zeros(()) for _ in params]
+    steps = [torch.zeros((), device=device if "capturable" in backend else "cpu") for _ in params]
     starts = [p.clone() for p in params]
     for g in grads:
         before = [tensor.clone() for tensor in g]
@@ -61,31 +69,32 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype):
         x, expected = oracle(
             rule,
             hyper,
-            start.double().numpy(),
-            [g[i].double().numpy() for g in grads],
+            array(start),
+            [array(g[i]) for g in grads],
             round_x=lambda x: torch.from_numpy(np.asarray(x)).to(dtype).double().numpy(),
         )
         assert param.dtype == dtype
         assert steps[i] == STEPS
-        np.testing.assert_allclose(param.double().numpy(), x, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        np.testing.assert_allclose(array(param), x, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         # With coupled decay the state sees the rounded parameters.
         loose = TOLERANCE[wide] * 10 if dtype == wide else 2e-2
         for slot in rule.slots:
             assert state[slot][i].dtype == wide
-            np.testing.assert_allclose(state[slot][i].double().numpy(), expected[slot], rtol=loose, atol=loose)
+            np.testing.assert_allclose(array(state[slot][i]), expected[slot], rtol=loose, atol=loose)
 
 
+@each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("rule", "hyper"), CASES)
-def test_foreach_equals_eager_bit_for_bit(rule, hyper, dtype):
+def test_foreach_equals_eager_bit_for_bit(rule, hyper, dtype, device):
     runs = []
     for step in (eager.step, foreach.step):
-        params = tensors(*SHAPES, dtype=dtype)
+        params = tensors(*SHAPES, dtype=dtype, device=device)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.slots}
         steps = [torch.tensor(float(i)) for i in range(len(params))]  # parameters of different ages
         for t in range(1, STEPS):
-            step(rule, hyper, params, tensors(*SHAPES, dtype=dtype, seed=t), state, steps)
+            step(rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
         runs.append([*params, *(tensor for slot in rule.slots for tensor in state[slot]), *steps])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -102,7 +102,8 @@ class RuleOptimizer(Optimizer):
         lr, betas = group["lr"], group["betas"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr has {lr.numel()} elements; a tensor lr must have one")
-        if not (len(betas) == 2 and all(isinstance(beta, (int, float)) for beta in betas)):
+        pair = isinstance(betas, Sequence) and len(betas) == 2
+        if not (pair and all(isinstance(beta, (int, float)) for beta in betas)):
             raise ValueError(f"betas={betas!r} is invalid; it must be two numbers in [0, 1)")
         self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr))
         on = [name for name in ("foreach", "fused", "differentiable") if group[name]]

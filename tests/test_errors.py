@@ -1,0 +1,103 @@
+"""Bad input raises a ValueError that names the argument, its value and what would be valid."""
+
+import math
+
+import pytest
+import torch
+from family import NAMES, OPTIMIZERS, parameters, train
+
+import mvngrad
+
+each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
+
+INVALID = [
+    ({"lr": -1e-3}, r"lr=-0.001 .* finite and >= 0"),
+    ({"lr": math.inf}, r"lr=inf .* finite and >= 0"),
+    ({"lr": math.nan}, r"lr=nan .* finite and >= 0"),
+    ({"lr": torch.tensor(-1.0)}, r"lr=-1.0 .* finite and >= 0"),
+    ({"lr": torch.ones(2)}, r"lr has 2 elements"),
+    ({"eps": -1e-8}, r"eps=-1e-08 .* finite and >= 0"),
+    ({"eps": math.nan}, r"eps=nan .* finite and >= 0"),
+    ({"weight_decay": -0.1}, r"weight_decay=-0.1 .* finite and >= 0"),
+    ({"betas": (1.0, 0.999)}, r"betas\[0\]=1.0 .* in \[0, 1\)"),
+    ({"betas": (-0.1, 0.999)}, r"betas\[0\]=-0.1 .* in \[0, 1\)"),
+    ({"betas": (0.9, 1.0)}, r"betas\[1\]=1.0 .* in \[0, 1\)"),
+    ({"betas": (0.9, math.nan)}, r"betas\[1\]=nan .* in \[0, 1\)"),
+    ({"betas": (0.9,)}, r"betas=\(0.9,\) .* two numbers"),
+    ({"betas": 0.9}, r"betas=0.9 .* two numbers"),
+    ({"foreach": True, "differentiable": True}, r"foreach=True and differentiable=True exclude"),
+    ({"foreach": True, "fused": True}, r"foreach=True and fused=True exclude"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID, ids=[str(options) for options, _ in INVALID])
+@each_optimizer
+def test_invalid_options(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(parameters((3,)), **options)
+    with pytest.raises(ValueError, match=message):  # and in a group of its own
+        make([{"params": parameters((3,)), **options}])
+
+
+@pytest.mark.parametrize(("name", "value"), [("eps_s", 1e-16), ("beta_mean", 0.9), ("z_clip", 1.0)])
+@each_optimizer
+def test_an_option_of_another_cell_is_an_error_not_ignored(make, name, value):
+    if name in make.rule.options:
+        assert make(parameters((3,)), **{name: value}).param_groups[0][name] == value
+        return
+    for arguments in [(parameters((3,)), {name: value}), ([{"params": parameters((3,)), name: value}], {})]:
+        with pytest.raises(ValueError, match=f"has no {name}={value}; it belongs to .*MVN-Grad"):
+            make(arguments[0], **arguments[1])
+
+
+@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.variance], ids=lambda m: m.__name__)
+def test_variance_cells_reject_beta1_zero_with_the_reason(make):
+    with pytest.raises(ValueError, match=r"betas\[0\]=0.* > 0 here: at 0 the mean m equals the gradient"):
+        make(parameters((3,)), betas=(0.0, 0.999))
+    with pytest.raises(ValueError, match=r"eps_s=-1e-08"):
+        make(parameters((3,)), eps_s=-1e-8)
+
+
+def test_beta_mean_frees_beta1():
+    train(mvngrad.MVNGrad(parameters((3,)), betas=(0.0, 0.999), beta_mean=0.9), 2)
+    with pytest.raises(ValueError, match=r"beta_mean=0"):
+        mvngrad.MVNGrad(parameters((3,)), beta_mean=0.0)
+    with pytest.raises(ValueError, match=r"beta_mean=1.0 .* in \[0, 1\)"):
+        mvngrad.MVNGrad(parameters((3,)), beta_mean=1.0)
+
+
+@pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.LaProp])
+def test_second_moment_cells_take_beta1_zero(make):
+    train(make(parameters((3,)), betas=(0.0, 0.999)), 2)
+
+
+@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.after], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("z_clip", [0.0, -1.0, math.nan])
+def test_z_clip_must_be_positive(make, z_clip):
+    with pytest.raises(ValueError, match=f"z_clip={z_clip} .* > 0"):
+        make(parameters((3,)), z_clip=z_clip)
+
+
+@each_optimizer
+def test_no_parameters(make):
+    with pytest.raises(ValueError, match="empty parameter list"):
+        make([])
+
+
+@each_optimizer
+def test_sparse_gradients_are_refused_and_nothing_changes(make):
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    before = embedding.weight.detach().clone()
+    optimizer = make(embedding.parameters())
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"needs dense gradients.*sparse=False"):
+        optimizer.step()
+    assert torch.equal(embedding.weight, before)
+
+
+@each_optimizer
+def test_a_bad_group_is_not_added(make):
+    optimizer = make(parameters((3,)))
+    with pytest.raises(ValueError, match="lr=-1"):
+        optimizer.add_param_group({"params": parameters((3,)), "lr": -1.0})
+    assert len(optimizer.param_groups) == 1

@@ -1,0 +1,63 @@
+"""How much the foreach path holds at its peak beyond parameters, gradients and state."""
+
+import weakref
+
+import pytest
+import torch
+from family import parameters, tensors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mvngrad.optim import foreach
+from mvngrad.rule import CELLS, Hyper
+
+SHAPES = [(64, 64), (1000,), (32, 3, 3, 3)]
+
+
+class Temporaries(TorchDispatchMode):
+    """Counts the bytes of tensors that operations create, for as long as each lives."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if torch.is_tensor(leaf) and leaf.untyped_storage().data_ptr() not in known and leaf not in self.seen:
+                self.seen.add(leaf)
+                self.now += leaf.nbytes
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(leaf, self.free, leaf.nbytes)
+        return result
+
+    def free(self, size):
+        self.now -= size
+
+
+def peak_of(step):
+    with Temporaries() as temporaries, torch.no_grad():
+        step()
+    return temporaries.peak
+
+
+@pytest.mark.parametrize("decoupled", [False, True], ids=["coupled", "decoupled"])
+@pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
+def test_foreach_holds_at_most_one_model_more_than_torch(rule, decoupled):
+    params = parameters(*SHAPES)
+    for p, g in zip(params, tensors(*SHAPES, seed=1), strict=True):
+        p.grad = g
+    model = sum(p.nbytes for p in params)
+    torchs = torch.optim.AdamW(params, foreach=True)
+    torchs.step()
+    peak_of_torch = peak_of(torchs.step)
+    assert peak_of_torch >= model, "the count misses what torch is known to hold"
+
+    state = {slot: [torch.zeros_like(p) for p in params] for slot in rule.slots}
+    hyper = Hyper(weight_decay=0.1, decoupled=decoupled, eps_s=1e-16 if rule.variance else 0.0)
+    steps = [torch.zeros(()) for _ in params]
+    grads = [p.grad for p in params]
+    peak = peak_of(lambda: foreach.step(rule, hyper, params, grads, state, steps))
+    assert peak <= peak_of_torch + (0 if decoupled else model) + 1024
