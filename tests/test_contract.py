@@ -192,7 +192,7 @@ def test_complex_parameters_are_pairs_of_real_ones(make):
     assert torch.equal(torch.view_as_real(complex_.detach()), real)
 
 
-@each_cell
+@each_optimizer
 def test_differentiable_step_gives_the_meta_gradient(make):
     """The derivative of a loss after three steps with respect to the learning rate, against finite differences."""
 

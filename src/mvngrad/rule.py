@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 Array = Any
 """A number, array, tensor or list of tensors: whatever the `Arithmetic` in use computes with."""
@@ -98,40 +99,35 @@ SCALAR = Arithmetic(math.sqrt, max)
 class Rule:
     """One cell of the table.
 
-    >>> state = MVNGRAD.init(0.0)
+    >>> state = MVNGRAD.init(1.0)
     >>> x, state = MVNGRAD.update(1.0, 0.5, state, t=1, hyper=Hyper(lr=0.1, eps=0.0), ops=SCALAR)
     >>> round(1.0 - x, 12)  # the first step is lr/beta1, whatever the gradient's size
     0.111111111111
     """
 
     name: str
-    normalizer: Literal["second moment", "variance"]
-    momentum: Literal["before", "after"]
+    variance: bool
+    """Normalize by the variance s, not by the second moment v."""
+    after: bool
+    """Apply momentum after normalizing, not before."""
 
-    @property
-    def variance(self) -> bool:
-        return self.normalizer == "variance"
-
-    @property
-    def after(self) -> bool:
-        return self.momentum == "after"
-
-    @property
+    @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The state this cell keeps for each coordinate: m, then v or s, then u."""
+        """The state this cell keeps for each coordinate, of m, v or s, and u."""
         m = ("m",) if self.variance or not self.after else ()
         u = ("u",) if self.after else ()
         return (*m, "s" if self.variance else "v", *u)
 
-    @property
+    @cached_property
     def options(self) -> tuple[str, ...]:
         """The hyper-parameters that exist in this cell and not in every other."""
         eps_s = ("eps_s",) if self.variance else ()
         z_clip = ("z_clip",) if self.after else ()
         return (*eps_s, *(("beta_mean",) if self.variance and self.after else ()), *z_clip)
 
-    def init(self, zero: Array) -> dict[str, Array]:
-        return dict.fromkeys(self.slots, zero)
+    def init(self, x: Array) -> dict[str, Array]:
+        """The state before the first step of parameters x: zeros."""
+        return dict.fromkeys(self.slots, 0 * x)
 
     def update(
         self, x: Array, g: Array, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic
@@ -147,7 +143,7 @@ class Rule:
         elif hyper.weight_decay:
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
-        if "m" in self.slots:
+        if "m" in state:
             new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
         spread = g - m if self.variance else g
         r_name = "s" if self.variance else "v"
@@ -173,20 +169,21 @@ class Rule:
                 raise ValueError(f"{self.name}: {name}={value!r} is invalid; it must be {valid}")
 
         for name in ("lr", "eps", "eps_s", "weight_decay"):
-            value = float(getattr(hyper, name))
-            demand(math.isfinite(value) and value >= 0, name, value, "finite and >= 0")
+            value = getattr(hyper, name)
+            number = float(value) if hasattr(value, "__float__") else math.nan
+            demand(math.isfinite(number) and number >= 0, name, value, "finite and >= 0")
         for name, value in (("betas[0]", hyper.beta1), ("betas[1]", hyper.beta2), ("beta_mean", hyper.mean_decay)):
             demand(0 <= value < 1, name, value, "in [0, 1)")
         if self.variance:
             name = "betas[0]" if hyper.beta_mean is None else "beta_mean"
-            why = "> 0 here: at 0 the mean m equals the gradient, the variance is 0 and a step is lr/eps"
+            why = "> 0 here: at 0 the mean m equals the gradient, and no variance is left to normalize by"
             demand(hyper.mean_decay > 0, name, hyper.mean_decay, why)
         if hyper.z_clip is not None:
             demand(hyper.z_clip > 0, "z_clip", hyper.z_clip, "> 0, or None for no bound")
 
 
-ADAM = Rule("Adam", "second moment", "before")
-ADABELIEF = Rule("AdaBelief", "variance", "before")
-LAPROP = Rule("LaProp", "second moment", "after")
-MVNGRAD = Rule("MVN-Grad", "variance", "after")
+ADAM = Rule("Adam", variance=False, after=False)
+ADABELIEF = Rule("AdaBelief", variance=True, after=False)
+LAPROP = Rule("LaProp", variance=False, after=True)
+MVNGRAD = Rule("MVN-Grad", variance=True, after=True)
 CELLS = (ADAM, ADABELIEF, LAPROP, MVNGRAD)

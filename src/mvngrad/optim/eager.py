@@ -76,17 +76,23 @@ def step(
     which are rounded once, at the end. With `capturable` no value is read back from the device.
     """
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
-    for i, (param, grad, count) in enumerate(zip(params, grads, steps, strict=True)):
+    for i, param in enumerate(params):
+        count, x, g = steps[i], real(param), real(grads[i])
+        old = {slot: real(tensors[i]) for slot, tensors in state.items()}
+        dtype = old[rule.slots[0]].dtype
+        if differentiable:  # autograd keeps the x it saw, and the parameter is about to be overwritten
+            x = x.clone()
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        if g.dtype != dtype:
+            g = g.to(dtype)
         count += 1
-        old = {name: real(tensors[i]) for name, tensors in state.items()}
-        target, dtype = real(param), old[rule.slots[0]].dtype
-        x, g = target.to(dtype), real(grad).to(dtype)
         x, new = rule.update(x, g, old, count.to(dtype) if capturable else count.item(), hyper, ops)
-        if x is not target:
-            target.copy_(x)
-        for name, value in new.items():
-            if value is not old[name]:
-                old[name].copy_(value)
+        if differentiable or param.dtype != dtype:
+            real(param).copy_(x)
+        if differentiable:
+            for slot, value in new.items():
+                old[slot].copy_(value)
 
 
 def real(tensor: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ def step(
         batches.setdefault((param.device, param.dtype, age), []).append(i)
     for (_, _, age), batch in batches.items():
         counts = [steps[i] for i in batch]
-        torch._foreach_add_(counts, 1)
+        if capturable:
+            torch._foreach_add_(counts, 1)
         targets = [real(params[i]) for i in batch]
         old = {slot: Tensors([real(tensors[i]) for i in batch]) for slot, tensors in state.items()}
         dtype = old[rule.slots[0]].items[0].dtype
@@ -140,3 +141,5 @@ def step(
         rule.update(x, g, old, t, hyper, FOREACH)
         if wide:
             torch._foreach_copy_(targets, x.items)
+        if not capturable:  # on the host, while the device is at work
+            torch._foreach_add_(counts, torch.tensor(1.0), alpha=1.0)

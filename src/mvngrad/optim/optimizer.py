@@ -22,6 +22,10 @@ from mvngrad.rule import CELLS, Hyper, Rule
 
 Group = dict[str, Any]
 
+_HEALTH_CHECK = "_accelerator_graph_capture_health_check"
+if not hasattr(Optimizer, _HEALTH_CHECK):  # its name in older releases
+    _HEALTH_CHECK = "_cuda_graph_capture_health_check"
+
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "z_clip": None}
 """Hyper-parameters that not every cell has, with their defaults in those that do."""
 
@@ -60,8 +64,8 @@ class RuleOptimizer(Optimizer):
             weight_decay: the plain names add weight_decay * x to the gradient, before every moment (default 0);
                 the W names shrink x by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
-            z_clip: clamp the normalized gradient to [-z_clip, z_clip], which bounds |u| by z_clip for every
-                sequence of gradients; None is the paper's rule. Normalize-then-momentum cells only.
+            z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
+                of gradients; None is the paper's rule. Normalize-then-momentum cells only.
             foreach: one kernel an operation for all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, which equals it and needs less memory.
             fused: one kernel for the whole step.
@@ -165,7 +169,7 @@ class RuleOptimizer(Optimizer):
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; `closure`, if given, computes the loss anew and its gradients, and the loss is returned."""
-        self._accelerator_graph_capture_health_check()
+        getattr(self, _HEALTH_CHECK)()
         loss = None
         if closure is not None:
             with torch.enable_grad():

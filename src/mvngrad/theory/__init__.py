@@ -1,0 +1,1 @@
+"""The paper's theorems as simulations that run on the rule itself."""

@@ -1,0 +1,34 @@
+"""The documentation's examples run, and what it cites exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_blocks_of_a_page_run_in_order(page):
+    namespace = {"__name__": "__main__"}
+    for block in BLOCK.finditer(page.read_text()):
+        exec(compile(block.group(1), str(page), "exec"), namespace)
+
+
+def test_every_test_that_the_docs_name_exists():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    cited = {name for page in PAGES for name in re.findall(r"\btest_\w+\b(?!\.py)", page.read_text())}
+    modules = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    assert cited - modules
+    missing = {name for name in cited - modules if f"def {name}(" not in tests}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
