@@ -127,7 +127,7 @@ class Rule:
 
     def init(self, x: Array) -> dict[str, Array]:
         """The state before the first step of parameters x: zeros."""
-        return {slot: 0 * x for slot in self.slots}  # noqa: C420: each slot is a value of its own
+        return {slot: 0 * x for slot in self.slots}  # noqa: C420  each slot needs a value of its own
 
     def update(
         self, x: Array, g: Array, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic
