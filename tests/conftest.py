@@ -2,12 +2,10 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 # bfloat16 products kill the process on some CPUs that advertise AMX and do not have it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import pytest
 import torch
