@@ -86,7 +86,8 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device):
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("rule", "hyper"), CASES)
-def test_foreach_equals_eager_bit_for_bit(rule, hyper, dtype, device):
+def test_foreach_equals_eager(rule, hyper, dtype, device):
+    """Bit for bit on the CPU; on CUDA, where torch's own two paths differ in the last place, to it."""
     runs = []
     for step in (eager.step, foreach.step):
         params = tensors(*SHAPES, dtype=dtype, device=device)
@@ -96,7 +97,9 @@ def test_foreach_equals_eager_bit_for_bit(rule, hyper, dtype, device):
         for t in range(1, STEPS):
             step(rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
         runs.append([*params, *(tensor for slot in rule.slots for tensor in state[slot]), *steps])
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    for a, b in zip(*runs, strict=True):
+        exact = 0 if device == "cpu" else TOLERANCE[dtype]
+        torch.testing.assert_close(a, b, rtol=exact, atol=exact)
 
 
 @pytest.mark.parametrize("backend", ["eager", "foreach"])

@@ -76,7 +76,7 @@ class Foreach(Arithmetic):
         return a
 
     def div_(self, a: Tensors, b: Any) -> Tensors:
-        torch._foreach_div_(a.items, _items(b))
+        torch._foreach_div_(a.items, _each(b, a))
         return a
 
     def sqrt_(self, spare: Tensors | None, a: Tensors) -> Tensors:
@@ -94,7 +94,7 @@ class Foreach(Arithmetic):
 
     def addcdiv_(self, a: Tensors, b: Tensors, c: Tensors, value: Any) -> Tensors:
         if isinstance(value, (int, float)):
-            torch._foreach_addcdiv_(a.items, b.items, c.items, value)
+            torch._foreach_addcdiv_(a.items, b.items, c.items, _each(value, a))
         else:
             torch._foreach_addcdiv_(a.items, torch._foreach_mul(b.items, _items(value)), c.items)
         return a
@@ -107,6 +107,11 @@ def _maximum_(a: Tensors, b: Tensors) -> Tensors:
 
 def _items(a: Any) -> Any:
     return a.items if isinstance(a, Tensors) else a
+
+
+def _each(factor: Any, a: Tensors) -> Any:
+    """A number once for each tensor, as torch passes it: CUDA's kernels round otherwise for a single number."""
+    return [factor] * len(a.items) if isinstance(factor, (int, float)) else _items(factor)
 
 
 FOREACH = Foreach()
