@@ -171,6 +171,15 @@ def test_without_z_clip_a_constant_gradient_has_no_bound():
 # With beta1 = 0, and the mean at its own decay, u is z.
 
 
+@each_after
+@quick
+@given(nonzeros, beta1s, beta2s, positive(1e-2, 1e2))
+def test_z_clip_clamps_the_normalized_gradient(rule, grads, beta_mean, beta2, z_clip):
+    hyper = Hyper(beta1=0.0, beta_mean=beta_mean, beta2=beta2)
+    free, clipped = ([state["u"] for _, state in walk(rule, h, grads)] for h in (hyper, hyper._replace(z_clip=z_clip)))
+    assert clipped == pytest.approx([max(-z_clip, min(z, z_clip)) for z in free], rel=1e-12)
+
+
 @pytest.mark.parametrize("corrected", [False, True])
 @quick
 @given(extremes, beta2s)
