@@ -82,7 +82,7 @@ class Arithmetic:
         return self.sqrt(a)
 
     def lerp_(self, a: Array, b: Array, weight: float) -> Array:
-        return a + weight * (b - a)
+        return (1 - weight) * a + weight * b
 
     def addcmul_(self, a: Array, b: Array, c: Array, value: float) -> Array:
         return a + value * b * c
