@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from importlib import import_module
 from pathlib import Path
 
 # bfloat16 products kill the process on some CPUs that advertise AMX and do not have it.
@@ -9,6 +11,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernel runs in Triton's interpreter
 
 
 def pytest_addoption(parser):
@@ -29,6 +34,19 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def cpp_compiler():
+    """Skips a test where torch.compile finds no C++ compiler; in CI there is one."""
+    if os.environ.get("CI") != "true" and not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("needs a C++ compiler")
+
+
+@pytest.fixture
+def triton():
+    """Skips a test where Triton is not installed; in CI it is."""
+    return import_module("triton") if os.environ.get("CI") == "true" else pytest.importorskip("triton")
 
 
 @pytest.fixture(autouse=True)

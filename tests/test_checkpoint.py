@@ -190,18 +190,53 @@ def test_a_state_dict_of_another_cell_is_refused(make, source, steps):
     assert optimizer.state_dict()["param_groups"] == groups
 
 
+def edit(*path, to):
+    """A corruption: the value at `path` becomes `to`, or `to(value)`."""
+
+    def corrupt(d):
+        for key in path[:-1]:
+            d = d[key]
+        d[path[-1]] = to(d[path[-1]]) if callable(to) else to
+
+    return corrupt
+
+
 CORRUPTIONS = {
-    "no state": (lambda d: d.pop("state"), "state, param_groups"),
+    "no state": (lambda d: d.pop("state"), "without state and param_groups"),
+    "state not a dict": (edit("state", to=[]), "state must be a dict"),
+    "groups not a list": (edit("param_groups", to=None), "param_groups a list"),
+    "a group not a dict": (edit("param_groups", 0, to=3), "param_groups a list"),
+    "no params": (lambda d: d["param_groups"][0].pop("params"), "dicts with params"),
     "one group too many": (lambda d: d["param_groups"].append(d["param_groups"][0]), "groups hold"),
     "a parameter lost": (lambda d: d["param_groups"][0]["params"].pop(), "groups hold"),
+    "a stranger": (lambda d: d["state"].update({"0": d["state"].pop(0)}), "none of its parameters"),
     "lr lost": (lambda d: d["param_groups"][0].pop("lr"), "lr"),
-    "lr negative": (lambda d: d["param_groups"][0].update(lr=-1.0), "lr=-1.0"),
-    "betas broken": (lambda d: d["param_groups"][0].update(betas=(0.9, 1.5)), r"betas\[1\]=1.5"),
+    "lr negative": (edit("param_groups", 0, "lr", to=-1.0), "lr=-1.0"),
+    "betas broken": (edit("param_groups", 0, "betas", to=(0.9, 1.5)), r"betas\[1\]=1.5"),
+    "z_clip not a number": (edit("param_groups", 0, "z_clip", to="x"), "z_clip='x'"),
+    "amsgrad": (lambda d: d["param_groups"][0].update(amsgrad=True), "amsgrad"),
     "slot lost": (lambda d: d["state"][0].pop("m"), "keeps"),
-    "slot of another shape": (lambda d: d["state"][0].update(m=torch.zeros(2)), r"m is \(2,\)"),
-    "slot not a tensor": (lambda d: d["state"][0].update(s=None), "s is NoneType"),
-    "step not a count": (lambda d: d["state"][1].update(step=torch.tensor(float("nan"))), "step"),
+    "no dict for a parameter": (edit("state", 1, to=None), "NoneType, not a dict"),
+    "slot of another shape": (edit("state", 0, "m", to=torch.zeros(2)), r"m is torch.float32 of \(2,\)"),
+    "slot of integers": (edit("state", 0, "m", to=lambda m: m.long()), "m is torch.int64"),
+    "slot complex": (edit("state", 0, "m", to=lambda m: m.to(torch.complex64)), "m is torch.complex64"),
+    "slot sparse": (edit("state", 0, "m", to=lambda m: m.to_sparse()), "m is"),
+    "slot without data": (edit("state", 1, "u", to=lambda u: u.to("meta")), "u is"),
+    "slot not a tensor": (edit("state", 0, "s", to=None), "s is NoneType"),
+    "s negative": (edit("state", 0, "s", to=lambda s: s - 1), "negative"),
+    "step NaN": (edit("state", 1, "step", to=torch.tensor(float("nan"))), "step is"),
+    "step infinite": (edit("state", 1, "step", to=float("inf")), "step is"),
+    "step between": (edit("state", 1, "step", to=2.5), "step is 2.5"),
+    "step a word": (edit("state", 1, "step", to="x"), "step is 'x'"),
+    "step None": (edit("state", 1, "step", to=None), "step is None"),
+    "step complex": (edit("state", 1, "step", to=torch.tensor(1j)), "step is"),
 }
+
+
+@pytest.mark.parametrize("nothing", [None, [], 3])
+def test_what_is_no_state_dict_is_refused(nothing):
+    with pytest.raises(ValueError, match="not an optimizer's state_dict"):
+        trained(mvngrad.MVNGrad).load_state_dict(nothing)
 
 
 @pytest.mark.parametrize(("corrupt", "message"), CORRUPTIONS.values(), ids=CORRUPTIONS)

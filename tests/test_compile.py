@@ -1,7 +1,7 @@
 """Under torch.compile a step equals the step as it stands, and a schedule does not recompile it."""
 
-import os
-import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,7 +55,42 @@ def test_a_float_lr_recompiles_once_when_it_first_moves(make, foreach):
     assert compiled_run(optimizer, None, set_float) == [1] + [2] * 5
 
 
-@pytest.mark.skipif(os.environ.get("CI") != "true" and not shutil.which("g++"), reason="needs a C++ compiler")
+@pytest.mark.parametrize("foreach", [False, True])
+@each_optimizer
+def test_a_schedule_that_moves_betas_recompiles_no_more_than_torch(make, foreach):
+    """OneCycleLR moves lr and beta1 at every step."""
+    graphs = []
+    for cls in (make, torch.optim.AdamW):
+        torch._dynamo.reset()
+        optimizer = cls(parameters((4, 3), (5,)), foreach=foreach)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=9)
+        counter = CompileCounter()
+        step = torch.compile(optimizer.step, backend=counter)
+        for _ in range(6):
+            for p in optimizer.param_groups[0]["params"]:
+                p.grad = torch.ones_like(p)
+            step()
+            schedule.step()
+        graphs.append(counter.frame_count)
+    assert graphs[0] <= graphs[1]
+
+
+def test_the_first_optimizer_of_a_process_compiles_to_one_graph():
+    """Whatever is computed on first use must not stand in the tracer's way."""
+    code = """
+import torch, mvngrad
+from torch._dynamo.testing import CompileCounter
+x = torch.nn.Parameter(torch.ones(3)); x.grad = torch.ones(3)
+counter = CompileCounter()
+step = torch.compile(mvngrad.MVNGradW([x], lr=torch.tensor(0.1)).step, backend=counter)
+for _ in range(3): step()
+print("graphs:", counter.frame_count)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "graphs: 1\n" in done.stdout
+
+
+@pytest.mark.usefixtures("cpp_compiler")
 @pytest.mark.parametrize("make", PLAIN, ids=lambda make: make.__name__)
 def test_the_compiled_step_computes_the_same(make):
     runs = []

@@ -7,16 +7,31 @@ import pytest
 import torch
 from family import oracle, tensors
 
-from mvngrad.optim import eager, foreach
+from mvngrad.optim import compiled, eager, foreach
 from mvngrad.rule import CELLS, Hyper
 
+
+def kernel(rule, hyper, params, grads, state, steps):
+    """The kernel's launches, kept from step to step as the optimizer keeps them."""
+    from mvngrad.optim.launch import Launches
+
+    kept = next((made for made in LAUNCHES if made.fit(params, state, steps)), None)
+    if kept is None:
+        LAUNCHES[:] = [kept := Launches(rule, params, grads, state, steps)]
+    kept.run(grads, hyper)
+
+
+LAUNCHES = []
 BACKENDS = {
     "eager": eager.step,
     "eager-capturable": partial(eager.step, capturable=True),
     "differentiable": partial(eager.step, differentiable=True),
     "foreach": foreach.step,
     "foreach-capturable": partial(foreach.step, capturable=True),
+    "compiled": compiled.step,
+    "kernel": kernel,
 }
+ON_DEVICE = {"eager-capturable", "foreach-capturable", "kernel"}
 OPTIONS = {
     "defaults": {},
     "coupled": {"weight_decay": 0.1},
@@ -53,12 +68,22 @@ def array(tensor):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("rule", "hyper"), CASES)
-def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device):
+def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request):
+    if backend == "compiled":
+        request.getfixturevalue("cpp_compiler")
+        if device != "cpu":
+            pytest.skip("the CPU's path")
+    if backend == "kernel":
+        request.getfixturevalue("triton")
+        if dtype == torch.float64:
+            pytest.skip("the kernel computes in float32")
+        if dtype == torch.bfloat16 and device == "cpu":
+            pytest.skip("Triton's interpreter truncates to bfloat16, where a GPU rounds")
     params = tensors(*SHAPES, dtype=dtype, device=device)
     grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, STEPS + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.slots}
-    steps = [torch.zeros((), device=device if "capturable" in backend else "cpu") for _ in params]
+    steps = [torch.zeros((), device=device if backend in ON_DEVICE else "cpu") for _ in params]
     starts = [p.clone() for p in params]
     for g in grads:
         before = [tensor.clone() for tensor in g]
@@ -102,7 +127,8 @@ def test_foreach_equals_eager(rule, hyper, dtype, device):
         torch.testing.assert_close(a, b, rtol=exact, atol=exact)
 
 
-@pytest.mark.parametrize("backend", ["eager", "foreach"])
+@pytest.mark.usefixtures("cpp_compiler", "triton")
+@pytest.mark.parametrize("backend", ["eager", "foreach", "compiled", "kernel"])
 @pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
 @pytest.mark.parametrize(
     "layout",

@@ -148,7 +148,7 @@ def test_hooks_fire_around_a_step(make):
 def test_tensor_lr_equals_float_lr(make, foreach, capturable):
     results = []
     for lr in (0.01, torch.tensor(0.01, dtype=torch.float64), torch.tensor([0.01], dtype=torch.float64)):
-        params = parameters((4, 3), (5,), dtype=torch.float64)
+        params = parameters((4, 3), (5,), (), dtype=torch.float64)
         optimizer = make(params, lr=lr, weight_decay=0.1, foreach=foreach, capturable=capturable)
         train(optimizer, 5)
         results.append(params)
@@ -176,6 +176,26 @@ def test_16_bit_parameters_keep_float32_moments(make, dtype):
     (state,) = optimizer.state.values()
     assert {state[slot].dtype for slot in make.rule.slots} == {torch.float32}
     assert optimizer.param_groups[0]["params"][0].dtype == dtype
+
+
+@each_cell
+def test_state_lies_in_memory_as_its_parameter_does(make):
+    (x,) = parameters((2, 3, 4, 5))
+    x.data = x.data.to(memory_format=torch.channels_last)
+    optimizer = make([x])
+    train(optimizer, 1)
+    assert {optimizer.state[x][slot].stride() for slot in make.rule.slots} == {x.stride()}
+
+
+@each_cell
+def test_counts_are_float64_where_that_is_the_default_dtype(make):
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer = make(parameters((3,)))
+        train(optimizer, 1)
+        assert [state["step"].dtype for state in optimizer.state.values()] == [torch.float64]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @each_cell

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from family import NAMES, OPTIMIZERS, parameters, train
@@ -27,6 +28,7 @@ INVALID = [
     ({"betas": (0.9, math.nan)}, r"betas\[1\]=nan .* in \[0, 1\)"),
     ({"betas": (0.9,)}, r"betas=\(0.9,\) .* two numbers"),
     ({"betas": 0.9}, r"betas=0.9 .* two numbers"),
+    ({"betas": ("a", 0.9)}, r"betas=\('a', 0.9\) .* two numbers"),
     ({"foreach": True, "differentiable": True}, r"foreach=True and differentiable=True exclude"),
     ({"foreach": True, "fused": True}, r"foreach=True and fused=True exclude"),
 ]
@@ -74,9 +76,9 @@ def test_second_moment_cells_take_beta1_zero(make):
 
 
 @pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.after], ids=lambda m: m.__name__)
-@pytest.mark.parametrize("z_clip", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("z_clip", [0.0, -1.0, math.nan, "a"])
 def test_z_clip_must_be_positive(make, z_clip):
-    with pytest.raises(ValueError, match=f"z_clip={z_clip} .* > 0"):
+    with pytest.raises(ValueError, match=f"z_clip={z_clip!r} .* > 0"):
         make(parameters((3,)), z_clip=z_clip)
 
 
@@ -87,14 +89,33 @@ def test_no_parameters(make):
 
 
 @each_optimizer
-def test_sparse_gradients_are_refused_and_nothing_changes(make):
-    embedding = torch.nn.Embedding(4, 2, sparse=True)
-    before = embedding.weight.detach().clone()
-    optimizer = make(embedding.parameters())
+def test_a_sparse_gradient_anywhere_stops_the_whole_step(make):
+    embedding, (x,) = torch.nn.Embedding(4, 2, sparse=True), parameters((3,))
+    optimizer = make([{"params": [x]}, {"params": embedding.parameters()}])
     embedding(torch.tensor([1])).sum().backward()
+    x.grad = torch.ones(3)
+    before = [p.detach().clone() for p in (x, embedding.weight)]
     with pytest.raises(ValueError, match=r"needs dense gradients.*sparse=False"):
         optimizer.step()
-    assert torch.equal(embedding.weight, before)
+    assert all(torch.equal(p, b) for p, b in zip((x, embedding.weight), before, strict=True))
+
+
+@each_optimizer
+def test_the_kind_of_decay_is_in_the_name(make):
+    with pytest.raises(ValueError, match="decoupled_weight_decay is the name's to say"):
+        make([{"params": parameters((3,)), "decoupled_weight_decay": not make.decoupled}])
+
+
+@each_optimizer
+def test_none_in_a_group_is_the_default_as_in_the_constructor(make):
+    (group,) = make([{"params": parameters((3,)), "weight_decay": None, "eps_s": None, "z_clip": None}]).param_groups
+    assert group["weight_decay"] == (1e-2 if make.decoupled else 0)
+    assert group.get("eps_s") == (1e-16 if make.rule.variance else None)
+
+
+@each_optimizer
+def test_numbers_of_numpy_are_numbers(make):
+    train(make(parameters((3,)), lr=np.float32(0.1), betas=(np.float32(0.5), np.float64(0.9)), eps=np.float32(1e-8)), 1)
 
 
 @each_optimizer

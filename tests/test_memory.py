@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_leaves
 from mvngrad.optim import foreach
 from mvngrad.rule import CELLS, Hyper
 
-SHAPES = [(64, 64), (1000,), (32, 3, 3, 3)]
-
 
 class Temporaries(TorchDispatchMode):
     """Counts the bytes of tensors that operations create, for as long as each lives."""
@@ -43,11 +41,25 @@ def peak_of(step):
     return temporaries.peak
 
 
-@pytest.mark.parametrize("decoupled", [False, True], ids=["coupled", "decoupled"])
+OPTIONS = {
+    "coupled": {"weight_decay": 0.1},
+    "decoupled": {"weight_decay": 0.1, "decoupled": True},
+    "maximize": {"maximize": True},
+    "z_clip": {"z_clip": 1.0},
+}
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
-def test_foreach_holds_at_most_one_model_more_than_torch(rule, decoupled):
-    params = parameters(*SHAPES)
-    for p, g in zip(params, tensors(*SHAPES, seed=1), strict=True):
+def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, capturable, monkeypatch):
+    if "z_clip" in options and not rule.after:
+        return
+    monkeypatch.setattr(foreach, "BATCH", 4096)  # as large to these models as the real one is to real ones
+    shapes = [(64, 64)] * 8 + [(1000,)] * 8
+    params = [torch.nn.Parameter(p) for p in tensors(*shapes, dtype=dtype)]
+    for p, g in zip(params, tensors(*shapes, dtype=dtype, seed=1), strict=True):
         p.grad = g
     model = sum(p.nbytes for p in params)
     torchs = torch.optim.AdamW(params, foreach=True)
@@ -55,9 +67,21 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, decoupled):
     peak_of_torch = peak_of(torchs.step)
     assert peak_of_torch >= model, "the count misses what torch is known to hold"
 
-    state = {slot: [torch.zeros_like(p) for p in params] for slot in rule.slots}
-    hyper = Hyper(weight_decay=0.1, decoupled=decoupled, eps_s=1e-16 if rule.variance else 0.0)
+    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.slots}
+    hyper = Hyper(eps_s=1e-16 if rule.variance else 0.0)._replace(**options)
     steps = [torch.zeros(()) for _ in params]
     grads = [p.grad for p in params]
-    peak = peak_of(lambda: foreach.step(rule, hyper, params, grads, state, steps))
-    assert peak <= peak_of_torch + (0 if decoupled else model) + 1024
+    peak = peak_of(lambda: foreach.step(rule, hyper, params, grads, state, steps, capturable=capturable))
+    assert peak <= peak_of_torch + model
+
+
+@pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
+def test_one_large_tensor_costs_no_more_than_it_does_in_torch(rule):
+    (x,) = parameters((256, 256))
+    x.grad = torch.ones_like(x)
+    torchs = torch.optim.AdamW([x], foreach=True)
+    torchs.step()
+    state = {slot: [torch.zeros_like(x)] for slot in rule.slots}
+    hyper = Hyper(weight_decay=0.1, decoupled=True)
+    peak = peak_of(lambda: foreach.step(rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
+    assert peak <= peak_of(torchs.step) + 1024

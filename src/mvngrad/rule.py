@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Array = Any
@@ -66,6 +65,10 @@ class Arithmetic:
         """1 - beta^t, the weight an average started at zero has gathered after t steps."""
         return 1 - beta**t
 
+    def corrections(self, hyper: Hyper, t: Any) -> tuple[Any, Any]:
+        """c_m and c_v."""
+        return self.correction(hyper.beta1, t), self.correction(hyper.beta2, t)
+
     def add(self, a: Array, b: Array, alpha: float = 1) -> Array:
         return a + alpha * b
 
@@ -95,6 +98,11 @@ SCALAR = Arithmetic(math.sqrt, max)
 """The rule on Python floats."""
 
 
+def _given(number: Any) -> bool:
+    """Whether a term is there; under compilation a number may be a tensor, and then it is."""
+    return not isinstance(number, (int, float)) or number != 0
+
+
 @dataclass(frozen=True)
 class Rule:
     """One cell of the table.
@@ -110,20 +118,16 @@ class Rule:
     """Normalize by the variance s, not by the second moment v."""
     after: bool
     """Apply momentum after normalizing, not before."""
+    slots: tuple[str, ...] = field(init=False)
+    """The state this cell keeps for each coordinate, of m, v or s, and u."""
+    options: tuple[str, ...] = field(init=False)
+    """The hyper-parameters that exist in this cell and not in every other."""
 
-    @cached_property
-    def slots(self) -> tuple[str, ...]:
-        """The state this cell keeps for each coordinate, of m, v or s, and u."""
-        m = ("m",) if self.variance or not self.after else ()
-        u = ("u",) if self.after else ()
-        return (*m, "s" if self.variance else "v", *u)
-
-    @cached_property
-    def options(self) -> tuple[str, ...]:
-        """The hyper-parameters that exist in this cell and not in every other."""
-        eps_s = ("eps_s",) if self.variance else ()
-        z_clip = ("z_clip",) if self.after else ()
-        return (*eps_s, *(("beta_mean",) if self.variance and self.after else ()), *z_clip)
+    def __post_init__(self) -> None:
+        slots = {"m": self.variance or not self.after, "v": not self.variance, "s": self.variance, "u": self.after}
+        options = {"eps_s": self.variance, "beta_mean": self.variance and self.after, "z_clip": self.after}
+        object.__setattr__(self, "slots", tuple(slot for slot, kept in slots.items() if kept))
+        object.__setattr__(self, "options", tuple(option for option, exists in options.items() if exists))
 
     def init(self, x: Array) -> dict[str, Array]:
         """The state before the first step of parameters x: zeros."""
@@ -138,48 +142,48 @@ class Rule:
 
         if hyper.maximize:
             g = -g
-        if hyper.weight_decay and hyper.decoupled:
+        if _given(hyper.weight_decay) and hyper.decoupled:
             x = ops.mul_(x, 1 - lr * hyper.weight_decay)
-        elif hyper.weight_decay:
+        elif _given(hyper.weight_decay):
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
-        if "m" in state:
+        if self.variance or not self.after:
             new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
         spread = g - m if self.variance else g
         r_name = "s" if self.variance else "v"
         r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
-        new[r_name] = r = ops.add_(r, hyper.eps_s) if hyper.eps_s else r
+        new[r_name] = r = ops.add_(r, hyper.eps_s) if _given(hyper.eps_s) else r
         root = ops.sqrt_(spread if self.variance else None, r)
 
-        c_m, k = ops.correction(beta1, t), ops.correction(beta2, t) ** 0.5
+        c_m, c_v = ops.corrections(hyper, t)
+        k = c_v**0.5
         if not self.after:
             root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
             return ops.addcdiv_(x, m, root, -lr / c_m), new
         root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps): a pass over r less
         if hyper.z_clip is not None:
-            root = ops.maximum_(root, abs(g) * (k / hyper.z_clip))  # |z| <= z_clip
+            root = ops.maximum_(root, ops.mul_(abs(g), k / hyper.z_clip))  # |z| <= z_clip
         new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
         return ops.add_(x, u, alpha=-lr / c_m), new
 
-    def check(self, hyper: Hyper) -> None:
-        """Raise a ValueError naming the first hyper-parameter that is out of range."""
+    def check(self, hyper: Hyper, owner: str | None = None) -> None:
+        """Raise a ValueError naming the first hyper-parameter that is out of range, for `owner`."""
 
-        def demand(holds: bool, name: str, value: object, valid: str) -> None:
-            if not holds:
-                raise ValueError(f"{self.name}: {name}={value!r} is invalid; it must be {valid}")
+        def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:
+            number = float(value) if hasattr(value, "__float__") else math.nan
+            if not (math.isfinite(number) and holds(number)):
+                raise ValueError(f"{owner or self.name}: {name}={value!r} is invalid; it must be {valid}")
 
         for name in ("lr", "eps", "eps_s", "weight_decay"):
-            value = getattr(hyper, name)
-            number = float(value) if hasattr(value, "__float__") else math.nan
-            demand(math.isfinite(number) and number >= 0, name, value, "finite and >= 0")
+            demand(name, getattr(hyper, name), lambda number: number >= 0, "finite and >= 0")
         for name, value in (("betas[0]", hyper.beta1), ("betas[1]", hyper.beta2), ("beta_mean", hyper.mean_decay)):
-            demand(0 <= value < 1, name, value, "in [0, 1)")
+            demand(name, value, lambda number: 0 <= number < 1, "in [0, 1)")
         if self.variance:
             name = "betas[0]" if hyper.beta_mean is None else "beta_mean"
             why = "> 0 here: at 0 the mean m equals the gradient, and no variance is left to normalize by"
-            demand(hyper.mean_decay > 0, name, hyper.mean_decay, why)
+            demand(name, hyper.mean_decay, lambda number: number > 0, why)
         if hyper.z_clip is not None:
-            demand(hyper.z_clip > 0, "z_clip", hyper.z_clip, "> 0, or None for no bound")
+            demand("z_clip", hyper.z_clip, lambda number: number > 0, "> 0, or None for no bound")
 
 
 ADAM = Rule("Adam", variance=False, after=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,9 +21,9 @@ class OutOfPlace(Arithmetic):
         super().__init__(torch.sqrt, torch.maximum)
 
     def correction(self, beta: float, t: Any) -> Any:
-        if not isinstance(t, Tensor) or beta == 0:
+        if not isinstance(t, Tensor):
             return super().correction(beta, t)
-        return -torch.expm1(t * math.log(beta))  # 1 - beta**t in float32 would keep 3 digits of 1 - 0.9999
+        return -torch.expm1(t * log(beta, t))  # 1 - beta**t in float32 would keep 3 digits of 1 - 0.9999
 
 
 class InPlace(OutOfPlace):
@@ -73,7 +72,7 @@ def step(
     """One step of `rule` on each parameter: `params`, `state` and `steps` change, `grads` do not.
 
     The state's dtype is the dtype of the arithmetic: float32 state makes a float32 step for bfloat16 parameters,
-    which are rounded once, at the end. With `capturable` no value is read back from the device.
+    which are rounded once, at the end. With `capturable`, or counts on a device, no value is read back from it.
     """
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
     for i, param in enumerate(params):
@@ -87,12 +86,18 @@ def step(
         if g.dtype != dtype:
             g = g.to(dtype)
         count += 1
-        x, new = rule.update(x, g, old, count.to(dtype) if capturable else count.item(), hyper, ops)
+        on_device = capturable or count.is_cuda
+        x, new = rule.update(x, g, old, count.to(dtype) if on_device else count.item(), hyper, ops)
         if differentiable or param.dtype != dtype:
             real(param).copy_(x)
         if differentiable:
             for slot, value in new.items():
                 old[slot].copy_(value)
+
+
+def log(beta: float, like: Tensor) -> Tensor:
+    """log(beta) as a 0-d tensor: torch.compile would make a constant of math.log's argument."""
+    return torch.log1p(torch.full_like(like, beta - 1))
 
 
 def real(tensor: Tensor) -> Tensor:

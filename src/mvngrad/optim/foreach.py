@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mvngrad.optim.eager import State, real
+from mvngrad.optim.eager import State, log, real
 from mvngrad.rule import Arithmetic, Hyper, Rule
+
+BATCH = 2**25
+"""Parameters stepped at once: enough to fill a device, so that temporaries need not be as large as the model."""
 
 
 class Tensors:
@@ -52,9 +54,7 @@ class Foreach(Arithmetic):
     def correction(self, beta: float, t: Any) -> Any:
         if not isinstance(t, Tensors):
             return super().correction(beta, t)
-        if beta == 0:
-            return 1.0
-        c = torch._foreach_mul(t.items, math.log(beta))
+        c = torch._foreach_mul(t.items, log(beta, t.items[0]))
         torch._foreach_expm1_(c)
         torch._foreach_neg_(c)
         return Tensors(c)
@@ -72,7 +72,7 @@ class Foreach(Arithmetic):
         return a
 
     def mul_(self, a: Tensors, b: Any) -> Tensors:
-        torch._foreach_mul_(a.items, b)
+        torch._foreach_mul_(a.items, _items(b))
         return a
 
     def div_(self, a: Tensors, b: Any) -> Tensors:
@@ -81,7 +81,7 @@ class Foreach(Arithmetic):
 
     def sqrt_(self, spare: Tensors | None, a: Tensors) -> Tensors:
         if spare is not None:
-            spare.items.clear()  # room for the root, which is as large as the model
+            spare.items.clear()  # room for the root, which is as large
         return Tensors(torch._foreach_sqrt(a.items))
 
     def lerp_(self, a: Tensors, b: Tensors, weight: float) -> Tensors:
@@ -127,14 +127,18 @@ def step(
     *,
     capturable: bool = False,
 ) -> None:
-    """As `mvngrad.optim.eager.step`, for all parameters of one device, dtype and step count at a time."""
+    """As `mvngrad.optim.eager.step`, for many parameters of one device, dtype and step count at a time."""
     batches: dict[tuple[Any, ...], list[int]] = {}
+    filled: dict[tuple[Any, ...], int] = {}
     for i, (param, count) in enumerate(zip(params, steps, strict=True)):
-        age = None if capturable else count.item() + 1
-        batches.setdefault((param.device, param.dtype, age), []).append(i)
-    for (_, _, age), batch in batches.items():
+        age = None if capturable or count.is_cuda else count.item() + 1
+        kind = param.device, param.dtype, age
+        filled[kind] = filled.get(kind, 0) + param.numel()
+        batches.setdefault((*kind, filled[kind] // BATCH), []).append(i)
+    for (_, _, age, _), batch in batches.items():
         counts = [steps[i] for i in batch]
-        if capturable:
+        on_device = age is None
+        if on_device:
             torch._foreach_add_(counts, 1)
         targets = [real(params[i]) for i in batch]
         old = {slot: Tensors([real(tensors[i]) for i in batch]) for slot, tensors in state.items()}
@@ -142,9 +146,9 @@ def step(
         wide = dtype != targets[0].dtype
         x = Tensors([param.to(dtype) for param in targets] if wide else targets)
         g = Tensors([real(grads[i]).to(dtype) for i in batch])
-        t = Tensors([count.to(dtype) for count in counts]) if capturable else age
+        t = Tensors([count.to(dtype) for count in counts]) if on_device else age
         rule.update(x, g, old, t, hyper, FOREACH)
         if wide:
             torch._foreach_copy_(targets, x.items)
-        if not capturable:  # on the host, while the device is at work
+        if not on_device:  # on the host, while the device is at work
             torch._foreach_add_(counts, torch.tensor(1.0), alpha=1.0)

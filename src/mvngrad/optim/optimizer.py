@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,17 +16,16 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
-from mvngrad.optim import eager, foreach as multi_tensor
+from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor
+from mvngrad.optim.state import OPTIONS, Group, fusable, kernel_takes, state_dtype, step_count
 from mvngrad.rule import CELLS, Hyper, Rule
 
-Group = dict[str, Any]
+if TYPE_CHECKING:
+    from mvngrad.optim.launch import Launches
 
 _HEALTH_CHECK = "_accelerator_graph_capture_health_check"
 if not hasattr(Optimizer, _HEALTH_CHECK):  # its name in older releases
     _HEALTH_CHECK = "_cuda_graph_capture_health_check"
-
-OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "z_clip": None}
-"""Hyper-parameters that not every cell has, with their defaults in those that do."""
 
 
 class RuleOptimizer(Optimizer):
@@ -68,7 +66,8 @@ class RuleOptimizer(Optimizer):
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
             foreach: one kernel an operation for all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, which equals it and needs less memory.
-            fused: one kernel for the whole step.
+            fused: one kernel for the whole step: on CUDA in Triton, which None chooses where it can; on the CPU by
+                torch.compile, which needs a C++ compiler and is chosen by True only.
             maximize: ascend instead of descending.
             capturable: keep step counts on the device and read nothing back, for CUDA graphs.
             differentiable: let autograd run through the step.
@@ -94,27 +93,31 @@ class RuleOptimizer(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):  # if not, torch says what is wrong
+            for name in (*OPTIONS, "weight_decay"):  # None is the default, as in the constructor
+                if param_group.get(name, ...) is None:
+                    del param_group[name]
             self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def _check(self, group: Group) -> None:
         """Raise a ValueError for a group this cell cannot be stepped with."""
-        for name in OPTIONS:
-            if name in group and name not in self.rule.options:
-                having = ", ".join(rule.name for rule in CELLS if name in rule.options)
-                raise ValueError(f"{self.rule.name} has no {name}={group[name]!r}; it belongs to {having}")
+        name = type(self).__name__
+        for option in OPTIONS:
+            if option in group and option not in self.rule.options:
+                having = ", ".join(rule.name for rule in CELLS if option in rule.options)
+                raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {having}")
+        if group["decoupled_weight_decay"] != self.decoupled:
+            raise ValueError(f"{name}: decoupled_weight_decay is the name's to say: those ending in W decouple it")
         lr, betas = group["lr"], group["betas"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"lr has {lr.numel()} elements; a tensor lr must have one")
+            raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
         pair = isinstance(betas, Sequence) and len(betas) == 2
-        if not (pair and all(isinstance(beta, (int, float)) for beta in betas)):
-            raise ValueError(f"betas={betas!r} is invalid; it must be two numbers in [0, 1)")
-        self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr))
-        on = [name for name in ("foreach", "fused", "differentiable") if group[name]]
+        if not (pair and all(isinstance(beta, Real) for beta in betas)):
+            raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1)")
+        self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
+        on = [option for option in ("foreach", "fused", "differentiable") if group[option]]
         if len(on) > 1:
-            raise ValueError(f"{on[0]}=True and {on[1]}=True exclude each other; choose one")
-        if group["fused"]:
-            raise ValueError("fused=True is not available in this version; use foreach=True or leave both None")
+            raise ValueError(f"{name}: {on[0]}=True and {on[1]}=True exclude each other; choose one")
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -139,7 +142,7 @@ class RuleOptimizer(Optimizer):
     def _state_of(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if not state:
-            state["step"] = _count(0, param, group)
+            state["step"] = step_count(0, param, group)
             for slot in self.rule.slots:
                 state[slot] = torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.preserve_format)
         return state
@@ -174,28 +177,86 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        gathered = []  # from all groups before the first steps, so that one bad gradient stops the whole step
         for group in self.param_groups:
             params: list[Tensor] = []
             grads: list[Tensor] = []
             steps: list[Tensor] = []
             state: dict[str, list[Tensor]] = {slot: [] for slot in self.rule.slots}
             self._init_group(group, params, grads, steps, *state.values())
-            if not params:
-                continue
-            capturable, differentiable, lr = group["capturable"], group["differentiable"], group["lr"]
-            if isinstance(lr, Tensor) and not (capturable or differentiable):
-                lr = lr.item()
-            hyper = _hyper(group, lr)
-            foreach = group["foreach"]
-            if foreach is None:
-                _, foreach = _default_to_fused_or_foreach(params, differentiable, use_fused=False)
-            if foreach and not all(param.is_cpu for param in params):
-                multi_tensor.step(self.rule, hyper, params, grads, state, steps, capturable=capturable)
-            else:
-                eager.step(
-                    self.rule, hyper, params, grads, state, steps, capturable=capturable, differentiable=differentiable
-                )
+            gathered.append((params, grads, state, steps))
+        for index, (group, tensors) in enumerate(zip(self.param_groups, gathered, strict=True)):
+            if tensors[0]:
+                self._step_group(index, group, *tensors)
         return loss
+
+    def _step_group(
+        self,
+        index: int,
+        group: Group,
+        params: list[Tensor],
+        grads: list[Tensor],
+        state: dict[str, list[Tensor]],
+        steps: list[Tensor],
+    ) -> None:
+        backend, capturable, lr = self._backend(group), group["capturable"], group["lr"]
+        if isinstance(lr, Tensor):
+            stays = lr.is_cuda if backend == "kernel" else capturable or group["differentiable"]
+            lr = lr.squeeze() if stays else lr.item()
+        hyper = _hyper(group, lr)
+        if backend == "kernel":
+            launches = self._launches(index, params, grads, state, steps)
+            launches.run(grads, hyper, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        elif backend == "compiled":
+            compiled.step(self.rule, hyper, params, grads, state, steps)
+        elif backend == "foreach":
+            multi_tensor.step(self.rule, hyper, params, grads, state, steps, capturable=capturable)
+        else:
+            eager.step(
+                self.rule,
+                hyper,
+                params,
+                grads,
+                state,
+                steps,
+                capturable=capturable,
+                differentiable=group["differentiable"],
+            )
+
+    def _backend(self, group: Group) -> Literal["kernel", "compiled", "foreach", "eager"]:
+        params, foreach = group["params"], group["foreach"]
+        if fusable(group) and all(map(kernel_takes, params)):
+            return "kernel"
+        if fusable(group) and group["fused"]:
+            if all(param.is_cpu for param in params):
+                return "compiled"
+            kinds = sorted({f"{param.dtype} on {param.device.type}" for param in params if not kernel_takes(param)})
+            raise ValueError(
+                f"fused=True takes float32, bfloat16, float16 and complex64 parameters on CUDA, with triton installed, "
+                f"or parameters on the CPU; here are {', '.join(kinds)}: leave fused=None"
+            )
+        if foreach is None:
+            _, foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
+        return "foreach" if foreach and not all(param.is_cpu for param in params) else "eager"
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by GradScaler: whether `step` itself divides by the scale and skips on overflow."""
+        return all(self._backend(group) == "kernel" for group in self.param_groups)
+
+    def _launches(
+        self, index: int, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], steps: list[Tensor]
+    ) -> Launches:
+        """The launches of a group, made anew when a parameter comes, goes or gets other state."""
+        from mvngrad.optim.launch import Launches
+
+        kept: dict[int, Launches] = self.__dict__.setdefault("_kept_launches", {})
+        launches = kept.get(index)
+        if launches is None or not launches.fit(params, state, steps):
+            if launches is not None and launches.captured:
+                self.__dict__.setdefault("_captured_launches", []).append(launches)
+            launches = kept[index] = Launches(self.rule, params, grads, state, steps)
+        return launches
 
     # Checkpoints
 
@@ -205,63 +266,13 @@ class RuleOptimizer(Optimizer):
         A state of another cell, of other shapes, or with invalid hyper-parameters raises a ValueError that says so,
         and nothing is loaded.
         """
-        # torch casts every loaded tensor to its parameter's dtype; what it does not know to be a tensor passes.
-        last = self.register_load_state_dict_pre_hook(lambda _, loaded: self._checked_and_sealed(loaded))
+        if not isinstance(state_dict, dict):
+            checkpoint.sealed(self, state_dict)
+        last = self.register_load_state_dict_pre_hook(checkpoint.sealed)  # type: ignore[arg-type]
         try:
             super().load_state_dict(state_dict)
         finally:
             last.remove()
-
-    def _checked_and_sealed(self, state_dict: StateDict) -> StateDict:
-        if not {"state", "param_groups"} <= state_dict.keys():
-            raise ValueError(f"not an optimizer's state_dict: it has keys {list(state_dict)}, not state, param_groups")
-        groups, loaded = self.param_groups, state_dict["param_groups"]
-        if [len(group["params"]) for group in loaded] != [len(group["params"]) for group in groups]:
-            sizes = [len(group["params"]) for group in loaded], [len(group["params"]) for group in groups]
-            raise ValueError(f"the state_dict's groups hold {sizes[0]} parameters, this optimizer's {sizes[1]}")
-        for group in loaded:
-            self._check_saved_group(group)
-        params = dict(
-            zip(
-                chain.from_iterable(group["params"] for group in loaded),
-                chain.from_iterable(group["params"] for group in groups),
-                strict=True,
-            )
-        )
-        sealed = {
-            key: self._sealed(params[key], saved) if key in params and saved else saved
-            for key, saved in state_dict["state"].items()
-        }
-        return {**state_dict, "state": sealed}
-
-    def _check_saved_group(self, saved: Group) -> None:
-        needed = {"lr", "betas", "eps", "weight_decay", *self.rule.options}
-        foreign = OPTIONS.keys() & saved.keys() - needed
-        if not needed <= saved.keys() or foreign:
-            differs = sorted(foreign or needed - saved.keys())
-            raise ValueError(
-                f"not a state_dict of {type(self).__name__}: a group {'has' if foreign else 'lacks'} {differs}"
-            )
-        if saved.get("decoupled_weight_decay", self.decoupled) != self.decoupled:
-            kind = "coupled" if self.decoupled else "decoupled"
-            raise ValueError(f"not a state_dict of {type(self).__name__}: its weight decay is {kind}")
-        self._check({**self.defaults, **saved})
-
-    def _sealed(self, param: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
-        if saved.keys() != {"step", *self.rule.slots}:
-            raise ValueError(
-                f"not a state_dict of {type(self).__name__}: it keeps {sorted({'step', *self.rule.slots})} for each "
-                f"parameter, this one {sorted(saved)}"
-            )
-        step = torch.as_tensor(saved["step"])
-        if step.numel() != 1 or not step.item() >= 0:
-            raise ValueError(f"corrupted state_dict: step is {saved['step']!r}, not a count")
-        for slot in self.rule.slots:
-            value = saved[slot]
-            if not isinstance(value, Tensor) or value.shape != param.shape:
-                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"corrupted state_dict: {slot} is {found} for a parameter of {tuple(param.shape)}")
-        return {name: _Sealed(value) for name, value in saved.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -270,31 +281,8 @@ class RuleOptimizer(Optimizer):
                 group.setdefault(name, value)
             for param in group["params"]:
                 for name, value in self.state.get(param, {}).items():
-                    if isinstance(value, _Sealed):
-                        self.state[param][name] = value.opened(name, param, group)
-
-
-@dataclass(frozen=True)
-class _Sealed:
-    """A loaded value on its way past torch's cast."""
-
-    value: Any
-
-    def opened(self, name: str, param: Tensor, group: Group) -> Tensor:
-        if name == "step":
-            return _count(float(self.value), param, group)
-        return torch.as_tensor(self.value).to(param.device, state_dtype(param), copy=True)
-
-
-def _count(steps: float, param: Tensor, group: Group) -> Tensor:
-    """A step count, on the host unless a graph must capture it."""
-    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-    return torch.tensor(float(steps), dtype=dtype, device=param.device if group["capturable"] else "cpu")
-
-
-def state_dtype(param: Tensor) -> torch.dtype:
-    """Moments are kept in float32 for 16-bit parameters and in the parameter's own dtype otherwise."""
-    return torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
+                    if isinstance(value, checkpoint.Sealed):
+                        self.state[param][name] = value.value
 
 
 def _hyper(group: Group, lr: Any) -> Hyper:

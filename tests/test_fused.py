@@ -1,0 +1,165 @@
+"""The fused paths beyond their arithmetic: what they find in memory, AMP, sizes, compilations, errors."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from family import PLAIN, equal, everything, parameters, tensors, train
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import mvngrad
+from mvngrad.optim import compiled
+from mvngrad.rule import CELLS, MVNGRAD, Hyper
+
+each_rule = pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def prepared(rule, *shapes, device="cpu", **options):
+    params = tensors(*shapes, device=device, **options)
+    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.slots}
+    return params, state, [torch.zeros((), device=device) for _ in params]
+
+
+def test_every_block_knows_its_tensor_and_place(triton):
+    from mvngrad.optim.launch import BLOCK, blocks
+
+    owners, places = blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]))
+    assert owners.tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 3]
+    assert places.tolist() == [0, 0, 0, 1, 0, 1, 2, 3, 4]
+
+
+def test_a_tensor_of_more_than_2_to_the_31_elements_is_walked_to_its_end(triton):
+    from mvngrad.optim.launch import BLOCK, blocks
+
+    size = 2**31 + 5
+    _, places = blocks(torch.tensor([size]))
+    last = places[-1].to(torch.int64) * BLOCK  # as the kernel computes it
+    assert last < size <= last + BLOCK
+    assert last + BLOCK > torch.iinfo(torch.int32).max
+
+
+@each_device
+@each_rule
+def test_overflow_leaves_everything_as_it_was_and_the_scale_is_divided_out(rule, device, triton):
+    from mvngrad.optim.launch import Launches
+
+    hyper = Hyper(lr=1e-2, weight_decay=0.1, decoupled=True)
+    params, state, steps = prepared(rule, (33, 7), (5,), (), device=device)
+    twins, twin_state, twin_steps = prepared(rule, (33, 7), (5,), (), device=device)
+    scaled, plain = (
+        Launches(rule, p, p, s, t) for p, s, t in ((params, state, steps), (twins, twin_state, twin_steps))
+    )
+    scale = torch.tensor(4.0, device=device)
+    for t, overflow in enumerate([0.0, 1.0, 0.0, 1.0]):
+        g = tensors((33, 7), (5,), (), device=device, seed=t + 1)
+        before = [x.clone() for x in (*params, *(x for slot in state.values() for x in slot), *steps)]
+        scaled.run([4 * x for x in g], hyper, scale, torch.tensor(overflow, device=device))
+        after = [*params, *(x for slot in state.values() for x in slot), *steps]
+        if overflow:
+            assert equal(after, before)
+        else:
+            plain.run(g, hyper)
+    assert equal(params, twins)
+    assert equal(steps, twin_steps)
+
+
+@each_device
+def test_gradients_that_move_in_memory_are_found(device, triton):
+    from mvngrad.optim.launch import Launches
+
+    results = []
+    for moves in (False, True):
+        params, state, steps = prepared(MVNGRAD, (40,), (3, 5), device=device)
+        grads = tensors((40,), (3, 5), device=device, seed=1)
+        launches = Launches(MVNGRAD, params, grads, state, steps)
+        for t in range(1, 5):
+            fresh = tensors((40,), (3, 5), device=device, seed=t)
+            if moves:
+                grads = [torch.empty_like(g) for g in fresh] + grads  # hold the old ones, so that addresses are new
+            for g, new in zip(grads, fresh, strict=False):
+                g.copy_(new)
+            launches.run(grads[:2], Hyper(lr=1e-2))
+        results.append(params)
+    assert equal(*results)
+
+
+@each_device
+def test_thousands_of_tiny_tensors(device, triton):
+    from mvngrad.optim.launch import Launches
+
+    shapes = [(1 + i % 3,) for i in range(2000 if device == "cuda" else 200)]
+    params, state, steps = prepared(MVNGRAD, *shapes, device=device)
+    expected = [p.clone() for p in params]
+    grads = tensors(*shapes, device=device, seed=1)
+    Launches(MVNGRAD, params, grads, state, steps).run(grads, Hyper(lr=0.09, eps=1e-12))
+    for p, x, g in zip(params, expected, grads, strict=True):
+        torch.testing.assert_close(p, x - 0.1 * g.sign())  # the first step is lr/beta1
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta(monkeypatch):
+    counter = CompileCounterWithBackend("inductor")
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend=counter, **options))
+    torch._dynamo.reset()
+    compiled.compiled.cache_clear()
+    try:
+        for round_, shapes in enumerate([[(7,)], [(4, 3), (100,)], [(2, 3, 4, 5), (1,), ()]]):
+            params = parameters(*shapes)
+            optimizer = mvngrad.MVNGradW(params, fused=True)
+            for t in range(4):
+                optimizer.param_groups[0]["lr"] = 1e-3 / (1 + t)
+                optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * t, 0.99 - 0.01 * round_)
+                train(optimizer, 1)
+    finally:
+        compiled.compiled.cache_clear()
+    assert counter.frame_count == 1
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("make", PLAIN, ids=lambda make: make.__name__)
+def test_fused_on_the_cpu_equals_eager(make, dtype):
+    runs = []
+    for fused in (False, True):
+        params = parameters((33, 7), (5,), (), (0,), (1,), dtype=dtype)
+        params.append(torch.nn.Parameter(params[0].detach().clone().t()))
+        params.append(torch.nn.Parameter(torch.ones(8, 8, dtype=dtype)[::2, 1:]))
+        optimizer = make(params, lr=1e-2, weight_decay=0.1, fused=fused)
+        train(optimizer, 10)
+        runs.append(everything(optimizer))
+    coarse = 2**-7 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(*runs, rtol=coarse, atol=coarse)
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+def test_autograd_sees_that_fused_changed_a_parameter_in_place():
+    (x,) = parameters((8,))
+    loss = x.square().sum()
+    optimizer = mvngrad.MVNGrad([x], fused=True)
+    train(optimizer, 1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_without_a_compiler_the_error_names_the_remedy(tmp_path):
+    code = """
+import torch, mvngrad
+x = torch.nn.Parameter(torch.ones(8)); x.grad = torch.ones(8)
+mvngrad.MVNGrad([x], fused=True).step()
+"""
+    nowhere = {"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **nowhere})
+    assert done.returncode != 0
+    assert "fused=True on the CPU needs a C++ compiler" in done.stderr.splitlines()[-1]
+
+
+def test_a_dtype_the_kernel_does_not_take_is_named():
+    (x,) = parameters((3,))
+    optimizer = mvngrad.MVNGrad([x.to("meta").detach().requires_grad_()], fused=True)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(3, device="meta")
+    with pytest.raises(ValueError, match=r"fused=True takes float32.*torch.float32 on meta: leave fused=None"):
+        optimizer.step()
