@@ -13,24 +13,27 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import mvngrad
-from benchmarks.bytes_touched import bytes_touched
 from benchmarks.environment import RESULTS, environment
 from benchmarks.models import MODELS, Shapes
+from benchmarks.traffic import bytes_touched, peak_of
 
-CELLS = ["Adam", "AdaBelief", "LaProp", "MVNGrad"]
-PATHS = {"eager": {"foreach": False}, "foreach": {"foreach": True}}
+# Bytes a step must move for each parameter: gradient read, parameter and float32 state read and written.
+NEEDED = {"Adam": 28, "AdaBelief": 28, "LaProp": 28, "MVNGrad": 36}
+PATHS = {"eager": {"foreach": False, "fused": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 INTRODUCTION = """\
 Measured by `python -m benchmarks.step`. A ratio is to torch's Adam(W) on the same path, in the same run: the median
-over rounds and its quartiles. The limit is the ratio of the bytes that the operations of the two paths read and write,
-counted, plus 10%. Bytes are per parameter: touched by a step, and held at its peak beyond parameters, gradients and
-state (where the device's allocator tells)."""
+over rounds and its quartiles. The limit for eager and foreach is the ratio of the bytes that a step must move (28 for
+each parameter, 36 for MVN-Grad) plus 10%. Bytes are for each parameter: touched by the operations of a step as they
+stand, and held at its peak beyond parameters, gradients and state. On CUDA, *of copy* is the bytes a step must move
+over its time, as a fraction of the bandwidth of a copy in the same run, and *host* the time until `step` returns."""
 
 
 def candidates(decoupled: bool) -> dict[str, tuple[str, Callable[..., torch.optim.Optimizer], dict[str, Any]]]:
@@ -40,7 +43,7 @@ def candidates(decoupled: bool) -> dict[str, tuple[str, Callable[..., torch.opti
     for path, options in PATHS.items():
         reference = f"torch Adam{w} {path}"
         made[reference] = (reference, getattr(torch.optim, f"Adam{w}"), options)
-        for cell in CELLS:
+        for cell in NEEDED:
             made[f"{cell}{w} {path}"] = (reference, getattr(mvngrad, f"{cell}{w}"), options)
     return made
 
@@ -71,10 +74,17 @@ def seconds(step: Callable[[], Any], device: str) -> float:
     return start_event.elapsed_time(end_event) / 1e3
 
 
-def temporaries(step: Callable[[], Any], device: str) -> int | None:
-    """Bytes a step holds at its peak beyond what is there before it; the CPU's allocator does not tell."""
+def host_seconds(step: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def held(step: Callable[[], Any], device: str) -> int:
+    """Bytes a step holds at its peak beyond what is there before it."""
     if device == "cpu":
-        return None
+        return peak_of(step)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -83,7 +93,14 @@ def temporaries(step: Callable[[], Any], device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool) -> list[dict[str, Any]]:
+def copy_bandwidth() -> float:
+    """Bytes read and written in a second by a copy of 2 GiB on the GPU."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / statistics.median(seconds(lambda: target.copy_(source), "cuda") for _ in range(10))
+
+
+def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool, bandwidth: float | None) -> list[dict[str, Any]]:
     params = parameters(shapes, device)
     size = sum(p.numel() for p in params)
     made = candidates(decoupled)
@@ -91,15 +108,15 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool) -> list[d
     for optimizer in optimizers.values():  # two steps to create the state and warm up
         optimizer.step()
         optimizer.step()
-    touched = {name: bytes_touched(optimizer.step) for name, optimizer in optimizers.items()}
-    peaks = {name: temporaries(optimizer.step, device) for name, optimizer in optimizers.items()}
     times: dict[str, list[float]] = {name: [] for name in optimizers}
     for _ in range(rounds):
         for name, optimizer in optimizers.items():
             times[name].append(seconds(optimizer.step, device))
     rows = []
-    for name, (reference, _, _) in made.items():
+    for name, (reference, make, _) in made.items():
+        step, fused = optimizers[name].step, name.endswith("fused")
         ratios = [a / b for a, b in zip(times[name], times[reference], strict=True)]
+        needed = NEEDED[make.__name__.removesuffix("W")]
         rows.append(
             {
                 "name": name,
@@ -107,9 +124,11 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool) -> list[d
                 "reference": reference,
                 "ratio": statistics.median(ratios),
                 "ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
-                "limit": 1.1 * touched[name] / touched[reference],
-                "touched_per_parameter": touched[name] / size,
-                "peak_temporaries_per_parameter": None if (peak := peaks[name]) is None else peak / size,
+                "limit": None if fused else 1.1 * needed / NEEDED["Adam"],
+                "touched": None if fused else bytes_touched(step) / size,
+                "held": None if fused and device == "cpu" else held(step, device) / size,
+                "of_copy": bandwidth and needed * size / statistics.median(times[name]) / bandwidth,
+                "host_microseconds": bandwidth and 1e6 * statistics.median(host_seconds(step) for _ in range(rounds)),
                 "rounds": rounds,
             }
         )
@@ -117,14 +136,20 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool) -> list[d
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| step | ms | ratio (quartiles) | limit | bytes touched | bytes held |", "|---|---|---|---|---|---|"]
+    def shown(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    lines = ["| step | ms | ratio (quartiles) | limit | touched | held | of copy | host, us |", "|---" * 8 + "|"]
     for row in rows:
         low, high = row["ratio_quartiles"]
-        held = row["peak_temporaries_per_parameter"]
-        lines.append(
-            f"| {row['name']} | {row['milliseconds']:.2f} | {row['ratio']:.2f} ({low:.2f}-{high:.2f}) "
-            f"| {row['limit']:.2f} | {row['touched_per_parameter']:.0f} | {'' if held is None else f'{held:.1f}'} |"
-        )
+        cells = [
+            row["name"],
+            shown(row["milliseconds"], 2),
+            f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})",
+            *(shown(row[key], n) for key, n in (("limit", 2), ("touched", 0), ("held", 1), ("of_copy", 2))),
+            shown(row["host_microseconds"], 0),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -136,21 +161,22 @@ def main() -> None:
     parser.add_argument("--out", default=RESULTS, help="folder for the results")
     args = parser.parse_args()
 
-    result: dict[str, Any] = {"environment": environment(args.device), "models": {}}
+    bandwidth = copy_bandwidth() if args.device == "cuda" else None
+    result: dict[str, Any] = {"environment": environment(args.device), "copy_bytes_per_second": bandwidth, "models": {}}
     text = [f"# One optimizer step on {result['environment']['device']}", ""]
     text += [INTRODUCTION, ""]
     text += [", ".join(f"{key} {value}" for key, value in result["environment"].items()), ""]
     for model in args.models:
         shapes = MODELS[model]
         for decoupled in (False, True):
-            rows = measure(shapes, args.device, args.rounds, decoupled)
+            rows = measure(shapes, args.device, args.rounds, decoupled, bandwidth)
             decay = "decoupled" if decoupled else "none"
             result["models"].setdefault(model, {})[decay] = rows
             text += [f"## {model}, {len(shapes)} float32 tensors, weight decay: {decay}, {args.rounds} rounds", ""]
             text += [table(rows), ""]
             print(f"{model} ({decay})\n{table(rows)}", flush=True)
     for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", "\n".join(text))):
-        path = RESULTS.__class__(args.out) / f"step-{args.device}{suffix}"
+        path = Path(args.out) / f"step-{args.device}{suffix}"
         path.write_text(content)
         print(path)
 

@@ -23,34 +23,47 @@ def test_adam_is_torchs_adam_bit_for_bit(decoupled, dtype, foreach):
     assert equal(*runs)
 
 
+PATHS = {"eager": {"foreach": False, "fused": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+each_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+
+
 @each_cell
-def test_the_default_path_on_cuda_is_foreach(make, monkeypatch):
-    from mvngrad.optim import foreach
+def test_the_default_path_on_cuda_is_the_kernel_where_it_can_be(make):
+    def default(*params, **options):
+        optimizer = make(list(params), **options)
+        return optimizer._backend(optimizer.param_groups[0])
 
-    calls = []
-    monkeypatch.setattr(foreach, "step", lambda *args, **options: calls.append(options))
-    train(make(parameters((3,), device="cuda")), 1)
-    assert calls == [{"capturable": False}]
+    (x,), (double,), (host,) = parameters((3,), device="cuda"), parameters((3,), dtype=torch.float64), parameters((3,))
+    assert default(x) == "kernel"
+    assert default(x, foreach=True) == "foreach"
+    assert default(x, fused=False) == "foreach"
+    assert default(double.detach().cuda().requires_grad_()) == "foreach"
+    assert default(x, host) == "eager"
+    with pytest.raises(ValueError, match=r"torch.float64 on cuda: leave fused=None"):
+        default(double.detach().cuda().requires_grad_(), fused=True)
 
 
-@pytest.mark.parametrize("foreach", [False, True])
+@each_path
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
-def test_a_captured_step_replays_as_the_step_itself(make, foreach):
+def test_a_captured_step_replays_as_the_step_itself(make, path):
     runs = []
     for captured in (False, True):
         params = parameters(*SHAPES, device="cuda")
-        optimizer = make(params, lr=torch.tensor(1e-2, device="cuda"), foreach=foreach, capturable=True)
+        optimizer = make(params, lr=torch.tensor(1e-2, device="cuda"), capturable=True, **path)
         for p in params:
             p.grad = torch.zeros_like(p)
         draws = [torch.randn_like(p.grad) for p in params for _ in range(6)]
         if captured:
-            optimizer.init_state()
+            optimizer.step()  # with gradients of 0 it warms up, and is undone
+            with torch.no_grad():
+                for p, start in zip(params, parameters(*SHAPES, device="cuda"), strict=True):
+                    p.copy_(start)
+                    for value in optimizer.state[p].values():
+                        value.zero_()
+            for p in params:
+                p.grad = torch.zeros_like(p)  # at other addresses than those it warmed up with
             graph = torch.cuda.CUDAGraph()
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):  # warm up on copies, so that the capture itself changes nothing
-                warm = make([p.detach().clone().requires_grad_() for p in params], foreach=foreach, capturable=True)
-                train(warm, 2)
-            stream.synchronize()
+            torch.cuda.synchronize()
             with torch.cuda.graph(graph):
                 optimizer.step()
         for t in range(6):
@@ -61,6 +74,36 @@ def test_a_captured_step_replays_as_the_step_itself(make, foreach):
         torch.cuda.synchronize()
         runs.append(everything(optimizer))
         torch.manual_seed(0)
+    assert equal(*runs)
+
+
+@each_cell
+def test_eager_steps_between_replays_do_not_disturb_the_graph(make):
+    """They move the gradients, and the graph must go on finding its own."""
+    runs = []
+    for captured in (False, True):
+        (x,) = parameters((300, 7), device="cuda")
+        optimizer = make([x], lr=1e-2, capturable=True, fused=True)
+        static = torch.zeros_like(x)
+        x.grad = static
+        optimizer.step()
+        if captured:
+            state = [value.clone() for value in optimizer.state[x].values()]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            for value, old in zip(optimizer.state[x].values(), state, strict=True):
+                value.copy_(old)
+        for t in range(6):
+            g = torch.randn(x.shape, generator=torch.Generator().manual_seed(t)).cuda()
+            if t % 2 or not captured:
+                x.grad = g
+                optimizer.step()
+            else:
+                static.copy_(g)
+                graph.replay()
+        torch.cuda.synchronize()
+        runs.append(everything(optimizer))
     assert equal(*runs)
 
 
@@ -82,6 +125,7 @@ def test_a_checkpoint_moves_between_devices(make):
     target = make([p.detach().cpu().requires_grad_() for p in source.param_groups[0]["params"]])
     target.load_state_dict(source.state_dict())
     assert all(value.is_cpu for state in target.state.values() for value in state.values())
+    assert all(value.is_cuda for state in source.state.values() for value in state.values())
     train(source, 3, seed=2)
     train(target, 3, seed=2)
     torch.testing.assert_close(
@@ -89,15 +133,71 @@ def test_a_checkpoint_moves_between_devices(make):
     )
 
 
+@each_path
 @each_cell
-def test_a_step_that_grad_scaler_skips_touches_nothing(make):
+def test_a_step_that_grad_scaler_skips_touches_nothing(make, path):
     (x,) = parameters((3,), device="cuda")
-    optimizer = make([x], lr=0.1)
+    optimizer = make([x], lr=0.1, **path)
     scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
-    for factor in (1.0, float("inf")):
+    factors = torch.tensor([1.0, -2.0, 3.0], device="cuda")
+    for overflow in (1.0, float("inf"), 1.0):
         before = everything(optimizer)
         optimizer.zero_grad()
-        scaler.scale((x * factor).sum()).backward()
+        scaler.scale((x * factors * overflow).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert equal(everything(optimizer), before)
+        if overflow != 1:
+            assert equal(everything(optimizer), before)
+    (twin,) = parameters((3,), device="cuda")
+    unscaled = make([twin], lr=0.1, **path)
+    for _ in range(2):
+        twin.grad = factors.clone()
+        unscaled.step()
+    assert equal(everything(optimizer), everything(unscaled))
+
+
+@each_cell
+def test_a_fused_step_never_waits_for_the_device(make):
+    params = parameters(*SHAPES, device="cuda")
+    optimizer = make(params, lr=torch.tensor(1e-2, device="cuda"), weight_decay=0.1)
+    train(optimizer, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@each_cell
+def test_frozen_added_and_loaded_parameters_are_found_by_the_kernel(make):
+    runs = []
+    for path in ({"fused": True}, {"foreach": True}):
+        a, b, c = parameters((33, 7), (1025,), (5,), device="cuda")
+        optimizer = make([a, b], lr=1e-2, **path)
+        train(optimizer, 2)
+        b.requires_grad_(False)
+        train(optimizer, 2, seed=2)
+        b.requires_grad_(True)
+        optimizer.add_param_group({"params": [c]})
+        train(optimizer, 2, seed=3)
+        optimizer.load_state_dict(optimizer.state_dict())
+        a.data = a.data.clone()
+        train(optimizer, 2, seed=4)
+        runs.append([value.float().cpu() for value in everything(optimizer)])
+    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_kernel_writes_through_strides_and_channels_last():
+    runs = []
+    for path in PATHS.values():
+        (x,) = parameters((4, 6, 5, 3), device="cuda")
+        channels_last = torch.nn.Parameter(x.detach().to(memory_format=torch.channels_last))
+        strided = torch.nn.Parameter(x.detach()[::2, 1:])
+        optimizer = mvngrad.MVNGradW([channels_last, strided], lr=1e-2, **path)
+        train(optimizer, 4)
+        runs.append([p.detach().clone() for p in (channels_last, strided)])
+    for other in runs[1:]:
+        torch.testing.assert_close(runs[0], other, rtol=1e-5, atol=1e-6)

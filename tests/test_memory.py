@@ -1,45 +1,12 @@
 """How much the foreach path holds at its peak beyond parameters, gradients and state."""
 
-import weakref
-
 import pytest
 import torch
 from family import parameters, tensors
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from benchmarks.traffic import peak_of
 from mvngrad.optim import foreach
 from mvngrad.rule import CELLS, Hyper
-
-
-class Temporaries(TorchDispatchMode):
-    """Counts the bytes of tensors that operations create, for as long as each lives."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self.seen = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if torch.is_tensor(leaf) and leaf.untyped_storage().data_ptr() not in known and leaf not in self.seen:
-                self.seen.add(leaf)
-                self.now += leaf.nbytes
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(leaf, self.free, leaf.nbytes)
-        return result
-
-    def free(self, size):
-        self.now -= size
-
-
-def peak_of(step):
-    with Temporaries() as temporaries, torch.no_grad():
-        step()
-    return temporaries.peak
-
 
 OPTIONS = {
     "coupled": {"weight_decay": 0.1},

@@ -1,7 +1,8 @@
-"""The bytes that the tensor operations of a step read and write: what a memory-bound step must take time for."""
+"""What the tensor operations of a step read and write, and what they hold at once."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,3 +40,34 @@ def bytes_touched(step: Callable[[], Any]) -> int:
     with _Counter() as counter:
         step()
     return counter.bytes
+
+
+class _Temporaries(TorchDispatchMode):
+    """Counts the bytes of tensors that operations create, for as long as each lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if torch.is_tensor(leaf) and leaf.untyped_storage().data_ptr() not in known and id(leaf) not in self.seen:
+                self.seen.add(id(leaf))
+                self.now += leaf.nbytes
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(leaf, self.free, id(leaf), leaf.nbytes)
+        return result
+
+    def free(self, leaf: int, size: int) -> None:
+        self.seen.discard(leaf)
+        self.now -= size
+
+
+def peak_of(step: Callable[[], Any]) -> int:
+    """The most bytes that tensors created by a step hold at once."""
+    with _Temporaries() as temporaries, torch.no_grad():
+        step()
+    return temporaries.peak
