@@ -25,7 +25,7 @@ from benchmarks.traffic import bytes_touched, peak_of
 
 # Bytes a step must move for each parameter: gradient read, parameter and float32 state read and written.
 NEEDED = {"Adam": 28, "AdaBelief": 28, "LaProp": 28, "MVNGrad": 36}
-PATHS = {"eager": {"foreach": False, "fused": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+PATHS = {"eager": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 INTRODUCTION = """\

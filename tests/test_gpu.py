@@ -23,7 +23,7 @@ def test_adam_is_torchs_adam_bit_for_bit(decoupled, dtype, foreach):
     assert equal(*runs)
 
 
-PATHS = {"eager": {"foreach": False, "fused": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+PATHS = {"eager": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 each_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 
 
@@ -156,13 +156,14 @@ def test_a_step_that_grad_scaler_skips_touches_nothing(make, path):
     assert equal(everything(optimizer), everything(unscaled))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @each_cell
 def test_a_fused_step_never_waits_for_the_device(make):
     params = parameters(*SHAPES, device="cuda")
     optimizer = make(params, lr=torch.tensor(1e-2, device="cuda"), weight_decay=0.1)
     train(optimizer, 2)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(3):
             for p in params:
                 p.grad = torch.ones_like(p)
@@ -187,7 +188,7 @@ def test_frozen_added_and_loaded_parameters_are_found_by_the_kernel(make):
         a.data = a.data.clone()
         train(optimizer, 2, seed=4)
         runs.append([value.float().cpu() for value in everything(optimizer)])
-    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-5)
 
 
 def test_the_kernel_writes_through_strides_and_channels_last():

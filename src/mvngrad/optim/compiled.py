@@ -13,6 +13,7 @@ from mvngrad.optim import eager
 from mvngrad.optim.eager import OutOfPlace, State, real
 from mvngrad.rule import Hyper, Rule
 
+LARGE = 2**20
 NUMBERS = ("lr", "beta1", "beta2", "eps", "eps_s", "weight_decay", "beta_mean", "z_clip")
 
 
@@ -27,7 +28,9 @@ CORRECTED = Corrected()
 
 
 @cache
-def compiled(rule: Rule, given: tuple[str, ...], decoupled: bool, maximize: bool) -> Callable[..., None]:
+def compiled(
+    rule: Rule, given: tuple[str, ...], decoupled: bool, maximize: bool, dtypes: tuple[torch.dtype, ...]
+) -> Callable[..., None]:
     """`rule.update` for flat tensors of any size, with the `given` numbers as an input: one compilation serves all."""
 
     def update(param: Tensor, grad: Tensor, slots: list[Tensor], numbers: Tensor) -> None:
@@ -42,7 +45,17 @@ def compiled(rule: Rule, given: tuple[str, ...], decoupled: bool, maximize: bool
             old[slot].copy_(value)
 
     update.__code__ = update.__code__.replace()  # recompilations are counted, and limited, for each code object
-    return torch.compile(update, dynamic=True, fullgraph=True)
+    compiled_update = torch.compile(update, dynamic=True, fullgraph=True)
+    # The first size the compiler sees decides whether its loop runs on one thread or on all, for every size.
+    param, grad, *slots = (torch.ones(LARGE, dtype=dtype) for dtype in dtypes)
+    try:
+        compiled_update(param, grad, slots, torch.ones(2 + len(given), dtype=torch.float64))
+    except Exception as error:  # the compiler's own classes are slow to import
+        if "InvalidCxxCompiler" not in str(error):
+            raise
+        remedy = "install g++ or clang++ (or name one in CXX), or use fused=False"
+        raise RuntimeError(f"fused=True on the CPU needs a C++ compiler: {remedy}") from error
+    return compiled_update
 
 
 def step(
@@ -56,12 +69,11 @@ def step(
     """As `mvngrad.optim.eager.step`, compiled; what no flat walk over memory reaches is left to that."""
     values = hyper._asdict()
     given = tuple(name for name in NUMBERS if values[name])
-    update = compiled(rule, given, hyper.decoupled, hyper.maximize)
     numbers: dict[float, Tensor] = {}
     for i, (param, grad, count) in enumerate(zip(params, grads, steps, strict=True)):
         slots = [tensors[i] for tensors in state.values()]
-        walk = [_flat(tensor, param) for tensor in (param, grad, *slots)]
-        if param.numel() < 2 or any(tensor is None for tensor in walk):  # the compiler sets sizes 0 and 1 apart
+        walk = [row for tensor in (param, grad, *slots) if (row := _flat(tensor, param)) is not None]
+        if param.numel() < 2 or len(walk) < 2 + len(slots):  # the compiler sets sizes 0 and 1 apart
             one = {slot: [tensor] for slot, tensor in zip(rule.slots, slots, strict=True)}
             eager.step(rule, hyper, [param], [grad], one, [count])
             continue
@@ -70,13 +82,8 @@ def step(
         if t not in numbers:
             corrections = [1 - hyper.beta1**t, 1 - hyper.beta2**t]
             numbers[t] = torch.tensor([*corrections, *(values[name] for name in given)], dtype=torch.float64)
-        try:
-            update(walk[0], walk[1], walk[2:], numbers[t])
-        except Exception as error:  # the compiler's own classes are slow to import
-            if "InvalidCxxCompiler" not in str(error):
-                raise
-            remedy = "install g++ or clang++ (or name one in CXX), or use fused=False"
-            raise RuntimeError(f"fused=True on the CPU needs a C++ compiler: {remedy}") from error
+        dtypes = tuple(tensor.dtype for tensor in walk)
+        compiled(rule, given, hyper.decoupled, hyper.maximize, dtypes)(walk[0], walk[1], walk[2:], numbers[t])
         torch.autograd.graph.increment_version(param)
 
 

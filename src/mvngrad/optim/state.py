@@ -31,9 +31,9 @@ def step_count(steps: float, param: Tensor, group: Group) -> Tensor:
 
 
 def fusable(group: Group) -> bool:
-    """Whether nothing in the group's options stands against a fused step."""
-    other = group["fused"] is False or group["foreach"] or group["differentiable"]
-    return not (other or torch.compiler.is_compiling())
+    """Whether nothing in the group's options stands against a fused step. A foreach that is set asks for its own."""
+    asked = group["fused"] if group["fused"] is not None else group["foreach"] is None
+    return bool(asked) and not (group["differentiable"] or torch.compiler.is_compiling())
 
 
 def kernel_takes(param: Tensor) -> bool:
