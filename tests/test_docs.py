@@ -1,5 +1,6 @@
 """The documentation's examples run, and what it cites exists."""
 
+import json
 import re
 from pathlib import Path
 
@@ -25,6 +26,17 @@ def test_every_test_that_the_docs_name_exists():
     assert cited - modules
     missing = {name for name in cited - modules if f"def {name}(" not in tests}
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("row", "device", "model"), [("H200", "cuda", "gpt2-124m"), ("2 CPU cores", "cpu", "gpt2-30m")]
+)
+def test_the_readmes_numbers_are_those_of_results(row, device, model):
+    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|") and row in line)
+    claimed = [float(cell.strip(" *")) for cell in line.split("|")[2:-1]]
+    rows = json.loads((ROOT / "results" / f"step-{device}.json").read_text())["models"][model]["decoupled"]
+    measured = {entry["name"]: entry["ratio"] for entry in rows}
+    assert claimed == [round(measured[f"MVNGradW {path}"], 2) for path in ("eager", "foreach", "fused")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
