@@ -15,7 +15,7 @@ def kernel(rule, hyper, params, grads, state, steps):
     """The kernel's launches, kept from step to step as the optimizer keeps them."""
     from mvngrad.optim.launch import Launches
 
-    kept = next((made for made in LAUNCHES if made.fit(params, state, steps)), None)
+    kept = next((made for made in LAUNCHES if made.fit(params, grads, state, steps)), None)
     if kept is None:
         LAUNCHES[:] = [kept := Launches(rule, params, grads, state, steps)]
     kept.run(grads, hyper)

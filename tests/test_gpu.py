@@ -202,3 +202,34 @@ def test_the_kernel_writes_through_strides_and_channels_last():
         runs.append([p.detach().clone() for p in (channels_last, strided)])
     for other in runs[1:]:
         torch.testing.assert_close(runs[0], other, rtol=1e-5, atol=1e-6)
+
+
+@each_cell
+def test_a_run_may_change_its_path(make):
+    """Step counts move to where the new path reads them."""
+    runs = []
+    for paths in ([{}] * 3, [{"foreach": True, "fused": None}, {"foreach": None, "fused": True}, {"fused": False}]):
+        params = parameters(*SHAPES, device="cuda")
+        optimizer = make(params, lr=1e-2, foreach=True)
+        for seed, path in enumerate(paths):
+            optimizer.param_groups[0].update(path)
+            train(optimizer, 2, seed=seed)
+        runs.append([value.float().cpu() for value in everything(optimizer)])
+    torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_moved_or_cast_after_its_first_step_is_noticed():
+    (x,) = parameters((8,))
+    optimizer = mvngrad.MVNGrad([x])
+    train(optimizer, 1)
+    x.data = x.data.cuda()
+    with pytest.raises(ValueError, match=r"state is on cpu and its parameter on cuda:0: move the model before"):
+        train(optimizer, 1)
+    (y,) = parameters((8,), device="cuda")
+    optimizer = mvngrad.MVNGrad([y], lr=1.0)
+    train(optimizer, 1)
+    y.data, y.grad = y.data.bfloat16(), None
+    before = y.detach().clone()
+    train(optimizer, 1)
+    assert (y - before).abs().min() > 0.01
+    assert y.isfinite().all()

@@ -7,6 +7,7 @@ step compares and, when an address has changed, uploads; it never waits for the 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from operator import is_
 from typing import Any
 
@@ -42,6 +43,12 @@ class Launch:
         sizes = torch.tensor([real(param).numel() for param in params])
         owners, places = blocks(sizes)
         self.device = params[0].device
+        elsewhere = {str(tensor.device) for slot in state.values() for tensor in slot} - {str(self.device)}
+        if elsewhere:
+            raise ValueError(
+                f"state is on {', '.join(elsewhere)} and its parameter on {self.device}: move the model before the "
+                "first step, or load the state anew after moving it"
+            )
         self.grid = (len(owners),)
         self.sizes, self.owners, self.places = (index.to(self.device) for index in (sizes, owners, places))
         self.counts = [count.data_ptr() for count in steps]
@@ -84,7 +91,8 @@ class Launch:
             room.copy_(tensor)
         lr_on_device = isinstance(hyper.lr, Tensor)
         clipped, decayed = hyper.z_clip is not None, bool(hyper.weight_decay)
-        kernel.update[self.grid](
+        launch = kernel.update[self.grid]
+        launch(
             self.table,
             self.sizes,
             self.owners,
@@ -131,11 +139,12 @@ class Launches:
         self, rule: Rule, params: list[Tensor], grads: list[Tensor], state: State, steps: list[Tensor]
     ) -> None:
         self.made_for = [params, *state.values(), steps]
+        self.kinds = _kinds(params, grads)
         self.steps = steps
         batches: dict[tuple[Any, ...], list[int]] = {}
-        for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        for i, (param, kind) in enumerate(zip(params, self.kinds, strict=True)):
             if param.numel():
-                batches.setdefault((param.device, param.dtype, grad.dtype), []).append(i)
+                batches.setdefault(kind, []).append(i)
         self.launches = []
         for batch in batches.values():
             slots = {slot: [tensors[i] for i in batch] for slot, tensors in state.items()}
@@ -147,9 +156,10 @@ class Launches:
         """Whether a graph reads from these launches' memory."""
         return any(launch.captured for _, launch in self.launches)
 
-    def fit(self, params: list[Tensor], state: State, steps: list[Tensor]) -> bool:
+    def fit(self, params: list[Tensor], grads: list[Tensor], state: State, steps: list[Tensor]) -> bool:
         now = [params, *state.values(), steps]
-        return all(len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(now, self.made_for, strict=True))
+        same = all(len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(now, self.made_for, strict=True))
+        return same and _kinds(params, grads) == self.kinds
 
     def run(
         self, grads: list[Tensor], hyper: Hyper, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
@@ -159,8 +169,13 @@ class Launches:
             on = launch.device
             scale = None if grad_scale is None else grad_scale.to(on, non_blocking=True)
             found = None if found_inf is None else found_inf.to(on, non_blocking=True)
-            launch.run([grads[i] for i in batch], hyper, scale, found)
+            with torch.cuda.device(on) if on.type == "cuda" else nullcontext():
+                launch.run([grads[i] for i in batch], hyper, scale, found)
         torch._foreach_add_(self.steps, 1 if found_inf is None else 1 - found_inf)
+
+
+def _kinds(params: list[Tensor], grads: list[Tensor]) -> list[tuple[Any, ...]]:
+    return [(param.device, param.dtype, grad.dtype) for param, grad in zip(params, grads, strict=True)]
 
 
 def _walkable(tensor: Tensor, kept: Tensor) -> Tensor:

@@ -252,9 +252,11 @@ class RuleOptimizer(Optimizer):
 
         kept: dict[int, Launches] = self.__dict__.setdefault("_kept_launches", {})
         launches = kept.get(index)
-        if launches is None or not launches.fit(params, state, steps):
+        if launches is None or not launches.fit(params, grads, state, steps):
             if launches is not None and launches.captured:
                 self.__dict__.setdefault("_captured_launches", []).append(launches)
+            for i, (param, count) in enumerate(zip(params, steps, strict=True)):  # of steps taken on another path
+                steps[i] = self.state[param]["step"] = count.to(param.device, torch.float32)
             launches = kept[index] = Launches(self.rule, params, grads, state, steps)
         return launches
 
