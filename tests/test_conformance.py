@@ -15,10 +15,10 @@ def kernel(rule, hyper, params, grads, state, steps):
     """The kernel's launches, kept from step to step as the optimizer keeps them."""
     from mvngrad.optim.launch import Launches
 
-    kept = next((made for made in LAUNCHES if made.fit(params, grads, state, steps)), None)
-    if kept is None:
-        LAUNCHES[:] = [kept := Launches(rule, params, grads, state, steps)]
-    kept.run(grads, hyper)
+    if not LAUNCHES or LAUNCHES[0].steps is not steps:
+        LAUNCHES[:] = [Launches(rule, params, grads, state, steps)]
+    assert LAUNCHES[0].point(grads)
+    LAUNCHES[0].run(hyper)
 
 
 LAUNCHES = []

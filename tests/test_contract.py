@@ -266,6 +266,23 @@ def test_a_step_that_grad_scaler_skips_touches_nothing(make):
 
 
 @each_cell
+def test_state_put_in_by_hand_is_used(make):
+    """What is kept between steps is dropped when anything but the gradients changes."""
+    (x,) = parameters((3,))
+    optimizer = make([x], lr=0.1)
+    train(optimizer, 2)
+    slot = make.rule.slots[0]
+    optimizer.state[x][slot] = torch.full((3,), 5.0)
+    x.grad = torch.zeros(3)
+    optimizer.step()
+    assert (optimizer.state[x][slot] > 4).all()
+    optimizer.state.clear()
+    x.grad = torch.zeros(3)
+    optimizer.step()
+    assert optimizer.state[x]["step"] == 1
+
+
+@each_cell
 def test_named_parameters(make):
     model = torch.nn.Linear(3, 2)
     optimizer = make(model.named_parameters())

@@ -54,12 +54,15 @@ def test_overflow_leaves_everything_as_it_was_and_the_scale_is_divided_out(rule,
     for t, overflow in enumerate([0.0, 1.0, 0.0, 1.0]):
         g = tensors((33, 7), (5,), (), device=device, seed=t + 1)
         before = [x.clone() for x in (*params, *(x for slot in state.values() for x in slot), *steps)]
-        scaled.run([4 * x for x in g], hyper, scale, torch.tensor(overflow, device=device))
+        large = [4 * x for x in g]
+        assert scaled.point(large)
+        scaled.run(hyper, scale, torch.tensor(overflow, device=device))
         after = [*params, *(x for slot in state.values() for x in slot), *steps]
         if overflow:
             assert equal(after, before)
         else:
-            plain.run(g, hyper)
+            assert plain.point(g)
+            plain.run(hyper)
     assert equal(params, twins)
     assert equal(steps, twin_steps)
 
@@ -79,7 +82,8 @@ def test_gradients_that_move_in_memory_are_found(device, triton):
                 grads = [torch.empty_like(g) for g in fresh] + grads  # hold the old ones, so that addresses are new
             for g, new in zip(grads, fresh, strict=False):
                 g.copy_(new)
-            launches.run(grads[:2], Hyper(lr=1e-2))
+            assert launches.point(grads[:2])
+            launches.run(Hyper(lr=1e-2))
         results.append(params)
     assert equal(*results)
 
@@ -92,16 +96,16 @@ def test_thousands_of_tiny_tensors(device, triton):
     params, state, steps = prepared(MVNGRAD, *shapes, device=device)
     expected = [p.clone() for p in params]
     grads = tensors(*shapes, device=device, seed=1)
-    Launches(MVNGRAD, params, grads, state, steps).run(grads, Hyper(lr=0.09, eps=1e-12))
+    launches = Launches(MVNGRAD, params, grads, state, steps)
+    assert launches.point(grads)
+    launches.run(Hyper(lr=0.09, eps=1e-12))
     for p, x, g in zip(params, expected, grads, strict=True):
         torch.testing.assert_close(p, x - 0.1 * g.sign())  # the first step is lr/beta1
 
 
 ONE_COMPILATION = """
 import torch, mvngrad
-from torch._dynamo.testing import CompileCounterWithBackend
-counter, compile_ = CompileCounterWithBackend("inductor"), torch.compile
-torch.compile = lambda f, **options: compile_(f, backend=counter, **options)
+torch._dynamo.config.error_on_recompile = True
 for round_, shapes in enumerate([[(7,)], [(4, 3), (100,)], [(2, 3, 4, 5), (1,), ()]]):
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     optimizer = mvngrad.MVNGradW(params, fused=True)
@@ -111,14 +115,15 @@ for round_, shapes in enumerate([[(7,)], [(4, 3), (100,)], [(2, 3, 4, 5), (1,), 
         for p in params:
             p.grad = torch.randn_like(p)
         optimizer.step()
-print("compilations:", counter.frame_count)
+from torch._dynamo.utils import counters
+print("compilations:", counters["stats"]["unique_graphs"])
 """
 
 
 @pytest.mark.usefixtures("cpp_compiler")
 def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta():
-    done = subprocess.run([sys.executable, "-c", ONE_COMPILATION], capture_output=True, text=True, check=True)
-    assert "compilations: 1\n" in done.stdout
+    done = subprocess.run([sys.executable, "-c", ONE_COMPILATION], capture_output=True, text=True, check=False)
+    assert "compilations: 1\n" in done.stdout, done.stderr
 
 
 @pytest.mark.usefixtures("cpp_compiler")

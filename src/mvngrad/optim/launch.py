@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from operator import is_
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ class Launch:
         self.dtypes = DTYPES[real(params[0]).dtype], DTYPES[real(grads[0]).dtype]
         sizes = torch.tensor([real(param).numel() for param in params])
         owners, places = blocks(sizes)
+        self.kind = _kind(params[0], grads[0])
         self.device = params[0].device
         elsewhere = {str(tensor.device) for slot in state.values() for tensor in slot} - {str(self.device)}
         if elsewhere:
@@ -57,12 +57,17 @@ class Launch:
         self.spare: Tensor | None = None
         self.captured: list[Tensor] = []
 
-    def point(self, grads: list[Tensor]) -> None:
-        """See that the table holds the addresses of these gradients, and of the parameters as they are now."""
+    def point(self, grads: list[Tensor]) -> bool:
+        """See that the table holds the addresses of these gradients, and of the parameters as they are now.
+
+        False if they are no longer of the device and dtypes that this launch was made for.
+        """
         pointed = [tensor.data_ptr() for tensor in self.params] + [tensor.data_ptr() for tensor in grads]
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if pointed == self.pointed and not capturing:
-            return
+            return True
+        if {_kind(param, grad) for param, grad in zip(self.params, grads, strict=True)} != {self.kind}:
+            return False
         x = [_walkable(param, kept) for param, kept in zip(self.params, self.layout, strict=True)]
         g = [_walkable(grad, kept) for grad, kept in zip(grads, self.layout, strict=True)]
         self.loose = [(room, param) for room, param in zip(x, self.params, strict=True) if room is not param]
@@ -84,9 +89,9 @@ class Launch:
         self.pointed = [] if capturing else pointed
         if capturing:
             self.captured += [host, self.table]
+        return True
 
-    def run(self, grads: list[Tensor], hyper: Hyper, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        self.point(grads)
+    def run(self, hyper: Hyper, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         for room, tensor in (*self.loose, *self.loose_grads):
             room.copy_(tensor)
         lr_on_device = isinstance(hyper.lr, Tensor)
@@ -133,18 +138,16 @@ class Launch:
 
 
 class Launches:
-    """All launches of a group's step, to be kept as long as they `fit`."""
+    """All launches of a group's step: `point` them to the gradients, then `run`."""
 
     def __init__(
         self, rule: Rule, params: list[Tensor], grads: list[Tensor], state: State, steps: list[Tensor]
     ) -> None:
-        self.made_for = [params, *state.values(), steps]
-        self.kinds = _kinds(params, grads)
         self.steps = steps
         batches: dict[tuple[Any, ...], list[int]] = {}
-        for i, (param, kind) in enumerate(zip(params, self.kinds, strict=True)):
+        for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
             if param.numel():
-                batches.setdefault(kind, []).append(i)
+                batches.setdefault(_kind(param, grad), []).append(i)
         self.launches = []
         for batch in batches.values():
             slots = {slot: [tensors[i] for i in batch] for slot, tensors in state.items()}
@@ -156,26 +159,23 @@ class Launches:
         """Whether a graph reads from these launches' memory."""
         return any(launch.captured for _, launch in self.launches)
 
-    def fit(self, params: list[Tensor], grads: list[Tensor], state: State, steps: list[Tensor]) -> bool:
-        now = [params, *state.values(), steps]
-        same = all(len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(now, self.made_for, strict=True))
-        return same and _kinds(params, grads) == self.kinds
+    def point(self, grads: list[Tensor]) -> bool:
+        """See that the kernel will find these gradients; False if these launches are not for them."""
+        return all(launch.point([grads[i] for i in batch]) for batch, launch in self.launches)
 
-    def run(
-        self, grads: list[Tensor], hyper: Hyper, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
-    ) -> None:
+    def run(self, hyper: Hyper, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """One step. Gradients are divided by `grad_scale`; where `found_inf` is not 0, nothing changes."""
-        for batch, launch in self.launches:
+        for _, launch in self.launches:
             on = launch.device
             scale = None if grad_scale is None else grad_scale.to(on, non_blocking=True)
             found = None if found_inf is None else found_inf.to(on, non_blocking=True)
             with torch.cuda.device(on) if on.type == "cuda" else nullcontext():
-                launch.run([grads[i] for i in batch], hyper, scale, found)
+                launch.run(hyper, scale, found)
         torch._foreach_add_(self.steps, 1 if found_inf is None else 1 - found_inf)
 
 
-def _kinds(params: list[Tensor], grads: list[Tensor]) -> list[tuple[Any, ...]]:
-    return [(param.device, param.dtype, grad.dtype) for param, grad in zip(params, grads, strict=True)]
+def _kind(param: Tensor, grad: Tensor) -> tuple[Any, ...]:
+    return param.device, param.dtype, grad.dtype
 
 
 def _walkable(tensor: Tensor, kept: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor
+from mvngrad.optim.gather import Gathered
 from mvngrad.optim.state import OPTIONS, Group, fusable, kernel_takes, state_dtype, step_count
 from mvngrad.rule import CELLS, Hyper, Rule
 
@@ -177,51 +179,47 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gathered = []  # from all groups before the first steps, so that one bad gradient stops the whole step
-        for group in self.param_groups:
-            params: list[Tensor] = []
-            grads: list[Tensor] = []
-            steps: list[Tensor] = []
-            state: dict[str, list[Tensor]] = {slot: [] for slot in self.rule.slots}
-            self._init_group(group, params, grads, steps, *state.values())
-            gathered.append((params, grads, state, steps))
-        for index, (group, tensors) in enumerate(zip(self.param_groups, gathered, strict=True)):
-            if tensors[0]:
-                self._step_group(index, group, *tensors)
+        # From all groups before the first steps, so that one bad gradient stops the whole step.
+        gathered = [self._gathered(index, group) for index, group in enumerate(self.param_groups)]
+        for group, tensors in zip(self.param_groups, gathered, strict=True):
+            if tensors.params:
+                self._step_group(group, tensors)
         return loss
 
-    def _step_group(
-        self,
-        index: int,
-        group: Group,
-        params: list[Tensor],
-        grads: list[Tensor],
-        state: dict[str, list[Tensor]],
-        steps: list[Tensor],
-    ) -> None:
+    def _gathered(self, index: int, group: Group) -> Gathered:
+        if torch.compiler.is_compiling():
+            return self._gather(group)
+        kept: dict[int, Gathered] = self.__dict__.setdefault("_kept", {})
+        old = kept.get(index)
+        if old is not None and old.renew(group["params"], self.state):
+            return old
+        if old is not None and old.launches is not None and old.launches.captured:
+            self.__dict__.setdefault("_captured", []).append(old)  # a graph still reads from it
+        kept[index] = new = self._gather(group)
+        new.keep(group["params"], self.state)
+        return new
+
+    def _gather(self, group: Group) -> Gathered:
+        tensors = Gathered(self.rule.slots)
+        self._init_group(group, tensors.params, tensors.grads, tensors.steps, *tensors.state.values())
+        return tensors
+
+    def _step_group(self, group: Group, tensors: Gathered) -> None:
         backend, capturable, lr = self._backend(group), group["capturable"], group["lr"]
         if isinstance(lr, Tensor):
             stays = lr.is_cuda if backend == "kernel" else capturable or group["differentiable"]
             lr = lr.squeeze() if stays else lr.item()
         hyper = _hyper(group, lr)
         if backend == "kernel":
-            launches = self._launches(index, params, grads, state, steps)
-            launches.run(grads, hyper, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        elif backend == "compiled":
-            compiled.step(self.rule, hyper, params, grads, state, steps)
-        elif backend == "foreach":
-            multi_tensor.step(self.rule, hyper, params, grads, state, steps, capturable=capturable)
-        else:
-            eager.step(
-                self.rule,
-                hyper,
-                params,
-                grads,
-                state,
-                steps,
-                capturable=capturable,
-                differentiable=group["differentiable"],
-            )
+            launches = self._launches(tensors)
+            launches.run(hyper, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+            return
+        steppers: dict[str, Callable[..., None]] = {
+            "compiled": compiled.step,
+            "foreach": partial(multi_tensor.step, capturable=capturable),
+            "eager": partial(eager.step, capturable=capturable, differentiable=group["differentiable"]),
+        }
+        steppers[backend](self.rule, hyper, tensors.params, tensors.grads, tensors.state, tensors.steps)
 
     def _backend(self, group: Group) -> Literal["kernel", "compiled", "foreach", "eager"]:
         params, foreach = group["params"], group["foreach"]
@@ -244,21 +242,18 @@ class RuleOptimizer(Optimizer):
         """Asked by GradScaler: whether `step` itself divides by the scale and skips on overflow."""
         return all(self._backend(group) == "kernel" for group in self.param_groups)
 
-    def _launches(
-        self, index: int, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], steps: list[Tensor]
-    ) -> Launches:
-        """The launches of a group, made anew when a parameter comes, goes or gets other state."""
-        from mvngrad.optim.launch import Launches
+    def _launches(self, tensors: Gathered) -> Launches:
+        """The launches of a group, pointed to its gradients; made anew when a parameter comes, goes or changes."""
+        if tensors.launches is None or not tensors.launches.point(tensors.grads):
+            from mvngrad.optim.launch import Launches
 
-        kept: dict[int, Launches] = self.__dict__.setdefault("_kept_launches", {})
-        launches = kept.get(index)
-        if launches is None or not launches.fit(params, grads, state, steps):
-            if launches is not None and launches.captured:
-                self.__dict__.setdefault("_captured_launches", []).append(launches)
-            for i, (param, count) in enumerate(zip(params, steps, strict=True)):  # of steps taken on another path
-                steps[i] = self.state[param]["step"] = count.to(param.device, torch.float32)
-            launches = kept[index] = Launches(self.rule, params, grads, state, steps)
-        return launches
+            for i, (param, count) in enumerate(zip(tensors.params, tensors.steps, strict=True)):
+                # The count may have been kept where another path reads it.
+                tensors.steps[i] = self.state[param]["step"] = count.to(param.device, torch.float32)
+            tensors.launches = Launches(self.rule, tensors.params, tensors.grads, tensors.state, tensors.steps)
+            tensors.launches.point(tensors.grads)
+            tensors.keep(tensors.members, self.state)
+        return tensors.launches
 
     # Checkpoints
 
