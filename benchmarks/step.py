@@ -33,7 +33,8 @@ Measured by `python -m benchmarks.step`. A ratio is to torch's Adam(W) on the sa
 over rounds and its quartiles. The limit for eager and foreach is the ratio of the bytes that a step must move (28 for
 each parameter, 36 for MVN-Grad) plus 10%. Bytes are for each parameter: touched by the operations of a step as they
 stand, and held at its peak beyond parameters, gradients and state. On CUDA, *of copy* is the bytes a step must move
-over its time, as a fraction of the bandwidth of a copy in the same run, and *host* the time until `step` returns."""
+over its time, as a fraction of the bandwidth of a copy in the same run; *host* is the time until `step` returns, and
+*graph* the step replayed from a CUDA graph, which leaves the device's time alone."""
 
 
 def candidates(decoupled: bool) -> dict[str, tuple[str, Callable[..., torch.optim.Optimizer], dict[str, Any]]]:
@@ -93,6 +94,14 @@ def held(step: Callable[[], Any], device: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def graph_seconds(step: Callable[[], Any], rounds: int) -> float:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        step()
+    return statistics.median(seconds(graph.replay, "cuda") for _ in range(rounds))
+
+
 def copy_bandwidth() -> float:
     """Bytes read and written in a second by a copy of 2 GiB on the GPU."""
     source = torch.randn(2**29, device="cuda")
@@ -104,7 +113,10 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool, bandwidth
     params = parameters(shapes, device)
     size = sum(p.numel() for p in params)
     made = candidates(decoupled)
-    optimizers = {name: make(params, lr=1e-6, **options) for name, (_, make, options) in made.items()}
+    optimizers = {
+        name: make(params, lr=1e-6, capturable=device == "cuda" and name.endswith("fused"), **options)
+        for name, (_, make, options) in made.items()
+    }
     for optimizer in optimizers.values():  # two steps to create the state and warm up
         optimizer.step()
         optimizer.step()
@@ -115,6 +127,7 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool, bandwidth
     rows = []
     for name, (reference, make, _) in made.items():
         step, fused = optimizers[name].step, name.endswith("fused")
+        graph = graph_seconds(step, rounds) if fused and bandwidth else None
         ratios = [a / b for a, b in zip(times[name], times[reference], strict=True)]
         needed = NEEDED[make.__name__.removesuffix("W")]
         rows.append(
@@ -129,6 +142,8 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool, bandwidth
                 "held": None if fused and device == "cpu" else held(step, device) / size,
                 "of_copy": bandwidth and needed * size / statistics.median(times[name]) / bandwidth,
                 "host_microseconds": bandwidth and 1e6 * statistics.median(host_seconds(step) for _ in range(rounds)),
+                "graph_milliseconds": graph and 1e3 * graph,
+                "graph_of_copy": graph and bandwidth and needed * size / graph / bandwidth,
                 "rounds": rounds,
             }
         )
@@ -139,7 +154,19 @@ def table(rows: list[dict[str, Any]]) -> str:
     def shown(value: float | None, digits: int) -> str:
         return "" if value is None else f"{value:.{digits}f}"
 
-    lines = ["| step | ms | ratio (quartiles) | limit | touched | held | of copy | host, us |", "|---" * 8 + "|"]
+    columns = (
+        "step",
+        "ms",
+        "ratio (quartiles)",
+        "limit",
+        "touched",
+        "held",
+        "of copy",
+        "host, us",
+        "graph, ms",
+        "of copy",
+    )
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in rows:
         low, high = row["ratio_quartiles"]
         cells = [
@@ -147,7 +174,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             shown(row["milliseconds"], 2),
             f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})",
             *(shown(row[key], n) for key, n in (("limit", 2), ("touched", 0), ("held", 1), ("of_copy", 2))),
-            shown(row["host_microseconds"], 0),
+            *(
+                shown(row[key], n)
+                for key, n in (("host_microseconds", 0), ("graph_milliseconds", 3), ("graph_of_copy", 2))
+            ),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
