@@ -150,6 +150,17 @@ def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool, bandwidth
     return rows
 
 
+FIGURES = [  # label, key, digits
+    ("limit", "limit", 2),
+    ("touched", "touched", 0),
+    ("held", "held", 1),
+    ("of copy", "of_copy", 2),
+    ("host, us", "host_microseconds", 0),
+    ("graph, ms", "graph_milliseconds", 3),
+    ("graph, of copy", "graph_of_copy", 2),
+]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     def shown(value: float | None, digits: int) -> str:
         return "" if value is None else f"{value:.{digits}f}"
@@ -169,16 +180,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in rows:
         low, high = row["ratio_quartiles"]
-        cells = [
-            row["name"],
-            shown(row["milliseconds"], 2),
-            f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})",
-            *(shown(row[key], n) for key, n in (("limit", 2), ("touched", 0), ("held", 1), ("of_copy", 2))),
-            *(
-                shown(row[key], n)
-                for key, n in (("host_microseconds", 0), ("graph_milliseconds", 3), ("graph_of_copy", 2))
-            ),
-        ]
+        cells = [row["name"], shown(row["milliseconds"], 2), f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"]
+        cells += [shown(row[key], digits) for _, key, digits in FIGURES]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
