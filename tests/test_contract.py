@@ -1,6 +1,7 @@
 """What torch.optim promises, for each of the eight optimizers."""
 
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -125,6 +126,18 @@ def test_zero_grad(make):
     before = everything(optimizer)
     optimizer.step()
     assert equal(everything(optimizer), before)
+
+
+@each_cell
+def test_gradients_are_let_go(make):
+    (x,) = parameters((3,))
+    optimizer = make([x])
+    for _ in range(2):
+        x.grad = torch.ones(3)
+        gradient = weakref.ref(x.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert gradient() is None
 
 
 @each_cell

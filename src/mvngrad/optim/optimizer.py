@@ -184,6 +184,7 @@ class RuleOptimizer(Optimizer):
         for group, tensors in zip(self.param_groups, gathered, strict=True):
             if tensors.params:
                 self._step_group(group, tensors)
+            tensors.grads = []  # not kept: zero_grad is to free them
         return loss
 
     def _gathered(self, index: int, group: Group) -> Gathered:
