@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from family import PLAIN, equal, everything, parameters, tensors, train
@@ -86,6 +87,32 @@ def test_gradients_that_move_in_memory_are_found(device, triton):
             launches.run(Hyper(lr=1e-2))
         results.append(params)
     assert equal(*results)
+
+
+@each_device
+def test_integers_and_numpy_numbers_step_as_floats_do(device, triton):
+    from mvngrad.optim.launch import Launches
+
+    results = []
+    for number, zero in ((1.0, 0.0), (1, 0), (np.float32(1), np.float32(0))):
+        params, state, steps = prepared(MVNGRAD, (40,), device=device)
+        grads = tensors((40,), device=device, seed=1)
+        launches = Launches(MVNGRAD, params, grads, state, steps)
+        assert launches.point(grads)
+        launches.run(Hyper(lr=number, eps=number, eps_s=zero, weight_decay=number, z_clip=number))
+        results.append(params)
+    assert equal(results[0], results[1])
+    assert equal(results[0], results[2])
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+def test_a_tensor_lr_and_capturable_are_no_hindrance_on_the_cpu():
+    runs = []
+    for lr in (0.01, torch.tensor([0.01], dtype=torch.float64)):
+        (x,) = parameters((8,))
+        train(mvngrad.MVNGrad([x], lr=lr, capturable=True, fused=True), 3)
+        runs.append([x.detach()])
+    assert equal(*runs)
 
 
 @each_device

@@ -82,7 +82,8 @@ class Foreach(Arithmetic):
     def sqrt_(self, spare: Tensors | None, a: Tensors) -> Tensors:
         if spare is not None:
             spare.items.clear()  # room for the root, which is as large
-        return Tensors(torch._foreach_sqrt(a.items))
+        root: Tensors = self.sqrt(a)
+        return root
 
     def lerp_(self, a: Tensors, b: Tensors, weight: float) -> Tensors:
         torch._foreach_lerp_(a.items, b.items, weight)

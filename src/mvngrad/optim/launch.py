@@ -95,29 +95,21 @@ class Launch:
         for room, tensor in (*self.loose, *self.loose_grads):
             room.copy_(tensor)
         lr_on_device = isinstance(hyper.lr, Tensor)
-        clipped, decayed = hyper.z_clip is not None, bool(hyper.weight_decay)
-        launch = kernel.update[self.grid]
-        launch(
+        clip, decayed = 1.0 if hyper.z_clip is None else hyper.z_clip, bool(hyper.weight_decay)
+        beta1, beta2 = hyper.beta1, hyper.beta2
+        averages = 1 - hyper.mean_decay, beta1, 1 - beta1, _log(beta1), beta2, 1 - beta2, _log(beta2)
+        numbers = *averages, hyper.eps, hyper.eps_s, hyper.weight_decay, clip
+        kernel.update[self.grid](
             self.table,
             self.sizes,
             self.owners,
             self.places,
             len(self.params),
-            0.0 if lr_on_device else hyper.lr,
+            0.0 if lr_on_device else float(hyper.lr),
             hyper.lr if lr_on_device else self.table,
             self.table if grad_scale is None else grad_scale,
             self.table if found_inf is None else found_inf,
-            1 - hyper.mean_decay,
-            hyper.beta1,
-            1 - hyper.beta1,
-            _log(hyper.beta1),
-            hyper.beta2,
-            1 - hyper.beta2,
-            _log(hyper.beta2),
-            hyper.eps,
-            hyper.eps_s,
-            hyper.weight_decay,
-            hyper.z_clip if clipped else 1.0,
+            *map(float, numbers),  # an int would be compiled in
             X=self.dtypes[0],
             G=self.dtypes[1],
             ALIGNED=self.aligned,
@@ -127,7 +119,7 @@ class Launch:
             COUPLED=decayed and not hyper.decoupled,
             DECOUPLED=decayed and hyper.decoupled,
             MAXIMIZE=hyper.maximize,
-            CLIP=clipped,
+            CLIP=hyper.z_clip is not None,
             SCALED=grad_scale is not None,
             CHECKED=found_inf is not None,
             LR_ON_DEVICE=lr_on_device,

@@ -208,7 +208,7 @@ class RuleOptimizer(Optimizer):
     def _step_group(self, group: Group, tensors: Gathered) -> None:
         backend, capturable, lr = self._backend(group), group["capturable"], group["lr"]
         if isinstance(lr, Tensor):
-            stays = lr.is_cuda if backend == "kernel" else capturable or group["differentiable"]
+            stays = {"kernel": lr.is_cuda, "compiled": False}.get(backend, capturable or group["differentiable"])
             lr = lr.squeeze() if stays else lr.item()
         hyper = _hyper(group, lr)
         if backend == "kernel":
