@@ -18,10 +18,13 @@ def commit() -> str:
     if given := os.environ.get("MVNGRAD_COMMIT"):
         return given
     git = ["git", "-C", str(RESULTS.parent)]
-    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-    dirty = subprocess.run(
-        [*git, "status", "--porcelain", "src", "benchmarks"], capture_output=True, text=True, check=True
-    )
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run(
+            [*git, "status", "--porcelain", "src", "benchmarks"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
     return head.stdout.strip() + ("+changes" if dirty.stdout else "")
 
 

@@ -1,52 +1,158 @@
-"""One optimizer step: our cells beside torch's Adam, path by path, in one run.
+"""One optimizer step: torch's Adam, our cells and other people's optimizers, side by side in one run.
 
-    python -m benchmarks.step [--device cpu|cuda] [--models gpt2-30m ...] [--rounds 30]
+    python -m benchmarks.step [--device cpu|cuda] [--models gpt2-124m ...] [--only REGEX] [--rounds 30]
 
 Every round steps every candidate once, so what slows the machine slows all of them; a ratio is the median over rounds
-of candidate over reference. Writes results/step-DEVICE.json and .md.
+of candidate over reference. Writes step-DEVICE.json and .md, anew after each model, so that a run cut short keeps what
+it has.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import statistics
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import mvngrad
+from benchmarks.candidates import Candidate, Unavailable, candidates, shown
 from benchmarks.environment import RESULTS, environment
 from benchmarks.models import MODELS, Shapes
-from benchmarks.traffic import bytes_touched, peak_of
+from benchmarks.report import table, write
+from benchmarks.targets import Row, judged, machine
+from benchmarks.timing import copy_bandwidth, graph_seconds, host_profile, launches, timed
+from benchmarks.traffic import bytes_needed, bytes_touched, held, state_bytes
 
-# Bytes a step must move for each parameter: gradient read, parameter and float32 state read and written.
-NEEDED = {"Adam": 28, "AdaBelief": 28, "LaProp": 28, "MVNGrad": 36}
-PATHS = {"eager": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-
-
-INTRODUCTION = """\
-Measured by `python -m benchmarks.step`. A ratio is to torch's Adam(W) on the same path, in the same run: the median
-over rounds and its quartiles. The limit for eager and foreach is the ratio of the bytes that a step must move (28 for
-each parameter, 36 for MVN-Grad) plus 10%. Bytes are for each parameter: touched by the operations of a step as they
-stand, and held at its peak beyond parameters, gradients and state. On CUDA, *of copy* is the bytes a step must move
-over its time, as a fraction of the bandwidth of a copy in the same run; *host* is the time until `step` returns, and
-*graph* the step replayed from a CUDA graph, which leaves the device's time alone."""
+WARM_UP = 3
+DEFAULT_MODELS = {"cuda": ["gpt2-124m", "resnet18", "tiny-2000"], "cpu": ["gpt2-30m"]}
 
 
-def candidates(decoupled: bool) -> dict[str, tuple[str, Callable[..., torch.optim.Optimizer], dict[str, Any]]]:
-    """Name -> the reference it is compared with, and how to make it."""
-    w = "W" if decoupled else ""
-    made = {}
-    for path, options in PATHS.items():
-        reference = f"torch Adam{w} {path}"
-        made[reference] = (reference, getattr(torch.optim, f"Adam{w}"), options)
-        for cell in NEEDED:
-            made[f"{cell}{w} {path}"] = (reference, getattr(mvngrad, f"{cell}{w}"), options)
-    return made
+@dataclass
+class Running:
+    """A candidate that has its state and is warm."""
+
+    candidate: Candidate
+    optimizer: torch.optim.Optimizer
+    kept: int  # bytes that came with it, state and all else
+    times: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Bench:
+    """What is common to the tables of a run, and what is collected beside them."""
+
+    device: str
+    rounds: int
+    bandwidth: float
+    profile: Path | None = None
+    model: str = ""
+    notes: dict[str, list[str]] = field(default_factory=dict)  # to each note, the models it is about
+
+    def attempt(self, what: str, measurement: Callable[[], float]) -> float | None:
+        """A figure, or a note that says why there is none: one failure is not to cost the table."""
+        try:
+            return measurement()
+        except Exception as error:  # whatever an optimizer or its compiler raises
+            self.note(f"{what}: {shown(error)}")
+            return None
+
+    def note(self, text: str) -> None:
+        models = self.notes.setdefault(text, [])
+        if self.model not in models:
+            models.append(self.model)
+
+    def noted(self, models: list[str]) -> list[str]:
+        """The notes, with the models where they are not about all of these."""
+        return [text + ("" if about == models else f" ({', '.join(about)})") for text, about in self.notes.items()]
+
+    def start(self, chosen: list[Candidate], params: list[torch.nn.Parameter], decoupled: bool) -> list[Running]:
+        """Make and warm up all that can be; torch's own must be, and ours must be there."""
+        running = []
+        for candidate in chosen:
+            before = allocated(self.device)
+            try:
+                optimizer = candidate.make(params, decoupled)
+                for _ in range(WARM_UP):
+                    optimizer.step()
+            except Unavailable as error:
+                if candidate.kind != "peer":
+                    raise
+                self.note(str(error))
+                continue
+            except Exception as error:
+                if candidate.kind == "torch":
+                    raise
+                self.note(f"{candidate.name}: {shown(error)}")
+                continue
+            running.append(Running(candidate, optimizer, allocated(self.device) - before))
+        return running
+
+    def measure(self, model: str, decoupled: bool, chosen: list[Candidate]) -> list[Row]:
+        """A row for each candidate that runs."""
+        self.model, params = model, parameters(MODELS[model], self.device)
+        running = self.start(chosen, params, decoupled)
+        references = {one.candidate.path: one for one in running if one.candidate.kind == "torch"}
+        for _ in range(self.rounds):
+            for one in running:
+                whole, until_return = timed(one.optimizer.step, self.device)
+                one.times.append(whole)
+                one.host.append(until_return)
+        rows = []
+        while running:
+            one = running.pop(0)  # and with it its memory
+            rows.append(self.row(one, params, references))
+            if self.profile and one.candidate.path == "fused":
+                with self.profile.open("a") as file:
+                    file.write(f"{model}: {one.candidate.name}\n{host_profile(one.optimizer.step, self.device)}\n")
+        return rows
+
+    def row(self, one: Running, params: list[torch.nn.Parameter], references: dict[str, Running]) -> Row:
+        candidate, step, cuda = one.candidate, one.optimizer.step, self.device == "cuda"
+        name, fused, reference = candidate.name, candidate.path == "fused", references[candidate.path]
+        size, model_bytes = sum(p.numel() for p in params), 2 * sum(p.nbytes for p in params)
+        seconds, needed, state = statistics.median(one.times), bytes_needed(one.optimizer), state_bytes(one.optimizer)
+        visible = not fused and candidate.kind != "peer"  # as operations of torch that a limit was set for
+        most = None if fused and not cuda else self.attempt(f"{name}: held", partial(held, step, self.device))
+        graph = None
+        if cuda and candidate.capturable:
+            graph = self.attempt(f"{name}: graph", partial(graph_seconds, step, self.rounds))
+        return {
+            "name": name,
+            "path": candidate.path,
+            "milliseconds": 1e3 * seconds,
+            "reference": reference.candidate.name,
+            **spread("ratio", over(one, reference)),
+            **spread("ratio_to_fused", over(one, references["fused"])),
+            "limit": 1.1 * needed / bytes_needed(reference.optimizer) if visible else None,
+            "touched": bytes_touched(step) / size if visible else None,
+            "needed": needed / size,
+            "state_bytes": state / size,
+            "held": None if most is None else most / size,
+            "peak": None if most is None else (model_bytes + (one.kept if cuda else state) + most) / size,
+            "of_copy": needed / seconds / self.bandwidth,
+            **(spread("host_microseconds", [1e6 * t for t in one.host]) if cuda else {"host_microseconds": None}),
+            "graph_milliseconds": graph and 1e3 * graph,
+            "graph_of_copy": graph and needed / graph / self.bandwidth,
+            "launches": None,
+            "rounds": self.rounds,
+        }
+
+    def count_launches(self, model: str, decoupled: bool, chosen: list[Candidate], rows: list[Row]) -> None:
+        """Add to the rows what must come after all timing, from optimizers made anew, one at a time."""
+        self.model, params = model, parameters(MODELS[model], self.device)
+        named = {row["name"]: row for row in rows}
+        for candidate in chosen:
+            if candidate.name not in named:
+                continue
+            for one in self.start([candidate], params, decoupled):
+                count = self.attempt(f"{candidate.name}: launches", partial(launches, one.optimizer.step))
+                named[candidate.name]["launches"] = count
 
 
 def parameters(shapes: Shapes, device: str) -> list[torch.nn.Parameter]:
@@ -61,157 +167,63 @@ def parameters(shapes: Shapes, device: str) -> list[torch.nn.Parameter]:
     return params
 
 
-def seconds(step: Callable[[], Any], device: str) -> float:
-    if device == "cpu":
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start_event.record()
-    step()
-    end_event.record()
-    torch.cuda.synchronize()
-    return start_event.elapsed_time(end_event) / 1e3
+def allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def host_seconds(step: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
+def over(one: Running, reference: Running) -> list[float]:
+    """Its time over the reference's, round by round."""
+    return [a / b for a, b in zip(one.times, reference.times, strict=True)]
 
 
-def held(step: Callable[[], Any], device: str) -> int:
-    """Bytes a step holds at its peak beyond what is there before it."""
-    if device == "cpu":
-        return peak_of(step)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def graph_seconds(step: Callable[[], Any], rounds: int) -> float:
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        step()
-    return statistics.median(seconds(graph.replay, "cuda") for _ in range(rounds))
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written in a second by a copy of 2 GiB on the GPU."""
-    source = torch.randn(2**29, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / statistics.median(seconds(lambda: target.copy_(source), "cuda") for _ in range(10))
-
-
-def measure(shapes: Shapes, device: str, rounds: int, decoupled: bool, bandwidth: float | None) -> list[dict[str, Any]]:
-    params = parameters(shapes, device)
-    size = sum(p.numel() for p in params)
-    made = candidates(decoupled)
-    optimizers = {
-        name: make(params, lr=1e-6, capturable=device == "cuda" and name.endswith("fused"), **options)
-        for name, (_, make, options) in made.items()
+def spread(key: str, values: list[float]) -> Row:
+    """Median and quartiles."""
+    return {
+        key: statistics.median(values),
+        f"{key}_quartiles": statistics.quantiles(values, n=4, method="inclusive")[::2],
     }
-    for optimizer in optimizers.values():  # two steps to create the state and warm up
-        optimizer.step()
-        optimizer.step()
-    times: dict[str, list[float]] = {name: [] for name in optimizers}
-    for _ in range(rounds):
-        for name, optimizer in optimizers.items():
-            times[name].append(seconds(optimizer.step, device))
-    rows = []
-    for name, (reference, make, _) in made.items():
-        step, fused = optimizers[name].step, name.endswith("fused")
-        graph = graph_seconds(step, rounds) if fused and bandwidth else None
-        ratios = [a / b for a, b in zip(times[name], times[reference], strict=True)]
-        needed = NEEDED[make.__name__.removesuffix("W")]
-        rows.append(
-            {
-                "name": name,
-                "milliseconds": 1e3 * statistics.median(times[name]),
-                "reference": reference,
-                "ratio": statistics.median(ratios),
-                "ratio_quartiles": statistics.quantiles(ratios, n=4)[::2],
-                "limit": None if fused else 1.1 * needed / NEEDED["Adam"],
-                "touched": None if fused else bytes_touched(step) / size,
-                "held": None if fused and device == "cpu" else held(step, device) / size,
-                "of_copy": bandwidth and needed * size / statistics.median(times[name]) / bandwidth,
-                "host_microseconds": bandwidth and 1e6 * statistics.median(host_seconds(step) for _ in range(rounds)),
-                "graph_milliseconds": graph and 1e3 * graph,
-                "graph_of_copy": graph and bandwidth and needed * size / graph / bandwidth,
-                "rounds": rounds,
-            }
-        )
-    return rows
 
 
-FIGURES = [  # label, key, digits
-    ("limit", "limit", 2),
-    ("touched", "touched", 0),
-    ("held", "held", 1),
-    ("of copy", "of_copy", 2),
-    ("host, us", "host_microseconds", 0),
-    ("graph, ms", "graph_milliseconds", 3),
-    ("graph, of copy", "graph_of_copy", 2),
-]
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    def shown(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
-
-    columns = (
-        "step",
-        "ms",
-        "ratio (quartiles)",
-        "limit",
-        "touched",
-        "held",
-        "of copy",
-        "host, us",
-        "graph, ms",
-        "of copy",
-    )
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    for row in rows:
-        low, high = row["ratio_quartiles"]
-        cells = [row["name"], shown(row["milliseconds"], 2), f"{row['ratio']:.2f} ({low:.2f}-{high:.2f})"]
-        cells += [shown(row[key], digits) for _, key, digits in FIGURES]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2-30m"])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--out", default=RESULTS, help="folder for the results")
-    args = parser.parse_args()
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="default: those of the device's targets")
+    parser.add_argument("--decay", nargs="+", choices=["none", "decoupled"], default=["decoupled"], help="weight decay")
+    parser.add_argument("--only", default="", metavar="REGEX", help="candidates by name; references are always timed")
+    parser.add_argument("--rounds", type=int, default=30, help="at least 2")
+    parser.add_argument("--profile", action="store_true", help="profile the host's side of the fused candidates too")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args(arguments)
 
-    bandwidth = copy_bandwidth() if args.device == "cuda" else None
-    result: dict[str, Any] = {"environment": environment(args.device), "copy_bytes_per_second": bandwidth, "models": {}}
-    text = [f"# One optimizer step on {result['environment']['device']}", ""]
-    text += [INTRODUCTION, ""]
-    text += [", ".join(f"{key} {value}" for key, value in result["environment"].items()), ""]
-    for model in args.models:
-        shapes = MODELS[model]
-        for decoupled in (False, True):
-            rows = measure(shapes, args.device, args.rounds, decoupled, bandwidth)
-            decay = "decoupled" if decoupled else "none"
-            result["models"].setdefault(model, {})[decay] = rows
-            text += [f"## {model}, {len(shapes)} float32 tensors, weight decay: {decay}, {args.rounds} rounds", ""]
-            text += [table(rows), ""]
-            print(f"{model} ({decay})\n{table(rows)}", flush=True)
-    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", "\n".join(text))):
-        path = Path(args.out) / f"step-{args.device}{suffix}"
-        path.write_text(content)
-        print(path)
+    args.out.mkdir(parents=True, exist_ok=True)
+    profile = args.out / "profile-host.txt" if args.profile else None
+    if profile:
+        profile.write_text("")
+    where, bandwidth = environment(args.device), copy_bandwidth(args.device)
+    bench = Bench(args.device, args.rounds, bandwidth, profile)
+    result: dict[str, Any] = {"environment": where, "copy_bytes_per_second": bandwidth}
+    result |= {"targets": [], "notes": [], "models": {}}
+
+    def save() -> None:
+        result["targets"] = judged(result["models"], machine(where, args.device))
+        result["notes"] = bench.noted(list(result["models"]))
+        write(result, args.out / f"step-{args.device}")
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+
+    runs = [(model, decay) for model in args.models or DEFAULT_MODELS[args.device] for decay in args.decay]
+    chosen = {decay: candidates(decay == "decoupled", args.only) for decay in args.decay}
+    for model, decay in runs:
+        rows = bench.measure(model, decay == "decoupled", chosen[decay])
+        result["models"].setdefault(model, {})[decay] = rows
+        print(f"{model}, weight decay {decay}\n{table(rows)}", flush=True)
+        save()
+    if args.device == "cuda":
+        for model, decay in runs:
+            bench.count_launches(model, decay == "decoupled", chosen[decay], result["models"][model][decay])
+            save()
+    print((args.out / f"step-{args.device}.md").read_text())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the tensor operations of a step read and write, and what they hold at once."""
+"""What a step must read and write, what its tensor operations do, and what they hold at once."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,33 @@ def _size(values: Any) -> int:
     return sum({id(leaf): leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}.values())
 
 
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the tensors an optimizer keeps, each once: all parameters may share one table of 8-bit codes."""
+    tensors = {
+        (part.device, part.data_ptr(), part.nbytes)
+        for leaf in tree_leaves([dict(state) for state in optimizer.state.values()])
+        if isinstance(leaf, torch.Tensor)
+        for part in _parts(leaf)
+    }
+    return sum(size for _, _, size in tensors)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors a subclass is made of; by itself it counts what it stands for, not what it holds."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _parts(getattr(tensor, name))
+
+
+def bytes_needed(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes that no step can avoid: gradients read, parameters and state read and written."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    gradients = sum(param.grad.nbytes for param in params if param.grad is not None)
+    return gradients + 2 * sum(param.nbytes for param in params) + 2 * state_bytes(optimizer)
+
+
 def bytes_touched(step: Callable[[], Any]) -> int:
     with _Counter() as counter:
         step()
@@ -64,6 +91,18 @@ class _Temporaries(TorchDispatchMode):
     def free(self, leaf: int, size: int) -> None:
         self.seen.discard(leaf)
         self.now -= size
+
+
+def held(step: Callable[[], Any], device: str) -> int:
+    """Bytes a step holds at its peak beyond what is there before it."""
+    if device == "cpu":
+        return peak_of(step)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def peak_of(step: Callable[[], Any]) -> int:

@@ -7,7 +7,7 @@ import mvngrad
 from mvngrad.rule import Arithmetic
 
 NUMPY = Arithmetic(np.sqrt, np.maximum)
-NAMES = sorted(mvngrad.__all__)
+NAMES = sorted(name for name in mvngrad.__all__ if name != "convert_state_dict")
 OPTIMIZERS = [getattr(mvngrad, name) for name in NAMES]
 PLAIN = [optimizer for optimizer in OPTIMIZERS if not optimizer.decoupled]
 

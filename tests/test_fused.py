@@ -10,8 +10,10 @@ import torch
 from family import PLAIN, equal, everything, parameters, tensors, train
 
 import mvngrad
+from mvngrad.optim import compiled
 from mvngrad.rule import CELLS, MVNGRAD, Hyper
 
+BLOCK = 1024
 each_rule = pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -23,18 +25,18 @@ def prepared(rule, *shapes, device="cpu", **options):
 
 
 def test_every_block_knows_its_tensor_and_place(triton):
-    from mvngrad.optim.launch import BLOCK, blocks
+    from mvngrad.optim.launch import blocks
 
-    owners, places = blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]))
+    owners, places = blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]), BLOCK)
     assert owners.tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 3]
     assert places.tolist() == [0, 0, 0, 1, 0, 1, 2, 3, 4]
 
 
 def test_a_tensor_of_more_than_2_to_the_31_elements_is_walked_to_its_end(triton):
-    from mvngrad.optim.launch import BLOCK, blocks
+    from mvngrad.optim.launch import blocks
 
     size = 2**31 + 5
-    _, places = blocks(torch.tensor([size]))
+    _, places = blocks(torch.tensor([size]), BLOCK)
     last = places[-1].to(torch.int64) * BLOCK  # as the kernel computes it
     assert last < size <= last + BLOCK
     assert last + BLOCK > torch.iinfo(torch.int32).max
@@ -130,27 +132,18 @@ def test_thousands_of_tiny_tensors(device, triton):
         torch.testing.assert_close(p, x - 0.1 * g.sign())  # the first step is lr/beta1
 
 
-ONE_COMPILATION = """
-import torch, mvngrad
-torch._dynamo.config.error_on_recompile = True
-for round_, shapes in enumerate([[(7,)], [(4, 3), (100,)], [(2, 3, 4, 5), (1,), ()]]):
-    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-    optimizer = mvngrad.MVNGradW(params, fused=True)
-    for t in range(4):
-        optimizer.param_groups[0]["lr"] = 1e-3 / (1 + t)
-        optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * t, 0.99 - 0.01 * round_)
-        for p in params:
-            p.grad = torch.randn_like(p)
-        optimizer.step()
-from torch._dynamo.utils import counters
-print("compilations:", counters["stats"]["unique_graphs"])
-"""
-
-
 @pytest.mark.usefixtures("cpp_compiler")
-def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta():
-    done = subprocess.run([sys.executable, "-c", ONE_COMPILATION], capture_output=True, text=True, check=False)
-    assert "compilations: 1\n" in done.stdout, done.stderr
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16])
+def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta(state_dtype):
+    compiled.compiled.cache_clear()
+    for round_, shapes in enumerate([[(7,)], [(4, 3), (100,)], [(2, 3, 4, 5), (1,), ()]]):
+        params = parameters(*shapes)
+        optimizer = mvngrad.MVNGradW(params, fused=True, state_dtype=state_dtype)
+        for t in range(4):
+            optimizer.param_groups[0]["lr"] = 1e-3 / (1 + t)
+            optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * t, 0.99 - 0.01 * round_)
+            train(optimizer, 1)
+    assert compiled.compiled.cache_info().misses == 1
 
 
 @pytest.mark.usefixtures("cpp_compiler")

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
         MVNGrad as MVNGrad,
         MVNGradW as MVNGradW,
     )
+    from mvngrad.optim.checkpoint import convert_state_dict as convert_state_dict
 
 __version__ = "0.1.0.dev0"
-__all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW"]
+__all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("mvngrad.optim.cells"), name)
+        module = "checkpoint" if name == "convert_state_dict" else "cells"
+        return getattr(import_module(f"mvngrad.optim.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

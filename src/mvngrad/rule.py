@@ -69,6 +69,10 @@ class Arithmetic:
         """c_m and c_v."""
         return self.correction(hyper.beta1, t), self.correction(hyper.beta2, t)
 
+    def earlier(self, hyper: Hyper, t: Any) -> Any:
+        """c_v of the step before, which is 0 at the first."""
+        return self.correction(hyper.beta2, t - 1)
+
     def add(self, a: Array, b: Array, alpha: float = 1) -> Array:
         return a + alpha * b
 
@@ -94,6 +98,9 @@ class Arithmetic:
         return a + value * b / c
 
 
+TINY = 1e-30
+"""Makes 0/0 at the first step 0, and is lost in rounding at every other."""
+
 SCALAR = Arithmetic(math.sqrt, max)
 """The rule on Python floats."""
 
@@ -118,15 +125,23 @@ class Rule:
     """Normalize by the variance s, not by the second moment v."""
     after: bool
     """Apply momentum after normalizing, not before."""
+    lean: bool = False
+    """Rebuild m from u and s instead of keeping it: MVN-Grad in Adam's memory, exact while s stands still."""
     slots: tuple[str, ...] = field(init=False)
     """The state this cell keeps for each coordinate, of m, v or s, and u."""
     options: tuple[str, ...] = field(init=False)
     """The hyper-parameters that exist in this cell and not in every other."""
 
     def __post_init__(self) -> None:
-        slots = {"m": self.variance or not self.after, "v": not self.variance, "s": self.variance, "u": self.after}
-        options = {"eps_s": self.variance, "beta_mean": self.variance and self.after, "z_clip": self.after}
-        object.__setattr__(self, "slots", tuple(slot for slot, kept in slots.items() if kept))
+        kept = (self.variance or not self.after) and not self.lean
+        slots = {"m": kept, "v": not self.variance, "s": self.variance, "u": self.after}
+        options = {
+            "eps_s": self.variance,
+            "beta_mean": kept and self.after,
+            "lean": self.variance and self.after,
+            "z_clip": self.after,
+        }
+        object.__setattr__(self, "slots", tuple(slot for slot, there in slots.items() if there))
         object.__setattr__(self, "options", tuple(option for option, exists in options.items() if exists))
 
     def init(self, x: Array) -> dict[str, Array]:
@@ -147,8 +162,10 @@ class Rule:
         elif _given(hyper.weight_decay):
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
-        if self.variance or not self.after:
+        if "m" in self.slots:
             new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
+        elif self.lean:
+            m = ops.lerp_(self._rebuilt(state, t, hyper, ops), g, 1 - beta1)
         spread = g - m if self.variance else g
         r_name = "s" if self.variance else "v"
         r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
@@ -165,6 +182,11 @@ class Rule:
             root = ops.maximum_(root, ops.mul_(abs(g), k / hyper.z_clip))  # |z| <= z_clip
         new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
         return ops.add_(x, u, alpha=-lr / c_m), new
+
+    def _rebuilt(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
+        """m as it would have been kept, had every gradient met the normalizer of the last: u (sqrt(s/c_v) + eps)."""
+        k = (ops.earlier(hyper, t) + TINY) ** 0.5
+        return ops.mul_(ops.add_(ops.div_(ops.sqrt_(None, state["s"]), k), hyper.eps), state["u"])
 
     def check(self, hyper: Hyper, owner: str | None = None) -> None:
         """Raise a ValueError naming the first hyper-parameter that is out of range, for `owner`."""
@@ -190,4 +212,5 @@ ADAM = Rule("Adam", variance=False, after=False)
 ADABELIEF = Rule("AdaBelief", variance=True, after=False)
 LAPROP = Rule("LaProp", variance=False, after=True)
 MVNGRAD = Rule("MVN-Grad", variance=True, after=True)
+LEAN = Rule("lean MVN-Grad", variance=True, after=True, lean=True)
 CELLS = (ADAM, ADABELIEF, LAPROP, MVNGRAD)

@@ -1,4 +1,4 @@
-"""Loading a state_dict: checked whole before anything changes, copied, and held in the optimizer's own dtype."""
+"""Loading a state_dict: checked whole before anything changes, copied, and kept as the optimizer keeps its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.state import OPTIONS, Group, state_dtype, step_count
+from mvngrad.optim import storage
+from mvngrad.optim.gather import is_sharded, local
+from mvngrad.optim.state import KINDS, OPTIONS, Group, real, state_kind, step_count
 
 if TYPE_CHECKING:
     from mvngrad.optim.optimizer import RuleOptimizer
@@ -36,19 +38,20 @@ def sealed(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
     if sizes[0] != sizes[1]:
         raise ValueError(f"the state_dict's groups hold {sizes[0]} parameters, this optimizer's {sizes[1]}")
-    filled = [{**optimizer.defaults, **_checked_group(optimizer, group)} for group in groups]
+    filled = [_checked_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
     saved_ids = chain.from_iterable(group["params"] for group in groups)
     places = [(param, group) for mine, group in zip(own, filled, strict=True) for param in mine["params"]]
     known = dict(zip(saved_ids, places, strict=True))
     if strangers := [key for key in states if key not in known]:
         raise ValueError(f"corrupted state_dict: it has state for {strangers[:3]}, which are none of its parameters")
-    return {**state_dict, "state": {key: _sealed_state(optimizer, known[key], states[key]) for key in states}}
+    kept = {key: _sealed_state(optimizer, known[key], states[key]) for key in states}
+    return {**state_dict, "state": kept, "param_groups": filled}
 
 
-def _checked_group(optimizer: RuleOptimizer, saved: Group) -> Group:
+def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
     name, rule = type(optimizer).__name__, optimizer.rule
-    needed = {"lr", "betas", "eps", "weight_decay", *rule.options}
-    foreign = {option for option in OPTIONS if option in saved and option not in needed}
+    needed = {"lr", "betas", "eps", "weight_decay", *rule.options} - {"lean"}
+    foreign = {option for option in OPTIONS if option in saved and option not in rule.options}
     if foreign or not needed <= saved.keys():
         differs = sorted(foreign or needed - saved.keys())
         raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}")
@@ -57,25 +60,54 @@ def _checked_group(optimizer: RuleOptimizer, saved: Group) -> Group:
         raise ValueError(f"not a state_dict of {name}: its weight decay is {kind}")
     if saved.get("amsgrad"):
         raise ValueError(f"not a state_dict of {name}: it has amsgrad=True")
-    optimizer._check({**optimizer.defaults, **saved})
-    return saved
+    if bool(saved.get("lean")) != bool(own.get("lean")):
+        raise ValueError(f"not a state_dict of {name}(lean={bool(own.get('lean'))}): it has the other state")
+    kinds = _family(saved.get("state_dtype")), _family(own["state_dtype"])
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"the state_dict keeps its state in {kinds[0]}, this optimizer in {kinds[1]}: make the optimizer with that "
+            f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
+        )
+    filled = {**optimizer.defaults, **saved, "state_dtype": own["state_dtype"]}
+    optimizer._check(filled)
+    return filled
+
+
+def _family(kind: Any) -> str:
+    """How a checkpoint's state was rounded: the wide floats are one family, as in torch."""
+    return "int8" if kind == "int8" else "bfloat16" if kind == torch.bfloat16 else "float32"
 
 
 def _sealed_state(optimizer: RuleOptimizer, place: tuple[Tensor, Group], saved: Any) -> dict[str, Sealed]:
-    (param, group), slots = place, optimizer.rule.slots
+    param, group = place
+    slots, kind = optimizer._rule(group).slots, state_kind(param, group)
     if not isinstance(saved, Mapping):
         raise ValueError(f"corrupted state_dict: the state of a parameter is {_shown(saved)}, not a dict")
     if not saved:
         return {}
-    if saved.keys() != {"step", *slots}:
+    room = storage.empty(slots, param, kind)
+    if saved.keys() not in ({"step", *room}, {"step", *slots}):
         raise ValueError(
-            f"not a state_dict of {type(optimizer).__name__}: it keeps {sorted({'step', *slots})} for each parameter, "
+            f"not a state_dict of {type(optimizer).__name__}: it keeps {sorted({'step', *room})} for each parameter, "
             f"this one {sorted(saved)}"
         )
-    return {
-        "step": Sealed(step_count(_steps(saved["step"]), param, group)),
-        **{slot: Sealed(_kept(slot, saved[slot], param)) for slot in slots},
-    }
+    step = step_count(_steps(saved["step"]), param, group)
+    for name, value in saved.items():
+        if name != "step":
+            _check_fits(name, value, param, room[name], floats=f"{slots[0]}_scale" not in saved)
+    if f"{slots[0]}_scale" not in room:
+        for slot, kept in room.items():
+            real(kept).copy_(real(saved[slot]))
+    elif saved.keys() == {"step", *room} and all(saved[slot].stride() == room[slot].stride() for slot in slots):
+        for name, kept in room.items():
+            kept.copy_(saved[name])
+    else:  # blocks that lie otherwise, or floats of a sharded parameter
+        here = {name: local(value) for name, value in saved.items()}
+        values = storage.opened(slots, here, torch.float32)
+        storage.close(
+            room, {slot: torch.empty_like(room[slot], dtype=torch.float32).copy_(values[slot]) for slot in slots}
+        )
+    return {"step": Sealed(step), **{name: Sealed(value) for name, value in room.items()}}
 
 
 def _steps(value: Any) -> float:
@@ -86,22 +118,70 @@ def _steps(value: Any) -> float:
     return steps
 
 
-def _kept(slot: str, value: Any, param: Tensor) -> Tensor:
+def _check_fits(name: str, value: Any, param: Tensor, kept: Tensor, floats: bool) -> None:
+    whole = real(param.detach()) if floats else kept
     fits = (
         isinstance(value, Tensor)
-        and value.shape == param.shape
         and value.layout == torch.strided
-        and value.is_complex() == param.is_complex()
-        and (value.is_floating_point() or value.is_complex())
         and value.is_meta == param.is_meta
+        and real(value).shape == whole.shape
+        and (real(value).is_floating_point() if floats else value.dtype == kept.dtype)
     )
     if not fits:
-        raise ValueError(f"corrupted state_dict: {slot} is {_shown(value)} for a parameter that is {_shown(param)}")
-    if slot in "vs" and type(value) is Tensor and not value.is_complex() and bool((value < 0).any()):
-        raise ValueError(f"corrupted state_dict: {slot} has negative values, and no average of squares has")
-    kept: Tensor = value.to(param.device, state_dtype(param), copy=True)
-    return kept
+        raise ValueError(f"corrupted state_dict: {name} is {_shown(value)} for a parameter that is {_shown(param)}")
+    if floats and is_sharded(value) != is_sharded(param):
+        raise ValueError(
+            f"{name} is {'' if is_sharded(value) else 'not '}sharded, its parameter is otherwise: load through "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
+        )
+    if floats and name in storage.SQUARES and type(value) is Tensor and bool((real(value) < 0).any()):
+        raise ValueError(f"corrupted state_dict: {name} has negative values, and no average of squares has")
 
 
 def _shown(value: Any) -> str:
     return f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def unsharded_blocks(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state_dict with 8-bit state of sharded parameters as sharded floats, which any number of processes can load.
+
+    Blocks cannot be cut where shards are. Nothing is lost: floats made from codes are encoded as the same codes.
+    """
+    states = dict(state_dict["state"])
+    for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        slots = optimizer._rule(group).slots
+        for key, param in zip(saved["params"], group["params"], strict=True):
+            if is_sharded(param) and f"{slots[0]}_scale" in states.get(key, {}):
+                from torch.distributed.tensor import DTensor
+
+                values = storage.opened(slots, states[key], torch.float32)
+                spread = {"run_check": False, "shape": param.shape, "stride": param.stride()}
+                states[key] = {"step": states[key]["step"]} | {
+                    slot: DTensor.from_local(value, param.device_mesh, param.placements, **spread)
+                    for slot, value in values.items()
+                }
+    return {**state_dict, "state": states}
+
+
+def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
+    """A copy of an optimizer's state_dict with its state kept in another dtype, rounded to the nearest.
+
+    >>> import mvngrad, torch
+    >>> x = torch.nn.Parameter(torch.ones(3))
+    >>> x.grad = torch.ones(3)
+    >>> small, wide = (mvngrad.MVNGrad([x], state_dtype=dtype) for dtype in ("int8", torch.float32))
+    >>> small.step()
+    >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
+    """
+    if state_dtype not in KINDS:
+        raise ValueError(f"state_dtype={state_dtype!r} is invalid; it must be one of {', '.join(map(str, KINDS))}")
+    states = {}
+    for key, kept in state_dict["state"].items():
+        slots = [name for name in kept if name != "step" and not name.endswith("_scale")]
+        wide = torch.float64 if real(kept[slots[0]]).dtype == torch.float64 else torch.float32
+        values = storage.opened(slots, kept, wide)
+        room = storage.empty(slots, values[slots[0]], state_dtype or wide)
+        storage.close(room, values)
+        states[key] = {"step": kept["step"], **room}
+    groups = [{**group, "state_dtype": state_dtype} for group in state_dict["param_groups"]]
+    return {**state_dict, "state": states, "param_groups": groups}

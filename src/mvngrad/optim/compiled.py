@@ -1,4 +1,4 @@
-"""The rule itself under torch.compile: the CPU's fused path, which reads and writes every tensor once."""
+"""The rule itself, compiled: the CPU's fused path, which reads and writes every tensor once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim import eager
-from mvngrad.optim.eager import OutOfPlace, State, real
+from mvngrad.optim import eager, storage
+from mvngrad.optim.eager import OutOfPlace
+from mvngrad.optim.rounding import DEFAULT, Noise, Rounding
+from mvngrad.optim.state import State, arithmetic_dtype, real
 from mvngrad.rule import Hyper, Rule
 
 LARGE = 2**20
@@ -18,44 +20,69 @@ NUMBERS = ("lr", "beta1", "beta2", "eps", "eps_s", "weight_decay", "beta_mean", 
 
 
 class Corrected(OutOfPlace):
-    """Out of place, with the two bias corrections computed before and given as `t`."""
+    """Out of place, with the bias corrections computed before and given as `t`."""
 
     def corrections(self, hyper: Hyper, t: Any) -> tuple[Any, Any]:
         return t[0], t[1]
 
+    def earlier(self, hyper: Hyper, t: Any) -> Any:
+        return t[2]
+
 
 CORRECTED = Corrected()
+NO_KEY = torch.zeros((), dtype=torch.int32)
 
 
 @cache
 def compiled(
-    rule: Rule, given: tuple[str, ...], decoupled: bool, maximize: bool, dtypes: tuple[torch.dtype, ...]
-) -> Callable[..., None]:
-    """`rule.update` for flat tensors of any size, with the `given` numbers as an input: one compilation serves all."""
+    rule: Rule,
+    given: tuple[str, ...],
+    decoupled: bool,
+    maximize: bool,
+    rounding: tuple[bool, bool],
+    names: tuple[str, ...],
+    dtypes: tuple[torch.dtype, ...],
+) -> Callable[..., Any]:
+    """`rule.update` for rows of any size, with the `given` numbers as an input: one compilation serves all.
 
-    def update(param: Tensor, grad: Tensor, slots: list[Tensor], numbers: Tensor) -> None:
-        c_m, c_v, *values = numbers.unbind()
-        there: dict[str, Any] = dict(zip(given, values, strict=True))
-        hyper = Hyper(lr=0.0, beta1=0.0, beta2=0.0, eps=0.0, decoupled=decoupled, maximize=maximize)._replace(**there)
-        old = dict(zip(rule.slots, slots, strict=True))
-        dtype = slots[0].dtype
-        x, new = rule.update(param.to(dtype), grad.to(dtype), old, (c_m, c_v), hyper, CORRECTED)
-        param.copy_(x)
-        for slot, value in new.items():
-            old[slot].copy_(value)
+    `rounding` is whether state, and whether parameters are rounded at random.
+    """
+    fixed = Hyper(lr=0.0, beta1=0.0, beta2=0.0, eps=0.0, decoupled=decoupled, maximize=maximize)
 
-    update.__code__ = update.__code__.replace()  # recompilations are counted, and limited, for each code object
-    compiled_update = torch.compile(update, dynamic=True, fullgraph=True)
-    # The first size the compiler sees decides whether its loop runs on one thread or on all, for every size.
-    param, grad, *slots = (torch.ones(LARGE, dtype=dtype) for dtype in dtypes)
+    def update(numbers: Tensor, key: Tensor, param: Tensor, grad: Tensor, *rows: Tensor) -> tuple[()]:
+        values = numbers.unbind()
+        hyper = fixed._replace(**dict(zip(given, values[3:], strict=True)))  # type: ignore[arg-type]
+        kept = dict(zip(names, rows, strict=True))
+        dtype = arithmetic_dtype(param)
+        old = storage.opened(rule.slots, kept, dtype)
+        x, new = rule.update(param.to(dtype), grad.to(dtype), old, values[:3], hyper, CORRECTED)
+        noise = Noise(key, param.numel(), param.device) if any(rounding) else None
+        storage.close(kept, new, noise if rounding[0] else None)
+        storage.write(param, x, noise["x"] if noise and rounding[1] else None)
+        return ()
+
+    from torch._inductor import standalone_compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    # Not torch.compile: its checks at every call take longer than the step of a small tensor. The first size that the
+    # compiler sees decides whether its loop runs on one thread or on all, for every size.
+    param, grad, *slots = (torch.ones(LARGE, dtype=dtype) for dtype in dtypes[: 2 + len(rule.slots)])
+    scales = [storage.empty([slot], param, "int8")[f"{slot}_scale"] for slot in rule.slots][: len(names) - len(slots)]
+    numbers, key = torch.ones(3 + len(given), dtype=torch.float64), torch.ones((), dtype=torch.int32)
+    example: list[Any] = [numbers, key, param, grad, *slots, *scales]
     try:
-        compiled_update(param, grad, slots, torch.ones(2 + len(given), dtype=torch.float64))
+        return standalone_compile(
+            make_fx(update, tracing_mode="symbolic")(*example), example, dynamic_shapes="from_graph"
+        )
     except Exception as error:  # the compiler's own classes are slow to import
         if "InvalidCxxCompiler" not in str(error):
             raise
         remedy = "install g++ or clang++ (or name one in CXX), or use fused=False"
         raise RuntimeError(f"fused=True on the CPU needs a C++ compiler: {remedy}") from error
-    return compiled_update
+
+
+Rows = dict[int, tuple[list[int], list[Tensor]]]
+"""By the place of a parameter: where it and its state lay in memory, and the rows that were made of them."""
 
 
 def step(
@@ -65,38 +92,45 @@ def step(
     grads: Sequence[Tensor],
     state: State,
     steps: Sequence[Tensor],
+    *,
+    rounding: Rounding = DEFAULT,
+    rows: Rows | None = None,
 ) -> None:
-    """As `mvngrad.optim.eager.step`, compiled; what no flat walk over memory reaches is left to that."""
+    """As `mvngrad.optim.eager.step`, compiled; what no flat walk over memory reaches is left to that.
+
+    `rows` are kept by the caller from step to step.
+    """
+    rows = {} if rows is None else rows
     values = hyper._asdict()
     given = tuple(name for name in NUMBERS if values[name])
     numbers: dict[float, Tensor] = {}
+    names, slots = tuple(state), len(rule.slots)
     for i, (param, grad, count) in enumerate(zip(params, grads, steps, strict=True)):
-        slots = [tensors[i] for tensors in state.values()]
-        walk = [row for tensor in (param, grad, *slots) if (row := _flat(tensor, param)) is not None]
-        if param.numel() < 2 or len(walk) < 2 + len(slots):  # the compiler sets sizes 0 and 1 apart
-            one = {slot: [tensor] for slot, tensor in zip(rule.slots, slots, strict=True)}
-            eager.step(rule, hyper, [param], [grad], one, [count])
+        kept = [tensors[i] for tensors in state.values()]
+        own = [param, *kept[:slots]]
+        lie = list(map(Tensor.data_ptr, own))
+        if i not in rows or rows[i][0] != lie:
+            rows[i] = lie, [row for tensor in own if (row := _row(tensor, kept[0])) is not None]
+        g = _row(grad, kept[0])
+        if param.numel() < 2 or g is None or len(rows[i][1]) < 1 + slots:  # the compiler sets sizes 0 and 1 apart
+            one = {name: [tensor] for name, tensor in zip(names, kept, strict=True)}
+            eager.step(rule, hyper, [param], [grad], one, [count], rounding=rounding, first=i)
             continue
         count += 1
         t = count.item()
         if t not in numbers:
-            corrections = [1 - hyper.beta1**t, 1 - hyper.beta2**t]
+            corrections = [1 - hyper.beta1**t, 1 - hyper.beta2**t, 1 - hyper.beta2 ** (t - 1)]
             numbers[t] = torch.tensor([*corrections, *(values[name] for name in given)], dtype=torch.float64)
-        dtypes = tuple(tensor.dtype for tensor in walk)
-        compiled(rule, given, hyper.decoupled, hyper.maximize, dtypes)(walk[0], walk[1], walk[2:], numbers[t])
-        torch.autograd.graph.increment_version(param)
+        x, *slot_rows = rows[i][1]
+        rounded = kept[0].itemsize < 4, rounding.params and param.dtype == torch.bfloat16
+        dtypes = x.dtype, g.dtype, *(row.dtype for row in slot_rows)
+        run = compiled(rule, given, hyper.decoupled, hyper.maximize, rounded, names, dtypes)
+        key = rounding.key(i, t) if any(rounded) else NO_KEY
+        run(numbers[t], key, x, g, *slot_rows, *kept[slots:])
+    torch.autograd.graph.increment_version(params)
 
 
-def _flat(tensor: Tensor, param: Tensor) -> Tensor | None:
-    """The tensor as one row, in the order in which the parameter lies in memory; None where there is no such row."""
-    if tensor.stride() != param.stride() or not _dense(tensor):
-        return None
-    tensor = real(tensor.detach())
-    # Not a view: the compiler would look at what it is a view of, and compile again for each number of dimensions.
-    row = torch.empty(0, dtype=tensor.dtype)
-    return row.set_(tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),), (1,))
-
-
-def _dense(tensor: Tensor) -> bool:
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tensor.is_contiguous() or tensor.permute(order).is_contiguous()
+def _row(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """A dense tensor as one row, as it lies in memory; None where it does not lie there as its state does."""
+    tensor, like = real(tensor.detach()), real(like)
+    return tensor.as_strided((tensor.numel(),), (1,)) if tensor.stride() == like.stride() else None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mvngrad.optim import storage
+from mvngrad.optim.rounding import DEFAULT, Rounding
+from mvngrad.optim.state import State, arithmetic_dtype, real
 from mvngrad.rule import Arithmetic, Hyper, Rule
-
-State = Mapping[str, Sequence[Tensor]]
-"""For each slot of the rule, one tensor a parameter."""
 
 
 class OutOfPlace(Arithmetic):
@@ -56,6 +56,8 @@ class InPlace(OutOfPlace):
 
 OUT_OF_PLACE = OutOfPlace()
 IN_PLACE = InPlace()
+LOG_OF_ZERO = -1e30
+"""Close enough, and its product with 0 steps is 0."""
 
 
 def step(
@@ -66,19 +68,23 @@ def step(
     state: State,
     steps: Sequence[Tensor],
     *,
+    rounding: Rounding = DEFAULT,
+    first: int = 0,
     capturable: bool = False,
     differentiable: bool = False,
 ) -> None:
     """One step of `rule` on each parameter: `params`, `state` and `steps` change, `grads` do not.
 
-    The state's dtype is the dtype of the arithmetic: float32 state makes a float32 step for bfloat16 parameters,
-    which are rounded once, at the end. With `capturable`, or counts on a device, no value is read back from it.
+    A step for 16-bit parameters computes in float32 and rounds them once, at the end. State in fewer bits is rounded at
+    random, and so are parameters where `rounding` says so; `first` is the place of params[0] in the group. With
+    `capturable`, or counts on a device, no value is read back from it.
     """
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
     for i, param in enumerate(params):
         count, x, g = steps[i], real(param), real(grads[i])
-        old = {slot: real(tensors[i]) for slot, tensors in state.items()}
-        dtype = old[rule.slots[0]].dtype
+        dtype = arithmetic_dtype(x)
+        kept = {name: tensors[i] for name, tensors in state.items()}
+        old = storage.opened(rule.slots, kept, dtype)
         if differentiable:  # autograd keeps the x it saw, and the parameter is about to be overwritten
             x = x.clone()
         if x.dtype != dtype:
@@ -86,20 +92,14 @@ def step(
         if g.dtype != dtype:
             g = g.to(dtype)
         count += 1
-        on_device = capturable or count.is_cuda
-        x, new = rule.update(x, g, old, count.to(dtype) if on_device else count.item(), hyper, ops)
-        if differentiable or param.dtype != dtype:
-            real(param).copy_(x)
-        if differentiable:
-            for slot, value in new.items():
-                old[slot].copy_(value)
+        t = count.to(dtype) if capturable or count.is_cuda else count.item()
+        x, new = rule.update(x, g, old, t, hyper, ops)
+        noise = rounding.noise(first + i, t, param, kept[rule.slots[0]])
+        storage.close(kept, new, noise)
+        if differentiable or param.dtype != x.dtype:
+            storage.write(real(param), x, noise["x"] if noise and rounding.params else None)
 
 
 def log(beta: float, like: Tensor) -> Tensor:
     """log(beta) as a 0-d tensor: torch.compile would make a constant of math.log's argument."""
-    return torch.log1p(torch.full_like(like, beta - 1))
-
-
-def real(tensor: Tensor) -> Tensor:
-    """Complex coordinates as pairs of real ones, as torch.optim has them."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.log1p(torch.full_like(like, beta - 1)).clamp(min=LOG_OF_ZERO)

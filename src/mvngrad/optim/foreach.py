@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.eager import State, log, real
+from mvngrad.optim import storage
+from mvngrad.optim.eager import log
+from mvngrad.optim.rounding import DEFAULT, Rounding
+from mvngrad.optim.state import State, arithmetic_dtype, real
 from mvngrad.rule import Arithmetic, Hyper, Rule
 
 BATCH = 2**25
@@ -27,8 +30,11 @@ class Tensors:
     def __abs__(self) -> Tensors:
         return Tensors(torch._foreach_abs(self.items))
 
-    def __sub__(self, other: Tensors) -> Tensors:
-        return Tensors(torch._foreach_sub(self.items, other.items))
+    def __sub__(self, other: Any) -> Tensors:
+        return Tensors(torch._foreach_sub(self.items, _items(other)))
+
+    def __add__(self, number: float) -> Tensors:
+        return Tensors(torch._foreach_add(self.items, number))
 
     def __mul__(self, other: Any) -> Tensors:
         return Tensors(torch._foreach_mul(self.items, _items(other)))
@@ -126,6 +132,7 @@ def step(
     state: State,
     steps: list[Tensor],
     *,
+    rounding: Rounding = DEFAULT,
     capturable: bool = False,
 ) -> None:
     """As `mvngrad.optim.eager.step`, for many parameters of one device, dtype and step count at a time."""
@@ -142,14 +149,21 @@ def step(
         if on_device:
             torch._foreach_add_(counts, 1)
         targets = [real(params[i]) for i in batch]
-        old = {slot: Tensors([real(tensors[i]) for i in batch]) for slot, tensors in state.items()}
-        dtype = old[rule.slots[0]].items[0].dtype
+        dtype = arithmetic_dtype(targets[0])
+        kept = [{name: tensors[i] for name, tensors in state.items()} for i in batch]
+        each = [storage.opened(rule.slots, one, dtype) for one in kept]
+        old = {slot: Tensors([one[slot] for one in each]) for slot in rule.slots}
         wide = dtype != targets[0].dtype
         x = Tensors([param.to(dtype) for param in targets] if wide else targets)
         g = Tensors([real(grads[i]).to(dtype) for i in batch])
         t = Tensors([count.to(dtype) for count in counts]) if on_device else age
-        rule.update(x, g, old, t, hyper, FOREACH)
-        if wide:
+        x, new = rule.update(x, g, old, t, hyper, FOREACH)
+        if each[0][rule.slots[0]] is not kept[0][rule.slots[0]] or rounding.params:
+            for j, (i, param, one) in enumerate(zip(batch, targets, kept, strict=True)):
+                noise = rounding.noise(i, steps[i] if on_device else age, param, one[rule.slots[0]])
+                storage.close(one, {slot: value.items[j] for slot, value in new.items()}, noise)
+                storage.write(param, x.items[j], noise["x"] if noise and rounding.params else None)
+        elif wide:
             torch._foreach_copy_(targets, x.items)
         if not on_device:  # on the host, while the device is at work
             torch._foreach_add_(counts, torch.tensor(1.0), alpha=1.0)

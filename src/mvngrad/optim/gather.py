@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
-from operator import is_
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,35 +13,69 @@ from torch import Tensor
 if TYPE_CHECKING:
     from mvngrad.optim.launch import Launches
 
+_gradient, _layout = attrgetter("grad"), attrgetter("layout")
+
 
 class Gathered:
-    """The parameters of a group that have gradients, with those, their state slot by slot, and their step counts."""
+    """The parameters of a group that have gradients, with those, their state name by name, and their step counts.
 
-    def __init__(self, slots: tuple[str, ...]) -> None:
+    Of a parameter that is sharded over several processes (a DTensor) all are the local part.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.steps: list[Tensor] = []
-        self.state: dict[str, list[Tensor]] = {slot: [] for slot in slots}
+        self.state: dict[str, list[Tensor]] = {name: [] for name in names}
         self.launches: Launches | None = None
+        self.rows: dict[int, Any] = {}
+        """What the compiled path keeps from step to step."""
+        self.asked: tuple[Any, ...] = ()
+        """What was asked of the group when its launches were made."""
 
-    def keep(self, members: list[Tensor], states: Mapping[Tensor, dict[str, Any]]) -> None:
+    def keep(self, members: list[Tensor], owned: list[dict[str, Any]]) -> None:
         """Remember of which members of the group, and of which of their state, this was gathered."""
         self.members = list(members)
         self.absent = [member.grad is None for member in members]
-        self.owned = [states[param] for param in self.params]
-        self.values = list(chain.from_iterable(kept.values() for kept in self.owned))
+        self.owned = owned
+        self.values = list(chain.from_iterable(map(dict.values, owned)))
+        self.sharded = any(map(is_sharded, members))
+        self.parts = list(map(local, members)) if self.sharded else []
 
-    def renew(self, members: list[Tensor], states: Mapping[Tensor, dict[str, Any]]) -> bool:
+    def renew(self, members: list[Tensor]) -> bool:
         """Take the gradients of now; False if anything but them has changed, or one of them is not dense."""
-        grads = [member.grad for member in members]
+        # For every parameter at every step: all of this is C, and that is half of a small model's step.
+        grads = list(map(_gradient, members))
         same = (
             len(members) == len(self.members)
             and all(map(is_, members, self.members))
-            and [grad is None for grad in grads] == self.absent
-            and all(map(is_, map(states.get, self.params), self.owned))
-            and all(map(is_, chain.from_iterable(kept.values() for kept in self.owned), self.values))
+            and list(map(is_, grads, repeat(None))) == self.absent
+            and all(map(is_, chain.from_iterable(map(dict.values, self.owned)), self.values))
+            and (not self.sharded or all(map(is_, map(local, members), self.parts)))
         )
-        if same:
-            self.grads = [grad for grad in grads if grad is not None]
-            same = all(grad.layout is torch.strided for grad in self.grads)
-        return same
+        if not same:
+            return False
+        if True in self.absent:
+            grads = [grad for grad in grads if grad is not None]
+        if self.sharded:
+            present = (member for member, absent in zip(members, self.absent, strict=True) if not absent)
+            grads = [local_gradient(grad, param) for grad, param in zip(grads, present, strict=True)]
+        self.grads = grads
+        return set(map(_layout, grads)) <= {torch.strided}
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that is here, to be changed in place; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def local_gradient(grad: Any, param: Any) -> Tensor:
+    """The part of a gradient that belongs to the local part of its parameter."""
+    if is_sharded(param) and is_sharded(grad) and grad.placements != param.placements:
+        grad = grad.redistribute(param.device_mesh, param.placements)
+    return local(grad)

@@ -7,6 +7,7 @@ step compares and, when an address has changed, uploads; it never waits for the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,16 +16,24 @@ import triton.language as tl
 from torch import Tensor
 
 from mvngrad.optim import kernel
-from mvngrad.optim.eager import State, real
+from mvngrad.optim.eager import LOG_OF_ZERO
+from mvngrad.optim.rounding import DEFAULT, Rounding, wrapped
+from mvngrad.optim.state import State, real
 from mvngrad.rule import Hyper, Rule
 
-BLOCK = 1024
-DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.uint8: tl.uint8,
+}
+SHAPES = {torch.float32: (1024, 1, 4), torch.bfloat16: (1024, 2, 4), torch.uint8: (256, 8, 1)}
+"""How many coordinates a program steps at once, how often, and with how many warps, by how state is kept."""
 
 
-def blocks(sizes: Tensor) -> tuple[Tensor, Tensor]:
+def blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """For each block of a launch, the tensor it belongs to and its place in that tensor."""
-    counts = (sizes + BLOCK - 1) // BLOCK
+    counts = (sizes + block - 1) // block
     owners = torch.arange(len(sizes)).repeat_interleave(counts)
     places = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
     return owners.to(torch.int32), places.to(torch.int32)
@@ -34,26 +43,39 @@ class Launch:
     """One launch: parameters of one device and dtype, their state, and gradients of one dtype."""
 
     def __init__(
-        self, rule: Rule, params: list[Tensor], grads: list[Tensor], state: State, steps: list[Tensor]
+        self,
+        rule: Rule,
+        places: list[int],
+        params: list[Tensor],
+        grads: list[Tensor],
+        state: State,
+        steps: list[Tensor],
     ) -> None:
+        """`places` are those of the parameters in their group, which tell their random numbers apart."""
         self.rule, self.params = rule, params
         self.layout = state[rule.slots[0]]
-        self.dtypes = DTYPES[real(params[0]).dtype], DTYPES[real(grads[0]).dtype]
+        kept = real(self.layout[0]).dtype
+        self.block, self.loops, self.warps = SHAPES[kept]
+        self.dtypes = DTYPES[real(params[0]).dtype], DTYPES[real(grads[0]).dtype], DTYPES[kept]
         sizes = torch.tensor([real(param).numel() for param in params])
-        owners, places = blocks(sizes)
+        owners, spots = blocks(sizes, self.block * self.loops)
         self.kind = _kind(params[0], grads[0])
         self.device = params[0].device
-        elsewhere = {str(tensor.device) for slot in state.values() for tensor in slot} - {str(self.device)}
+        elsewhere = {str(tensor.device) for kept in state.values() for tensor in kept} - {str(self.device)}
         if elsewhere:
             raise ValueError(
                 f"state is on {', '.join(elsewhere)} and its parameter on {self.device}: move the model before the "
                 "first step, or load the state anew after moving it"
             )
-        self.grid = (len(owners),)
-        self.sizes, self.owners, self.places = (index.to(self.device) for index in (sizes, owners, places))
+        self.grid = (len(owners), 1, 1)
+        self.sizes, self.owners, self.spots = (index.to(self.device) for index in (sizes, owners, spots))
         self.counts = [count.data_ptr() for count in steps]
-        self.kept = [tensor.data_ptr() for slot in rule.slots for tensor in state[slot]]
+        self.kept = places + [tensor.data_ptr() for kept in state.values() for tensor in kept]
+        self.slots_aligned = all(tensor.data_ptr() % 16 == 0 for slot in rule.slots for tensor in state[slot])
+        self.shared = torch.empty(4 * len(params), device=self.device)
+        self.fast = self.device.type == "cuda" and torch.version.cuda is not None and kept != torch.float32
         self.pointed: list[int] = []
+        self.ready: dict[Any, Any] = {}
         self.spare: Tensor | None = None
         self.captured: list[Tensor] = []
 
@@ -62,19 +84,17 @@ class Launch:
 
         False if they are no longer of the device and dtypes that this launch was made for.
         """
-        pointed = [tensor.data_ptr() for tensor in self.params] + [tensor.data_ptr() for tensor in grads]
+        pointed = list(map(Tensor.data_ptr, self.params)) + list(map(Tensor.data_ptr, grads))
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if pointed == self.pointed and not capturing:
             return True
         if {_kind(param, grad) for param, grad in zip(self.params, grads, strict=True)} != {self.kind}:
             return False
-        x = [_walkable(param, kept) for param, kept in zip(self.params, self.layout, strict=True)]
-        g = [_walkable(grad, kept) for grad, kept in zip(grads, self.layout, strict=True)]
-        self.loose = [(room, param) for room, param in zip(x, self.params, strict=True) if room is not param]
-        self.loose_grads = [(room, grad) for room, grad in zip(g, grads, strict=True) if room is not grad]
-        walked = [tensor.data_ptr() for tensor in (*x, *g)] + self.kept
-        self.aligned = all(address % 16 == 0 for address in walked)
-        host = torch.tensor(self.counts + walked)
+        x, self.loose = _walkable(self.params, self.layout)
+        g, self.loose_grads = _walkable(grads, self.layout)
+        walked = [tensor.data_ptr() for tensor in (*x, *g)]
+        self.aligned = self.slots_aligned and all(address % 16 == 0 for address in walked)
+        host = torch.tensor(self.counts + walked + self.kept)
         if capturing:
             # At every replay the graph uploads its own addresses, from memory that nobody else writes to. Pinned
             # memory cannot be had during a capture: the step before laid it by.
@@ -91,42 +111,45 @@ class Launch:
             self.captured += [host, self.table]
         return True
 
-    def run(self, hyper: Hyper, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+    def run(self, hyper: Hyper, grad_scale: Tensor | None, found_inf: Tensor | None, rounding: Rounding) -> None:
         for room, tensor in (*self.loose, *self.loose_grads):
             room.copy_(tensor)
-        lr_on_device = isinstance(hyper.lr, Tensor)
-        clip, decayed = 1.0 if hyper.z_clip is None else hyper.z_clip, bool(hyper.weight_decay)
-        beta1, beta2 = hyper.beta1, hyper.beta2
-        averages = 1 - hyper.mean_decay, beta1, 1 - beta1, _log(beta1), beta2, 1 - beta2, _log(beta2)
-        numbers = *averages, hyper.eps, hyper.eps_s, hyper.weight_decay, clip
-        kernel.update[self.grid](
-            self.table,
-            self.sizes,
-            self.owners,
-            self.places,
-            len(self.params),
-            0.0 if lr_on_device else float(hyper.lr),
-            hyper.lr if lr_on_device else self.table,
-            self.table if grad_scale is None else grad_scale,
-            self.table if found_inf is None else found_inf,
-            *map(float, numbers),  # an int would be compiled in
-            X=self.dtypes[0],
-            G=self.dtypes[1],
-            ALIGNED=self.aligned,
-            BLOCK=BLOCK,
-            VARIANCE=self.rule.variance,
-            AFTER=self.rule.after,
-            COUPLED=decayed and not hyper.decoupled,
-            DECOUPLED=decayed and hyper.decoupled,
-            MAXIMIZE=hyper.maximize,
-            CLIP=hyper.z_clip is not None,
-            SCALED=grad_scale is not None,
-            CHECKED=found_inf is not None,
-            LR_ON_DEVICE=lr_on_device,
-        )
+        lr, beta1, beta2 = hyper.lr, float(hyper.beta1), float(hyper.beta2)
+        on_device = isinstance(lr, Tensor)
+        decay, clip = float(hyper.weight_decay), hyper.z_clip
+        given = lr if on_device else None, grad_scale, found_inf
+        tensors = [self.table if tensor is None else tensor for tensor in given]
+        many = len(self.params)
+        numbers = (  # floats: an integer would be compiled in
+            1 - float(hyper.mean_decay), beta1, 1 - beta1, beta2, 1 - beta2,
+            float(hyper.eps), float(hyper.eps_s), decay, 1.0 if clip is None else float(clip),
+        )  # fmt: skip
+        constants = (
+            *self.dtypes, self.aligned, self.block, self.loops, self.rule.variance, self.rule.after, self.rule.lean,
+            decay != 0 and not hyper.decoupled, decay != 0 and hyper.decoupled, hyper.maximize, clip is not None,
+            grad_scale is not None, found_inf is not None, on_device,
+            rounding.params and self.dtypes[0] == tl.bfloat16, self.fast,
+        )  # fmt: skip
+        logs = _log(beta1), _log(beta2)
+        self._launch(
+            kernel.advance, (-(-many // kernel.LANES.value), 1, 1), 4, found_inf is not None,
+            self.table, self.shared, many, tensors[2], wrapped(rounding.seed), *logs, found_inf is not None,
+        )  # fmt: skip
+        self._launch(
+            kernel.update, self.grid, self.warps, (constants, *(tensor.dtype for tensor in tensors)),
+            self.table, self.shared, self.sizes, self.owners, self.spots, many, 0.0 if on_device else float(lr),
+            *tensors, *numbers, *constants,
+        )  # fmt: skip
         torch.autograd.graph.increment_version(self.params)
         for room, param in self.loose:
             param.copy_(room)
+
+    def _launch(self, function: Any, grid: tuple[int, int, int], warps: int, kind: Any, *arguments: Any) -> None:
+        compiled = self.ready.get((function, kind))
+        if compiled is None:
+            self.ready[function, kind] = function[grid](*arguments, num_warps=warps)
+        else:  # past the compiler's look at every argument, which takes longer than all else here
+            compiled[grid](*arguments)
 
 
 class Launches:
@@ -142,9 +165,11 @@ class Launches:
                 batches.setdefault(_kind(param, grad), []).append(i)
         self.launches = []
         for batch in batches.values():
-            slots = {slot: [tensors[i] for i in batch] for slot, tensors in state.items()}
+            kept = {name: [tensors[i] for i in batch] for name, tensors in state.items()}
             x, g, counts = ([tensors[i] for i in batch] for tensors in (params, grads, steps))
-            self.launches.append((batch, Launch(rule, x, g, slots, counts)))
+            self.launches.append((batch, Launch(rule, batch, x, g, kept, counts)))
+        self.empty = [count for count, param in zip(steps, params, strict=True) if not param.numel()]
+        self.alone = len(batches) == 1 and not self.empty
 
     @property
     def captured(self) -> bool:
@@ -153,27 +178,43 @@ class Launches:
 
     def point(self, grads: list[Tensor]) -> bool:
         """See that the kernel will find these gradients; False if these launches are not for them."""
+        if self.alone:
+            return self.launches[0][1].point(grads)
         return all(launch.point([grads[i] for i in batch]) for batch, launch in self.launches)
 
-    def run(self, hyper: Hyper, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
+    def run(
+        self,
+        hyper: Hyper,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        rounding: Rounding = DEFAULT,
+    ) -> None:
         """One step. Gradients are divided by `grad_scale`; where `found_inf` is not 0, nothing changes."""
         for _, launch in self.launches:
             on = launch.device
             scale = None if grad_scale is None else grad_scale.to(on, non_blocking=True)
             found = None if found_inf is None else found_inf.to(on, non_blocking=True)
-            with torch.cuda.device(on) if on.type == "cuda" else nullcontext():
-                launch.run(hyper, scale, found)
-        torch._foreach_add_(self.steps, 1 if found_inf is None else 1 - found_inf)
+            elsewhere = on.type == "cuda" and on.index != torch.cuda.current_device()
+            with torch.cuda.device(on) if elsewhere else nullcontext():
+                launch.run(hyper, scale, found, rounding)
+        if self.empty:
+            torch._foreach_add_(self.empty, 1 if found_inf is None else 1 - found_inf)
 
 
 def _kind(param: Tensor, grad: Tensor) -> tuple[Any, ...]:
     return param.device, param.dtype, grad.dtype
 
 
-def _walkable(tensor: Tensor, kept: Tensor) -> Tensor:
-    """The tensor itself where it lies in memory as its state does, else room for a copy that will."""
-    return tensor if tensor.stride() == kept.stride() else torch.empty_like(kept, dtype=tensor.dtype)
+def _walkable(tensors: list[Tensor], layout: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """Tensors that lie in memory as their state does: themselves, or room for a copy; and those rooms with whose."""
+    walked, loose = [], []
+    for tensor, kept in zip(map(real, tensors), map(real, layout), strict=True):
+        fits = tensor.stride() == kept.stride()
+        walked.append(tensor if fits else torch.empty_like(kept, dtype=tensor.dtype))
+        if not fits:
+            loose.append((walked[-1], tensor))
+    return walked, loose
 
 
 def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf
+    return math.log(beta) if beta else LOG_OF_ZERO

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -17,10 +18,11 @@ from torch.optim.optimizer import (
     _use_grad_for_differentiable,
 )
 
-from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor
-from mvngrad.optim.gather import Gathered
-from mvngrad.optim.state import OPTIONS, Group, fusable, kernel_takes, state_dtype, step_count
-from mvngrad.rule import CELLS, Hyper, Rule
+from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor, storage
+from mvngrad.optim.gather import Gathered, local, local_gradient
+from mvngrad.optim.rounding import Rounding
+from mvngrad.optim.state import KINDS, OPTIONS, Group, fusable, kernel_takes, state_kind, step_count
+from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
 if TYPE_CHECKING:
     from mvngrad.optim.launch import Launches
@@ -47,6 +49,10 @@ class RuleOptimizer(Optimizer):
         *,
         beta_mean: float | None = None,
         z_clip: float | None = None,
+        lean: bool | None = None,
+        state_dtype: torch.dtype | Literal["int8"] | None = None,
+        stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
         foreach: bool | None = None,
         fused: bool | None = None,
         maximize: bool = False,
@@ -66,6 +72,13 @@ class RuleOptimizer(Optimizer):
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
             z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
+            lean: rebuild m from u and s instead of keeping it, which leaves two states, as many as Adam has. Not the
+                paper's rule, but equal to it while s stands still. MVN-Grad only.
+            state_dtype: how state is kept: torch.float32, torch.bfloat16, or "int8" in blocks with scales, the latter
+                two rounded at random so that slow averages go on moving; None is float32, and a wider parameter's
+                own dtype.
+            stochastic_rounding: round bfloat16 parameters at random, so that small steps are not lost.
+            rounding_seed: what rounding at random draws from, together with the step; saved in checkpoints.
             foreach: one kernel an operation for all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, which equals it and needs less memory.
             fused: one kernel for the whole step: on CUDA in Triton, which None chooses where it can; on the CPU by
@@ -79,6 +92,9 @@ class RuleOptimizer(Optimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": (1e-2 if self.decoupled else 0.0) if weight_decay is None else weight_decay,
+            "state_dtype": state_dtype,
+            "stochastic_rounding": stochastic_rounding,
+            "rounding_seed": rounding_seed,
             "foreach": foreach,
             "fused": fused,
             "maximize": maximize,
@@ -86,7 +102,7 @@ class RuleOptimizer(Optimizer):
             "differentiable": differentiable,
             "decoupled_weight_decay": self.decoupled,
         }
-        given = {"eps_s": eps_s, "beta_mean": beta_mean, "z_clip": z_clip}
+        given = {"eps_s": eps_s, "beta_mean": beta_mean, "lean": lean, "z_clip": z_clip}
         defaults |= {name: OPTIONS[name] for name in self.rule.options}
         defaults |= {name: value for name, value in given.items() if value is not None}
         super().__init__(params, defaults)
@@ -117,6 +133,16 @@ class RuleOptimizer(Optimizer):
         if not (pair and all(isinstance(beta, Real) for beta in betas)):
             raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1)")
         self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
+        if group.get("lean") and group["beta_mean"] is not None:
+            raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
+        if group["state_dtype"] not in KINDS:
+            valid = ", ".join(map(str, KINDS))
+            raise ValueError(f"{name}: state_dtype={group['state_dtype']!r} is invalid; it must be one of {valid}")
+        seed = group["rounding_seed"]
+        if not (isinstance(seed, int) and 0 <= seed < 2**32):
+            raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32)")
+        if group["differentiable"] and (group["state_dtype"] or group["stochastic_rounding"]):
+            raise ValueError(f"{name}: differentiable=True cannot see through rounded state; leave state_dtype=None")
         on = [option for option in ("foreach", "fused", "differentiable") if group[option]]
         if len(on) > 1:
             raise ValueError(f"{name}: {on[0]}=True and {on[1]}=True exclude each other; choose one")
@@ -145,29 +171,34 @@ class RuleOptimizer(Optimizer):
         state: dict[str, Tensor] = self.state[param]
         if not state:
             state["step"] = step_count(0, param, group)
-            for slot in self.rule.slots:
-                state[slot] = torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.preserve_format)
+            state.update(storage.empty(self._rule(group).slots, param, state_kind(param, group)))
         return state
 
+    def _rule(self, group: Group) -> Rule:
+        return LEAN if group.get("lean") else self.rule
+
     def _init_group(
-        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *slots: list[Tensor]
+        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *kept: list[Tensor]
     ) -> None:
         # The name, and one flat list for each kind of tensor, are what torch.compile looks for: it runs this
         # function instead of tracing it.
+        names = storage.names(self._rule(group).slots, group["state_dtype"])
+        whole = group["differentiable"]
         for param in group["params"]:
-            if param.grad is None:
+            grad = param.grad
+            if grad is None:
                 continue
-            if param.grad.layout != torch.strided:
+            if grad.layout != torch.strided:
                 raise ValueError(
-                    f"{type(self).__name__} needs dense gradients, not {param.grad.layout}; use sparse=False in the "
+                    f"{type(self).__name__} needs dense gradients, not {grad.layout}; use sparse=False in the "
                     "embedding, or torch.optim.SparseAdam for these parameters"
                 )
             state = self._state_of(param, group)
-            params.append(param)
-            grads.append(param.grad)
+            params.append(param if whole else local(param))
+            grads.append(grad if whole else local_gradient(grad, param))
             steps.append(state["step"])
-            for slot, tensors in zip(self.rule.slots, slots, strict=True):
-                tensors.append(state[slot])
+            for name, tensors in zip(names, kept, strict=True):
+                tensors.append(state[name] if whole else local(state[name]))
 
     # The step
 
@@ -180,47 +211,55 @@ class RuleOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         # From all groups before the first steps, so that one bad gradient stops the whole step.
-        gathered = [self._gathered(index, group) for index, group in enumerate(self.param_groups)]
+        gathered = self._gathered()
         for group, tensors in zip(self.param_groups, gathered, strict=True):
             if tensors.params:
                 self._step_group(group, tensors)
             tensors.grads = []  # not kept: zero_grad is to free them
         return loss
 
-    def _gathered(self, index: int, group: Group) -> Gathered:
+    def _gathered(self) -> list[Gathered]:
+        """For each group what its step works on; as the step before found it, where only gradients are new."""
         if torch.compiler.is_compiling():
-            return self._gather(group)
-        kept: dict[int, Gathered] = self.__dict__.setdefault("_kept", {})
-        old = kept.get(index)
-        if old is not None and old.renew(group["params"], self.state):
-            return old
-        if old is not None and old.launches is not None and old.launches.captured:
-            self.__dict__.setdefault("_captured", []).append(old)  # a graph still reads from it
-        kept[index] = new = self._gather(group)
-        new.keep(group["params"], self.state)
-        return new
+            return [self._gather(group) for group in self.param_groups]
+        kept: list[Gathered] = self.__dict__.setdefault("_kept", [])
+        owned: list[Any] = self.__dict__.setdefault("_owned", [])
+        known = len(owned) == len(self.state) and all(map(is_, owned, self.state.values()))
+        for index, group in enumerate(self.param_groups):
+            old = kept[index] if index < len(kept) else None
+            if known and old is not None and old.renew(group["params"]):
+                continue
+            if old is not None and old.launches is not None and old.launches.captured:
+                self.__dict__.setdefault("_captured", []).append(old)  # a graph still reads from it
+            new = self._gather(group)
+            new.keep(group["params"], [self.state[p] for p in group["params"] if p.grad is not None])
+            kept[index : index + 1] = [new]
+        if not known:
+            self._owned = list(self.state.values())
+        return kept
 
     def _gather(self, group: Group) -> Gathered:
-        tensors = Gathered(self.rule.slots)
+        tensors = Gathered(storage.names(self._rule(group).slots, group["state_dtype"]))
         self._init_group(group, tensors.params, tensors.grads, tensors.steps, *tensors.state.values())
         return tensors
 
     def _step_group(self, group: Group, tensors: Gathered) -> None:
-        backend, capturable, lr = self._backend(group), group["capturable"], group["lr"]
+        launches = self._launches(group, tensors)
+        backend, capturable, lr = "kernel" if launches else self._backend(group), group["capturable"], group["lr"]
         if isinstance(lr, Tensor):
             stays = {"kernel": lr.is_cuda, "compiled": False}.get(backend, capturable or group["differentiable"])
             lr = lr.squeeze() if stays else lr.item()
-        hyper = _hyper(group, lr)
-        if backend == "kernel":
-            launches = self._launches(tensors)
-            launches.run(hyper, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        hyper, rounding = _hyper(group, lr), Rounding(group["rounding_seed"], group["stochastic_rounding"])
+        if launches:
+            launches.run(hyper, getattr(self, "grad_scale", None), getattr(self, "found_inf", None), rounding)
             return
         steppers: dict[str, Callable[..., None]] = {
-            "compiled": compiled.step,
+            "compiled": partial(compiled.step, rows=tensors.rows),
             "foreach": partial(multi_tensor.step, capturable=capturable),
             "eager": partial(eager.step, capturable=capturable, differentiable=group["differentiable"]),
         }
-        steppers[backend](self.rule, hyper, tensors.params, tensors.grads, tensors.state, tensors.steps)
+        step = partial(steppers[backend], rounding=rounding)
+        step(self._rule(group), hyper, tensors.params, tensors.grads, tensors.state, tensors.steps)
 
     def _backend(self, group: Group) -> Literal["kernel", "compiled", "foreach", "eager"]:
         params, foreach = group["params"], group["foreach"]
@@ -243,26 +282,39 @@ class RuleOptimizer(Optimizer):
         """Asked by GradScaler: whether `step` itself divides by the scale and skips on overflow."""
         return all(self._backend(group) == "kernel" for group in self.param_groups)
 
-    def _launches(self, tensors: Gathered) -> Launches:
-        """The launches of a group, pointed to its gradients; made anew when a parameter comes, goes or changes."""
-        if tensors.launches is None or not tensors.launches.point(tensors.grads):
-            from mvngrad.optim.launch import Launches
+    def _launches(self, group: Group, tensors: Gathered) -> Launches | None:
+        """The launches of a group, pointed to its gradients; None where the kernel is not to step it.
 
-            for i, (param, count) in enumerate(zip(tensors.params, tensors.steps, strict=True)):
-                # The count may have been kept where another path reads it.
-                tensors.steps[i] = self.state[param]["step"] = count.to(param.device, torch.float32)
-            tensors.launches = Launches(self.rule, tensors.params, tensors.grads, tensors.state, tensors.steps)
-            tensors.launches.point(tensors.grads)
-            tensors.keep(tensors.members, self.state)
+        They are made anew when a parameter comes, goes or changes.
+        """
+        asked = group["fused"], group["foreach"], group["differentiable"]
+        if tensors.launches is not None and tensors.asked == asked and tensors.launches.point(tensors.grads):
+            return tensors.launches
+        if self._backend(group) != "kernel":
+            return None
+        from mvngrad.optim.launch import Launches
+
+        for i, (param, kept) in enumerate(zip(tensors.params, tensors.owned, strict=True)):
+            # The count may have been kept where another path reads it.
+            tensors.steps[i] = kept["step"] = kept["step"].to(param.device, torch.float32)
+        rule = self._rule(group)
+        tensors.launches = Launches(rule, tensors.params, tensors.grads, tensors.state, tensors.steps)
+        tensors.launches.point(tensors.grads)
+        tensors.asked = asked
+        tensors.keep(tensors.members, tensors.owned)
         return tensors.launches
 
     # Checkpoints
 
-    def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load what `state_dict` returned, into copies, keeping the dtype in which this optimizer holds its state.
+    def state_dict(self) -> StateDict:
+        """The state and the groups, as torch's optimizers give them; its tensors are the optimizer's own."""
+        return checkpoint.unsharded_blocks(self, super().state_dict())
 
-        A state of another cell, of other shapes, or with invalid hyper-parameters raises a ValueError that says so,
-        and nothing is loaded.
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load what `state_dict` returned, into copies.
+
+        A state of another cell, of other shapes, of another `state_dtype` (see `mvngrad.convert_state_dict`) or with
+        invalid hyper-parameters raises a ValueError that says so, and nothing is loaded.
         """
         if not isinstance(state_dict, dict):
             checkpoint.sealed(self, state_dict)

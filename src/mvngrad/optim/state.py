@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,16 +11,34 @@ from torch import Tensor
 
 Group = dict[str, Any]
 
-OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "z_clip": None}
-"""Hyper-parameters that not every cell has, with their defaults in those that do."""
+State = Mapping[str, Sequence[Tensor]]
+"""For each name under which state is kept, one tensor a parameter."""
+
+OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
+"""Arguments that not every cell has, with their defaults in those that do."""
 
 TRITON = find_spec("triton") is not None
 KERNEL_DTYPES = {torch.float32, torch.bfloat16, torch.float16, torch.complex64}
 
 
-def state_dtype(param: Tensor) -> torch.dtype:
-    """Moments are kept in float32 for 16-bit parameters and in the parameter's own dtype otherwise."""
+KINDS = (None, torch.float32, torch.bfloat16, "int8")
+"""What `state_dtype` may be."""
+
+
+def arithmetic_dtype(param: Tensor) -> torch.dtype:
+    """The dtype a step computes in: the parameter's, but float32 for 16-bit parameters."""
     return torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
+
+
+def state_kind(param: Tensor, group: Group) -> torch.dtype | str:
+    """How the state of a parameter is kept; where nothing is asked, in the dtype of the arithmetic."""
+    kind: torch.dtype | str | None = group["state_dtype"]
+    return arithmetic_dtype(param) if kind is None else kind
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Complex coordinates as pairs of real ones, as torch.optim has them."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def step_count(steps: float, param: Tensor, group: Group) -> Tensor:

@@ -1,0 +1,115 @@
+"""Who is timed: torch's Adam, our cells, and other people's optimizers where they are installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+
+CELLS = ("Adam", "AdaBelief", "LaProp", "MVNGrad")
+PATHS: dict[str, dict[str, Any]] = {
+    "eager": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+STATES: dict[str, dict[str, Any]] = {
+    "": {},
+    " bf16": {"state_dtype": torch.bfloat16},
+    " int8": {"state_dtype": "int8"},
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An optimizer by the place of its class, which is imported only when it is made."""
+
+    name: str
+    module: str
+    factory: str
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["torch", "ours", "peer"] = "peer"
+
+    def make(self, params: list[torch.nn.Parameter], decoupled: bool) -> torch.optim.Optimizer:
+        options: dict[str, Any] = {"lr": 1e-6, "weight_decay": 1e-2 if decoupled else 0.0, **self.options}
+        if self.capturable and params[0].is_cuda:
+            options["capturable"] = True
+        return self._load()(params, **options)
+
+    @property
+    def capturable(self) -> bool:
+        return self.path == "fused" and self.kind != "peer"
+
+    def _load(self) -> Callable[..., torch.optim.Optimizer]:
+        package = self.module.partition(".")[0]
+        try:
+            found: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.factory)
+        except Exception as error:  # an import can raise anything: a library built for another torch does
+            missing = isinstance(error, ModuleNotFoundError) and error.name == package
+            reason = "not installed" if missing else f"cannot be imported: {shown(error)}"
+            raise Unavailable(f"{package}: {reason}") from error
+        return found
+
+
+class Unavailable(Exception):
+    """A candidate's package is not here, on any model."""
+
+
+def shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# The algorithm of ours that has the same name, as far as each has it: no rectification, decoupled decay.
+PEERS = [
+    Candidate("timm AdaBelief", "timm.optim", "AdaBelief", "eager", {"rectify": False}),
+    Candidate("timm LaProp", "timm.optim", "LaProp", "eager"),
+    Candidate("timm AdamWLegacy", "timm.optim", "AdamWLegacy", "eager", {"foreach": False}),
+    Candidate("timm AdamWLegacy foreach", "timm.optim", "AdamWLegacy", "foreach", {"foreach": True}),
+    *(
+        Candidate(
+            f"pytorch_optimizer {cell}{' foreach' if path == 'foreach' else ''}",
+            "pytorch_optimizer",
+            cell,
+            path,
+            {"weight_decouple": True, **PATHS[path]},
+        )
+        for path in ("eager", "foreach")
+        for cell in ("AdaBelief", "LaProp")
+    ),
+    Candidate("torchao AdamW8bit", "torchao.optim", "AdamW8bit", "fused"),
+    Candidate("bitsandbytes AdamW8bit", "bitsandbytes.optim", "AdamW8bit", "fused"),
+]
+
+
+def _torch(path: str, decoupled: bool) -> Candidate:
+    factory = "AdamW" if decoupled else "Adam"
+    return Candidate(f"torch {factory} {path}", "torch.optim", factory, path, PATHS[path], "torch")
+
+
+def _ours(path: str, decoupled: bool) -> list[Candidate]:
+    found = []
+    for cell in CELLS:
+        factory = cell + ("W" if decoupled else "")
+        forms: dict[str, dict[str, Any]] = {"": {}}
+        if path == "fused":
+            lean = {f" lean{name}": {"lean": True, **kept} for name, kept in STATES.items()}
+            forms = STATES | (lean if cell == "MVNGrad" else {})
+        found += [
+            Candidate(f"{factory} {path}{form}", "mvngrad", factory, path, PATHS[path] | options, "ours")
+            for form, options in forms.items()
+        ]
+    return found
+
+
+def candidates(decoupled: bool, only: str = "") -> list[Candidate]:
+    """Those whose name matches `only`, path by path, and the references they are compared with."""
+    every = []
+    for path in PATHS:
+        every += [_torch(path, decoupled), *_ours(path, decoupled), *(peer for peer in PEERS if peer.path == path)]
+    chosen = [candidate for candidate in every if re.search(only, candidate.name)]
+    compared = {"fused", *(candidate.path for candidate in chosen)}
+    return [c for c in every if c in chosen or (c.kind == "torch" and c.path in compared)]

@@ -1,0 +1,399 @@
+"""Does state in fewer bits train as well as float32, and lean as well as MVN-Grad? The paper's MNIST network.
+
+    python -m benchmarks.quality [--seeds N] [--out results] [--device cpu|cuda] [--data FOLDER]
+
+Arms are compared seed by seed, by the rules of `benchmarks.paired`. Every run is appended to a file when it ends, under
+a hash of all that decides it; what stands there is not run again, so an interrupted benchmark goes on where it stopped.
+Writes results/quality-mnist.json and .md, or quality-mnist5k where only the sample of 5,000 digits was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import mvngrad
+from benchmarks.environment import RESULTS, environment
+from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_margin, against_noise, spread, worst
+from mvngrad import rule
+from mvngrad.lab.data import mnist
+from mvngrad.lab.models import mlp
+
+FIRST_SEED = 100
+"""Settings were tried on seeds 0 to 5, which are not used again."""
+CELLS = ("MVNGrad", "LaProp", "AdaBelief", "Adam")
+STATES: dict[str, Any] = {"float32": None, "bfloat16": torch.bfloat16, "int8": "int8"}
+METRICS = {"test_accuracy": ("test accuracy", 2), "train_loss": ("train loss", 4), "test_loss": ("test loss", 4)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all optimizers share in one experiment; the learning rate is constant."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    batch: int
+    epochs: int
+    eps_s: float = 1e-16
+    """The paper gives none for MNIST."""
+    weight_decay: float = 0.0
+    """Coupled."""
+
+
+PAPER_128, PAPER_1024 = "paper, batch 128", "paper, batch 1024"
+STRESSED, DECAYED = "stressed", "coupled weight decay"
+SETTINGS = {
+    PAPER_128: Setting(5e-3, (0.999, 0.7), 1e-8, batch=128, epochs=3),
+    PAPER_1024: Setting(1e-4, (0.95, 0.999), 1e-8, batch=1024, epochs=10),
+    # Adam overflows and AdaBelief spikes; beta2 is far from the slow normalizer that lean takes for granted.
+    STRESSED: Setting(5e-3, (0.99, 0.5), 1e-12, batch=128, epochs=3),
+    DECAYED: Setting(1e-3, (0.9, 0.999), 1e-8, batch=128, epochs=3, weight_decay=1e-4),
+}
+ROUNDED = {PAPER_128: ("MVNGrad", "LaProp"), PAPER_1024: CELLS}
+"""Where state in fewer bits is tried: Adam and AdaBelief fail in float32 at batch 128, which leaves nothing to lose."""
+UNSTABLE = (PAPER_128, STRESSED)
+"""Where all four cells run in float32, to show what fails."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run."""
+
+    setting: str
+    cell: str
+    state: str
+    lean: bool
+    seed: int
+
+    def optimizer(self, params: Any, fused: bool | None) -> torch.optim.Optimizer:
+        setting = SETTINGS[self.setting]
+        options: dict[str, Any] = {"rounding_seed": self.seed, "fused": fused}
+        if self.cell in ("MVNGrad", "AdaBelief"):
+            options["eps_s"] = setting.eps_s
+        if self.lean:
+            options["lean"] = True
+        shared = {"lr": setting.lr, "betas": setting.betas, "eps": setting.eps, "weight_decay": setting.weight_decay}
+        made: torch.optim.Optimizer = getattr(mvngrad, self.cell)(
+            params, **shared, state_dtype=STATES[self.state], **options
+        )
+        return made
+
+
+def jobs(seeds: int) -> list[Job]:
+    """All runs, seed by seed. The cells beside MVN-Grad, there to compare with, get half of the seeds, but three."""
+    made: dict[Job, None] = {}
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        compared = CELLS if seed - FIRST_SEED < max(3, seeds // 2) else CELLS[:1]
+        arms = [(name, "MVNGrad", "float32", lean) for name in SETTINGS for lean in (False, True)]
+        arms += [(name, cell, "float32", False) for name in UNSTABLE for cell in compared]
+        for name, cells in ROUNDED.items():
+            arms += [(name, cell, state, False) for cell in cells if cell in compared for state in STATES]
+        made |= {Job(*arm, seed): None for arm in arms}
+    return list(made)
+
+
+def normalized(images: Tensor) -> Tensor:
+    """Grey values with the mean and deviation of MNIST's training set taken out."""
+    return (images.float() - 255 * 0.1307) / (255 * 0.3081)
+
+
+def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[str, Any]:
+    """Train one network; metrics that are not finite are None."""
+    start, setting = time.perf_counter(), SETTINGS[job.setting]
+    torch.manual_seed(job.seed)
+    model = mlp.two_layer_mlp().to(device)
+    optimizer = job.optimizer(model.parameters(), fused)
+    order = torch.Generator().manual_seed(job.seed)
+    images, labels = data.train_images.to(device), data.train_labels.to(device)
+    losses = []
+    for _ in range(setting.epochs):
+        shuffled = torch.randperm(len(labels), generator=order).to(device)
+        for chosen in shuffled.split(setting.batch)[: len(labels) // setting.batch]:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(normalized(images[chosen])), labels[chosen])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+
+    def evaluate(images: Tensor, labels: Tensor) -> tuple[float, float]:
+        with torch.no_grad():
+            scores = torch.cat([model(normalized(part)) for part in images.to(device).split(10_000)])
+        labels = labels.to(device)
+        return cross_entropy(scores, labels).item(), 100 * (scores.argmax(1) == labels).float().mean().item()
+
+    test_loss, test_accuracy = evaluate(data.test_images, data.test_labels)
+    metrics = {
+        "test_accuracy": test_accuracy,
+        "test_loss": test_loss,
+        "train_loss": evaluate(images, labels)[0],
+        "peak_loss": torch.stack(losses[len(losses) // 10 :]).max().item(),  # of a batch, after the first tenth
+    }
+    kept = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {**kept, "seconds": round(time.perf_counter() - start, 2)}
+
+
+# Running
+
+
+def code() -> str:
+    """A hash of the code that trains, so that results of another version are not taken for this one's."""
+    files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/*.py")), Path(mlp.__file__)]
+    texts = [path.read_text() for path in files] + [inspect.getsource(thing) for thing in (Job, normalized, train)]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def key(job: Job, **surroundings: Any) -> str:
+    settings = {**asdict(job), **asdict(SETTINGS[job.setting]), **surroundings}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def stored(path: Path) -> dict[str, dict[str, Any]]:
+    """The finished runs by their keys. A line that was cut off by an interruption is left out."""
+    rows = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        rows[row["key"]] = row
+    return rows
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # after a line that was cut off
+                file.write(b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+_data: list[mnist.Mnist] = []
+"""In a worker, its one copy of the data."""
+
+
+def _start(folder: Path | None) -> None:
+    torch.set_num_threads(1)
+    _data[:] = [mnist.load(folder)]
+
+
+def _work(job: Job, device: str, fused: bool | None) -> dict[str, Any]:
+    return train(job, _data[0], device, fused)
+
+
+def results(
+    todo: list[Job], workers: int, folder: Path | None, work: Callable[[Job], Any]
+) -> Iterator[tuple[Job, Any]]:
+    """Each job with its result, as they finish."""
+    if workers < 2:
+        _start(folder)
+        yield from ((job, work(job)) for job in todo)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start, initargs=(folder,)) as pool:
+        waiting = {pool.submit(work, job): job for job in todo}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # not the whole queue after an error or an interruption
+            raise
+
+
+# Reporting
+
+Runs = dict[tuple[str, str, str, bool], dict[int, dict[str, Any]]]
+"""(setting, cell, state, lean) -> seed -> metrics."""
+
+
+def failed(run: dict[str, Any]) -> bool:
+    return any(run[name] is None for name in METRICS) or run["test_accuracy"] < FAILED_BELOW
+
+
+def values(runs: dict[int, dict[str, Any]], metric: str, seeds: Sequence[int]) -> list[float]:
+    """A metric over seeds, NaN where the run failed."""
+    return [math.nan if failed(runs[seed]) else runs[seed][metric] for seed in seeds]
+
+
+def compare(
+    judge: Callable[..., Verdict], runs: Runs, metric: str, reference: tuple[Any, ...], arm: tuple[Any, ...]
+) -> dict[str, Any]:
+    """One line of a table: the two arms over the seeds both have, and the verdict."""
+    seeds = sorted(runs[reference].keys() & runs[arm].keys())
+    pair = [values(runs[side], metric, seeds) for side in (reference, arm)]
+    setting, cell, state, lean = arm
+    verdict = asdict(judge(metric, *pair))
+    verdict |= {name: None for name, value in verdict.items() if isinstance(value, float) and not math.isfinite(value)}
+    line = {"setting": setting, "cell": cell, "state": state, "lean": lean, "metric": metric, "seeds": len(seeds)}
+    return {**line, **verdict, "reference": summary(pair[0]), "arm": summary(pair[1])}
+
+
+def summary(numbers: Sequence[float]) -> dict[str, Any]:
+    """Mean and deviation over the runs that did not fail."""
+    fine = [number for number in numbers if math.isfinite(number)]
+    mean, deviation = fmean(fine) if fine else None, spread(fine) if len(fine) > 1 else None
+    return {"mean": mean, "deviation": deviation, "failed": len(numbers) - len(fine)}
+
+
+def judged(runs: Runs) -> dict[str, list[dict[str, Any]]]:
+    """Every comparison the two questions ask for."""
+    state = [
+        compare(against_noise, runs, metric, (setting, cell, "float32", False), (setting, cell, state, False))
+        for setting, cells in ROUNDED.items()
+        for cell in cells
+        for state in list(STATES)[1:]
+        for metric in ("test_accuracy", "train_loss")
+    ]
+    lean = [
+        compare(against_margin, runs, metric, (name, "MVNGrad", "float32", False), (name, "MVNGrad", "float32", True))
+        for name in SETTINGS
+        for metric in MARGINS
+    ]
+    unstable = [
+        {
+            "setting": setting,
+            "cell": cell + ", lean" * lean,
+            "seeds": len(arm),
+            "failed": sum(map(failed, arm.values())),
+            "accuracies": sorted(round(run["test_accuracy"], 2) for run in arm.values()),
+            "peaks": [run["peak_loss"] for run in arm.values()],
+        }
+        for (setting, cell, state, lean), arm in sorted(runs.items())
+        if setting in UNSTABLE and state == "float32"
+    ]
+    return {"state": state, "lean": lean, "unstable": unstable}
+
+
+def shown(number: float | None, digits: int, sign: str = "") -> str:
+    return "-" if number is None else f"{number:{sign}.{digits}f}"
+
+
+def text(line: dict[str, Any]) -> list[str]:
+    """The numbers of a comparison: both arms, the difference with its interval, the yardstick, the verdict."""
+    digits = METRICS[line["metric"]][1]
+
+    def arm(side: dict[str, Any]) -> str:
+        spoilt = f" ({side['failed']} failed)" if side["failed"] else ""
+        return f"{shown(side['mean'], digits)} ± {shown(side['deviation'], digits)}{spoilt}"
+
+    bounds = f"{shown(line['low'], digits, '+')} to {shown(line['high'], digits, '+')}"
+    difference = f"{shown(line['mean'], digits, '+')} ({bounds})"
+    return [arm(line["reference"]), arm(line["arm"]), difference, shown(line["yardstick"], digits), line["text"]]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    lines = ["# Quality of training on MNIST", "", "Measured by `python -m benchmarks.quality`.", ""]
+    lines += [result["data"] + ".", f"784-{mlp.HIDDEN}-10 MLP with ReLU, constant learning rate.", ""]
+    lines += [", ".join(f"{name} {value}" for name, value in result["environment"].items()), ""]
+    lines += ["## Rules, fixed before the runs", "", RULES, "", "## Settings", ""]
+    columns = ["setting", *next(iter(result["settings"].values()))]
+    lines += table(columns, [[name, *map(str, setting.values())] for name, setting in result["settings"].items()])
+    lines += ["", "## State in fewer bits, against float32", ""]
+    lines += [
+        "Means ± deviations over seeds; the difference is paired, with its two-sided 95% confidence interval. At batch",
+        "128 Adam and AdaBelief are left out: they fail in float32, as the last table shows.",
+        "",
+    ]
+    columns = ["setting", "optimizer", "state", "seeds", "metric", "float32", "arm", "difference", "noise", "verdict"]
+    rows = [
+        [a["setting"], a["cell"], a["state"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)]
+        for a in result["verdicts"]["state"]
+    ]
+    lines += [*table(columns, rows), "", "## Lean, against MVN-Grad", ""]
+    lines += ["The deterioration is positive where lean is worse, with both one-sided 95% confidence bounds.", ""]
+    columns = ["setting", "seeds", "metric", "MVN-Grad", "lean", "deterioration", "margin", "verdict"]
+    compared = result["verdicts"]["lean"]
+    lines += table(columns, [[a["setting"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)] for a in compared])
+    overall = [f"{name}: *{worst([a['text'] for a in compared if a['setting'] == name])}*" for name in SETTINGS]
+    lines += ["", "; ".join(overall) + ".", "", "## Where Adam and AdaBelief fail or spike", ""]
+    columns = [
+        "setting",
+        "optimizer",
+        "seeds",
+        "failed",
+        "test accuracies",
+        "largest loss of a batch after the first tenth",
+    ]
+    rows = []
+    for a in result["verdicts"]["unstable"]:
+        peak = "not finite" if None in a["peaks"] else f"{max(a['peaks']):.3g}"
+        rows.append(
+            [a["setting"], a["cell"], str(a["seeds"]), str(a["failed"]), ", ".join(map(str, a["accuracies"])), peak]
+        )
+    return "\n".join([*lines, *table(columns, rows), ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each arm of MVN-Grad, at least 3 (default 10)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--workers", type=int, help="processes, of one thread each (default: the cores; 1 on cuda)")
+    parser.add_argument("--data", type=Path, help="folder with MNIST's files (default: see mvngrad.lab.data.mnist)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--store", type=Path, default=Path("runs/quality-mnist.jsonl"), help="file of finished runs")
+    args = parser.parse_args(arguments)
+    if args.seeds < 3:
+        parser.error(f"--seeds {args.seeds}: at least 3 are needed for a spread over seeds")
+
+    data = mnist.load(args.data)
+    workers = args.workers or (1 if args.device == "cuda" else os.cpu_count() or 1)
+    # Without a compiler the same steps run eagerly, which takes several times as long for state in fewer bits.
+    fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
+    surroundings = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code()}
+    keys = {key(job, **surroundings): job for job in jobs(args.seeds)}
+    done = stored(args.store)
+    todo = [job for name, job in keys.items() if name not in done]
+    print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} of them done already", flush=True)
+    names = {job: name for name, job in keys.items()}
+    work = partial(_work, device=args.device, fused=fused)
+    for count, (job, metrics) in enumerate(results(todo, workers, args.data, work), start=1):
+        done[names[job]] = {"key": names[job], **asdict(job), **metrics}
+        append(args.store, done[names[job]])
+        print(f"{count}/{len(todo)} {job.setting}, {job.cell}{' lean' * job.lean}, {job.state}, {metrics}", flush=True)
+
+    runs: Runs = {}
+    for name, job in keys.items():
+        runs.setdefault((job.setting, job.cell, job.state, job.lean), {})[job.seed] = done[name]
+    made_on = environment(args.device) | {"threads": 1, "processes": workers, "path": "fused" if fused else "default"}
+    result = {
+        "environment": made_on,
+        "data": data.source,
+        "rules": RULES,
+        "settings": {name: asdict(setting) for name, setting in SETTINGS.items()},
+        "verdicts": judged(runs),
+        "runs": [done[name] for name in keys],
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / ("quality-mnist" if data.complete else "quality-mnist5k")
+    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
+        stem.with_suffix(suffix).write_text(content)
+        print(stem.with_suffix(suffix))
+
+
+if __name__ == "__main__":
+    main()

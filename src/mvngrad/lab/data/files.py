@@ -1,0 +1,141 @@
+"""Files of known content: looked for, verified, downloaded. What every data set needs and none should write again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+FOLDER_VARIABLE = "MVNGRAD_DATA"
+ATTEMPTS = 3
+"""How often a mirror is asked for one file; each attempt goes on where the one before broke off."""
+TIMEOUT = 30.0
+"""Seconds without a byte until a transfer counts as broken off."""
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """A file by what it holds once unpacked, so that it is the same file raw, gzipped, or gzipped again elsewhere."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class DamagedFile(ValueError):
+    """A file does not hold what it should."""
+
+
+class DownloadError(RuntimeError):
+    """No mirror yielded a file."""
+
+
+def read(path: Path, known: KnownFile) -> bytearray:
+    """What `path` holds, unpacked if it is gzipped; a DamagedFile error unless it is exactly the `known` file."""
+    with path.open("rb") as file:
+        gzipped = file.read(2) == b"\x1f\x8b"
+    content, broken = bytearray(), ""
+    with gzip.open(path, "rb") if gzipped else path.open("rb") as stream:
+        try:
+            while len(content) <= known.size and (chunk := stream.read(1 << 20)):
+                content += chunk
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            broken = f" ({error})"
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != known.sha256:
+        raise DamagedFile(
+            f"{path} is not {known.name} as it was published: expected {known.size} bytes with sha256 {known.sha256}, "
+            f"found {len(content)} bytes with sha256 {actual}{broken}. Delete it and download it again"
+        )
+    return content
+
+
+def cache() -> Path:
+    """The folder downloads go to unless another is named."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvngrad"
+
+
+def locate(dataset: str, files: Sequence[KnownFile], folder: Path | None = None) -> list[Path] | None:
+    """Where the `files` of a data set lie: in `folder` or, if none is given, in that of MVNGRAD_DATA or in the cache.
+
+    In each they are looked for in a folder named after the data set and beside it, raw or with .gz. None if they are
+    nowhere. A named folder that does not exist, a given one without the files, and any that has only some of them are
+    errors: falling back in silence would train on other data than was asked for.
+    """
+    named = os.environ.get(FOLDER_VARIABLE)
+    given = folder if folder is not None else named
+    if given and not Path(given).is_dir():
+        asked = f"{FOLDER_VARIABLE}={named}" if folder is None else f"folder={str(folder)!r}"
+        raise FileNotFoundError(f"{asked} is not a folder; name one that holds {dataset}/ or its files")
+    folders = [Path(given)] if given else []
+    if folder is None:
+        folders.append(cache())
+    for home in folders:
+        for place in (home / dataset, home):
+            choices = [[place / file.name, place / f"{file.name}.gz"] for file in files]
+            found = [next((path for path in pair if path.is_file()), None) for pair in choices]
+            if missing := [file.name for file, path in zip(files, found, strict=True) if path is None]:
+                if len(missing) < len(files):
+                    raise FileNotFoundError(f"{place} has some files of {dataset} but not {', '.join(missing)}")
+                continue
+            return [path for path in found if path is not None]
+    if folder is not None:
+        raise FileNotFoundError(f"{folder} has no files of {dataset}: {', '.join(file.name for file in files)}")
+    return None
+
+
+def fetch(urls: Sequence[str], target: Path, known: KnownFile) -> None:
+    """Download `target` from the first of `urls` that yields the `known` file.
+
+    Nothing stands under the name `target` before it is verified. What has arrived is kept beside it as .part, so that
+    a transfer that broke off, also one of an earlier process, goes on where it stopped.
+    """
+    part = target.with_name(f"{target.name}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for url in urls:
+        for _ in range(ATTEMPTS):
+            resumed = part.exists()
+            try:
+                _transfer(url, part)
+                read(part, known)
+            except DamagedFile as error:
+                failures.append(f"{url}: {error}")
+                part.unlink()
+                if not resumed:  # else what was kept may be at fault: once more, from the start
+                    break
+            except HTTPError as error:
+                failures.append(f"{url}: {error}")
+                error.close()
+                if error.code != 416:
+                    break
+                part.unlink(missing_ok=True)  # more was kept than the file has
+            except (OSError, HTTPException) as error:
+                failures.append(f"{url}: {error}")
+            else:
+                part.replace(target)
+                return
+    raise DownloadError(f"{target.name} could not be downloaded.\n" + "\n".join(failures))
+
+
+def _transfer(url: str, part: Path) -> None:
+    """Append to `part` what it lacks of `url`, or write it anew where the server cannot start in the middle."""
+    kept = part.stat().st_size if part.exists() else 0
+    request = Request(url, headers={"Range": f"bytes={kept}-"} if kept else {})
+    with urlopen(request, timeout=TIMEOUT) as response:
+        if response.status != 206:
+            kept = 0
+        with part.open("ab" if kept else "wb") as out:
+            shutil.copyfileobj(response, out)
+            arrived = out.tell() - kept
+        announced = response.headers.get("Content-Length")
+        if announced is not None and arrived < int(announced):  # urllib takes a closed connection for the end
+            raise ConnectionError(f"the connection closed after {arrived} of {announced} bytes")

@@ -1,0 +1,147 @@
+"""The benchmark of a step: what it writes, how it judges, what it counts."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks import candidates, step
+from benchmarks.candidates import Candidate
+from benchmarks.report import FIGURES, markdown
+from benchmarks.targets import judged, machine
+from benchmarks.timing import host_profile
+from benchmarks.traffic import bytes_needed, state_bytes
+
+SHAPES = [(64, 32), (1000,)]
+SIZE = 64 * 32 + 1000
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.setitem(step.MODELS, "small", SHAPES)
+    monkeypatch.setattr(step, "copy_bandwidth", lambda device: 1e10)
+
+    def run(*arguments):
+        step.main(["--device", "cpu", "--models", "small", "--rounds", "2", "--out", str(tmp_path), *arguments])
+        return json.loads((tmp_path / "step-cpu.json").read_text()), (tmp_path / "step-cpu.md").read_text()
+
+    return run
+
+
+def test_a_run_writes_the_candidates_asked_for_and_their_references(run):
+    result, page = run("--only", "^MVNGradW (eager|foreach)$")
+    rows = {row["name"]: row for row in result["models"]["small"]["decoupled"]}
+    assert list(rows) == [
+        "torch AdamW eager",
+        "MVNGradW eager",
+        "torch AdamW foreach",
+        "MVNGradW foreach",
+        "torch AdamW fused",
+    ]
+    for row in rows.values():
+        assert {key for _, key, _ in FIGURES} <= row.keys()
+        assert row["milliseconds"] > 0
+        assert row["ratio_quartiles"][0] <= row["ratio"] <= row["ratio_quartiles"][1]
+        assert f"| {row['name']} |" in page
+    assert rows["torch AdamW fused"]["ratio_to_fused"] == rows["torch AdamW eager"]["ratio"] == 1
+    assert rows["MVNGradW eager"]["reference"] == "torch AdamW eager"
+    assert rows["torch AdamW eager"]["state_bytes"] == pytest.approx(8, abs=0.01)
+    assert rows["MVNGradW eager"]["state_bytes"] == pytest.approx(12, abs=0.01)
+    assert rows["MVNGradW eager"]["limit"] == pytest.approx(1.1 * 36 / 28, abs=0.01)
+    assert rows["MVNGradW eager"]["peak"] > 8 + 12
+    assert result["targets"] == []
+
+
+def test_what_cannot_run_is_a_note_and_not_an_error(run, monkeypatch):
+    absent = Candidate("absent Adam", "no_such_package.optim", "Adam", "fused")
+    wrong = Candidate("wrong AdamW", "torch.optim", "AdamW", "fused", {"no_such_option": 1})
+    monkeypatch.setattr(candidates, "PEERS", [absent, wrong])
+    result, page = run("--only", "absent|wrong")
+    assert [row["name"] for row in result["models"]["small"]["decoupled"]] == ["torch AdamW fused"]
+    assert result["notes"][0] == "no_such_package: not installed"
+    assert result["notes"][1].startswith("wrong AdamW: TypeError")
+    assert "- no_such_package: not installed" in page
+
+
+def test_the_host_profile_names_the_fused_candidates(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "host_profile", partial(host_profile, steps=3))
+    run("--only", "torch AdamW fused", "--profile", "--decay", "none", "decoupled")
+    text = (tmp_path / "profile-host.txt").read_text()
+    assert "small: torch Adam fused" in text
+    assert "small: torch AdamW fused" in text
+    assert text.count("3 steps") == 2
+
+
+def test_launches_are_counted_for_the_rows_there_are(monkeypatch):
+    monkeypatch.setitem(step.MODELS, "small", SHAPES)
+    monkeypatch.setattr(step, "launches", lambda step: 7)
+    rows = [{"name": "torch AdamW fused", "launches": None}]
+    step.Bench("cpu", 2, 1e10).count_launches("small", True, candidates.candidates(True, "torch"), rows)
+    assert rows == [{"name": "torch AdamW fused", "launches": 7}]
+
+
+def test_every_cell_and_state_is_a_candidate():
+    names = {candidate.name for candidate in candidates.candidates(decoupled=True)}
+    for cell in ("AdamW", "AdaBeliefW", "LaPropW", "MVNGradW"):
+        assert {f"{cell} {form}" for form in ("eager", "foreach", "fused", "fused bf16", "fused int8")} <= names
+    assert {"MVNGradW fused lean", "MVNGradW fused lean bf16", "MVNGradW fused lean int8"} <= names
+    assert not {name for name in names if "lean" in name and "MVNGrad" not in name}
+
+
+def tables(model, host=80.0, **ratios):
+    rows = [{"name": "torch AdamW fused", "ratio_to_fused": 1.0, "of_copy": 0.6, "host_microseconds": 300.0}]
+    rows += [
+        {
+            "name": f"MVNGradW {name.replace('_', ' ')}",
+            "ratio_to_fused": ratio,
+            "of_copy": 0.95,
+            "host_microseconds": host,
+        }
+        for name, ratio in ratios.items()
+    ]
+    return {model: {"decoupled": rows}}
+
+
+def test_a_target_is_met_missed_or_not_measured():
+    targets = judged(tables("gpt2-124m", fused=0.85, fused_bf16=0.70), "H200")
+    verdicts = {target["target"]: target["verdict"] for target in targets}
+    assert verdicts["MVNGradW fused: time over torch's fused AdamW"] == "met"
+    assert verdicts["MVNGradW fused bf16: time over torch's fused AdamW"] == "missed"
+    assert verdicts["MVNGradW fused int8: time over torch's fused AdamW"] == "not measured"
+    assert verdicts["MVNGradW fused: of copy"] == "met"
+    assert verdicts["MVNGradW fused: host, us"] == "met"
+    assert all(target["models"] == ["gpt2-124m"] for target in targets)
+    result = {"environment": {"device": "H200"}, "copy_bytes_per_second": 4e12, "targets": targets}
+    page = markdown(result | {"models": {}, "notes": []})
+    assert "| at most 0.62 | 0.7 | missed |" in page
+    assert "| at least 0.9 | 0.95 | met |" in page
+
+
+@pytest.mark.parametrize(("host", "verdict"), [(2000.0, "met"), (20000.0, "missed")])
+def test_host_time_may_not_grow_faster_than_torchs(host, verdict):
+    models = tables("gpt2-124m", fused=0.85) | tables("tiny-2000", host=host, fused=0.3)
+    models["tiny-2000"]["decoupled"][0]["host_microseconds"] = 6000.0
+    (growth,) = (target for target in judged(models, "H200") if len(target["models"]) == 2)
+    assert growth["verdict"] == verdict
+
+
+def test_a_target_is_judged_on_its_machine_only():
+    assert machine({"device": "NVIDIA H200", "threads": 16}, "cuda") == "H200"
+    assert machine({"device": "NVIDIA L4", "threads": 2}, "cuda") is None
+    assert machine({"device": "Xeon", "threads": 2}, "cpu") == "2 CPU cores"
+    assert machine({"device": "Xeon", "threads": 8}, "cpu") is None
+    assert judged(tables("gpt2-124m", fused=0.85), None) == []
+
+
+def test_the_bytes_of_state_are_those_of_its_tensors_each_once():
+    params = step.parameters(SHAPES, "cpu")
+    optimizer = torch.optim.AdamW(params, fused=True)
+    assert state_bytes(optimizer) == 0
+    optimizer.step()
+    assert state_bytes(optimizer) == 8 * SIZE + 4 * len(params)
+    assert bytes_needed(optimizer) == 28 * SIZE + 8 * len(params)
+    shared = torch.ones(256)
+    for param in params:
+        optimizer.state[param] = {"code": torch.ones_like(param, dtype=torch.uint8), "map": shared, "step": 3}
+    assert state_bytes(optimizer) == SIZE + 4 * 256
