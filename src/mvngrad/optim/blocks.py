@@ -41,14 +41,16 @@ def to_signed(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
     `noise` has 16 bits; the half of them rounds to the nearest.
     """
     size = value.abs()
-    scale = _float(size.view(torch.int32).amax(-1, keepdim=True))  # by its bits, a NaN is the largest
-    part = size * (UP * TOP / torch.where(scale > 0, scale, 1))
+    scale = _float(size.view(torch.int32).amax(-1, keepdim=True).clamp(min=LEAST))  # by its bits, a NaN is the largest
+    part = size * (UP * TOP / scale)
     codes = (((part + OFFSET).view(torch.int32) + (noise << CUT - 16)) >> CUT) - (_bits(OFFSET) >> CUT)
     return codes.clamp(max=127) | (value.view(torch.int32) >> 24) & 128, scale
 
 
 UP = 1 + 2.0**-22
 """Lifts the largest value of a row above the bound of its code, lest it be cut below it."""
+LEAST = 1 << 23
+"""The bits of the least normal number: the inverse of a scale below it would be infinite."""
 
 
 def squares(codes: Tensor, first: Tensor, cut: Tensor) -> Tensor:

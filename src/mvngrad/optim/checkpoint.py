@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim import storage
-from mvngrad.optim.gather import is_sharded, local
+from mvngrad.optim.gather import is_sharded, local_part
 from mvngrad.optim.state import KINDS, OPTIONS, Group, real, state_kind, step_count
 
 if TYPE_CHECKING:
@@ -75,7 +75,12 @@ def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
 
 def _family(kind: Any) -> str:
     """How a checkpoint's state was rounded: the wide floats are one family, as in torch."""
-    return "int8" if kind == "int8" else "bfloat16" if kind == torch.bfloat16 else "float32"
+    return "int8" if kind == "int8" else "bfloat16" if kind in (torch.bfloat16, "bfloat16") else "float32"
+
+
+def _named(kind: torch.dtype | str | None) -> str | None:
+    """A `state_dtype` as checkpoints have it: torch.distributed.checkpoint takes no dtypes."""
+    return None if kind is None else _family(kind)
 
 
 def _sealed_state(optimizer: RuleOptimizer, place: tuple[Tensor, Group], saved: Any) -> dict[str, Sealed]:
@@ -101,9 +106,10 @@ def _sealed_state(optimizer: RuleOptimizer, place: tuple[Tensor, Group], saved: 
     elif saved.keys() == {"step", *room} and all(saved[slot].stride() == room[slot].stride() for slot in slots):
         for name, kept in room.items():
             kept.copy_(saved[name])
-    else:  # blocks that lie otherwise, or floats of a sharded parameter
-        here = {name: local(value) for name, value in saved.items()}
-        values = storage.opened(slots, here, torch.float32)
+    else:  # blocks that lie otherwise, or floats
+        if is_sharded(param):
+            saved = {slot: local_part(saved[slot], param) for slot in slots}
+        values = storage.opened(slots, saved, torch.float32)
         storage.close(
             room, {slot: torch.empty_like(room[slot], dtype=torch.float32).copy_(values[slot]) for slot in slots}
         )
@@ -119,6 +125,11 @@ def _steps(value: Any) -> float:
 
 
 def _check_fits(name: str, value: Any, param: Tensor, kept: Tensor, floats: bool) -> None:
+    if is_sharded(param) and not floats:
+        raise ValueError(
+            f"{name} is in 8-bit blocks, which cannot be cut where shards are: load it in float32 into another "
+            "optimizer of these parameters, and its state_dict into this one; mvngrad.convert_state_dict converts"
+        )
     whole = real(param.detach()) if floats else kept
     fits = (
         isinstance(value, Tensor)
@@ -129,10 +140,11 @@ def _check_fits(name: str, value: Any, param: Tensor, kept: Tensor, floats: bool
     )
     if not fits:
         raise ValueError(f"corrupted state_dict: {name} is {_shown(value)} for a parameter that is {_shown(param)}")
-    if floats and is_sharded(value) != is_sharded(param):
+    if is_sharded(value) != is_sharded(param):
+        case = ("sharded", "whole", "save", "get") if is_sharded(value) else ("whole", "sharded", "load", "set")
         raise ValueError(
-            f"{name} is {'' if is_sharded(value) else 'not '}sharded, its parameter is otherwise: load through "
-            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
+            "{} is {}, its parameter {}: {} it by {}_optimizer_state_dict of torch.distributed.checkpoint.state_dict, "
+            "with full_state_dict=True".format(name, *case)
         )
     if floats and name in storage.SQUARES and type(value) is Tensor and bool((real(value) < 0).any()):
         raise ValueError(f"corrupted state_dict: {name} has negative values, and no average of squares has")
@@ -142,25 +154,31 @@ def _shown(value: Any) -> str:
     return f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def unsharded_blocks(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state_dict with 8-bit state of sharded parameters as sharded floats, which any number of processes can load.
+def portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state_dict as torch.distributed.checkpoint takes it, for any number of processes.
 
-    Blocks cannot be cut where shards are. Nothing is lost: floats made from codes are encoded as the same codes.
+    Dtypes are named. 8-bit state of sharded parameters becomes sharded floats, because blocks cannot be cut where
+    shards are; nothing is lost: floats made from codes are encoded as the same values.
     """
-    states = dict(state_dict["state"])
+    states, groups = dict(state_dict["state"]), []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        groups.append({**saved, "state_dtype": _named(group["state_dtype"])})
         slots = optimizer._rule(group).slots
         for key, param in zip(saved["params"], group["params"], strict=True):
             if is_sharded(param) and f"{slots[0]}_scale" in states.get(key, {}):
-                from torch.distributed.tensor import DTensor
-
                 values = storage.opened(slots, states[key], torch.float32)
-                spread = {"run_check": False, "shape": param.shape, "stride": param.stride()}
-                states[key] = {"step": states[key]["step"]} | {
-                    slot: DTensor.from_local(value, param.device_mesh, param.placements, **spread)
-                    for slot, value in values.items()
-                }
-    return {**state_dict, "state": states}
+                states[key] = {"step": states[key]["step"], **{slot: _spread(values[slot], param) for slot in slots}}
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _spread(part: Tensor, param: Any) -> Tensor:
+    """The part of a state that is here as a DTensor, spread as its parameter is."""
+    from torch.distributed.tensor import DTensor
+
+    whole = real(param.detach())
+    return DTensor.from_local(
+        part, param.device_mesh, param.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
@@ -180,8 +198,9 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         slots = [name for name in kept if name != "step" and not name.endswith("_scale")]
         wide = torch.float64 if real(kept[slots[0]]).dtype == torch.float64 else torch.float32
         values = storage.opened(slots, kept, wide)
-        room = storage.empty(slots, values[slots[0]], state_dtype or wide)
+        in_floats = is_sharded(values[slots[0]]) and state_dtype == "int8"  # as `portable` has them
+        room = storage.empty(slots, values[slots[0]], torch.float32 if in_floats else state_dtype or wide)
         storage.close(room, values)
         states[key] = {"step": kept["step"], **room}
-    groups = [{**group, "state_dtype": state_dtype} for group in state_dict["param_groups"]]
+    groups = [{**group, "state_dtype": _named(state_dtype)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}

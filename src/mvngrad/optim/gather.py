@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,15 @@ class Gathered:
     Of a parameter that is sharded over several processes (a DTensor) all are the local part.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.steps: list[Tensor] = []
         self.state: dict[str, list[Tensor]] = {name: [] for name in names}
         self.launches: Launches | None = None
+        self.sharded: list[Tensor] = []
+        """The DTensors of which `params` are the local parts."""
         self.rows: dict[int, Any] = {}
         """What the compiled path keeps from step to step."""
         self.asked: tuple[Any, ...] = ()
@@ -39,7 +41,7 @@ class Gathered:
         self.absent = [member.grad is None for member in members]
         self.owned = owned
         self.values = list(chain.from_iterable(map(dict.values, owned)))
-        self.sharded = any(map(is_sharded, members))
+        self.sharded = [member for member in members if member.grad is not None and is_sharded(member)]
         self.parts = list(map(local, members)) if self.sharded else []
 
     def renew(self, members: list[Tensor]) -> bool:
@@ -59,7 +61,7 @@ class Gathered:
             grads = [grad for grad in grads if grad is not None]
         if self.sharded:
             present = (member for member, absent in zip(members, self.absent, strict=True) if not absent)
-            grads = [local_gradient(grad, param) for grad, param in zip(grads, present, strict=True)]
+            grads = [local_part(grad, param) for grad, param in zip(grads, present, strict=True)]
         self.grads = grads
         return set(map(_layout, grads)) <= {torch.strided}
 
@@ -74,8 +76,13 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
-def local_gradient(grad: Any, param: Any) -> Tensor:
-    """The part of a gradient that belongs to the local part of its parameter."""
-    if is_sharded(param) and is_sharded(grad) and grad.placements != param.placements:
-        grad = grad.redistribute(param.device_mesh, param.placements)
-    return local(grad)
+def local_part(tensor: Any, param: Any) -> Tensor:
+    """The part of a gradient, or of a state, that belongs to the local part of its parameter."""
+    if is_sharded(tensor) != is_sharded(param):
+        kinds = ["DTensor" if is_sharded(each) else "plain tensor" for each in (param, tensor)]
+        raise ValueError(f"a {kinds[0]} of {tuple(param.shape)} has a {kinds[1]} as its gradient; both must be alike")
+    if is_sharded(param) and tensor.placements != param.placements:
+        tensor = tensor.redistribute(param.device_mesh, param.placements)
+    part = local(tensor)
+    arrived: Tensor = part.wait() if hasattr(part, "wait") else part  # the end of a collective that still runs
+    return arrived

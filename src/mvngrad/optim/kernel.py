@@ -82,8 +82,8 @@ def _signed(codes, scale):
 @triton.jit
 def _to_signed(value, noise):
     size = tl.abs(value)
-    scale = tl.max(size.to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True)
-    part = size * (0.9374849647247174 / tl.where(scale > 0, scale, 1.0)) + 1.52587890625e-05  # UP * TOP
+    scale = tl.maximum(tl.max(size.to(tl.int32, bitcast=True), axis=0), 0x800000).to(tl.float32, bitcast=True)
+    part = size * (0.9374849647247174 / scale) + 1.52587890625e-05  # UP * TOP
     codes = tl.minimum(((part.to(tl.int32, bitcast=True) + (noise << 4)) >> 20) - 0x378, 127)
     return codes | ((value.to(tl.int32, bitcast=True) >> 24) & 128), scale
 

@@ -29,6 +29,8 @@ DTYPES = {
 }
 SHAPES = {torch.float32: (1024, 1, 4), torch.bfloat16: (1024, 2, 4), torch.uint8: (256, 8, 1)}
 """How many coordinates a program steps at once, how often, and with how many warps, by how state is kept."""
+REGISTERS = {torch.uint8: 96}
+"""The most registers a thread may have; left to itself, the compiler takes so many that few threads run at once."""
 
 
 def blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,8 @@ class Launch:
         self.rule, self.params = rule, params
         self.layout = state[rule.slots[0]]
         kept = real(self.layout[0]).dtype
-        self.block, self.loops, self.warps = SHAPES[kept]
+        self.block, self.loops, warps = SHAPES[kept]
+        self.options = {"num_warps": warps}
         self.dtypes = DTYPES[real(params[0]).dtype], DTYPES[real(grads[0]).dtype], DTYPES[kept]
         sizes = torch.tensor([real(param).numel() for param in params])
         owners, spots = blocks(sizes, self.block * self.loops)
@@ -73,7 +76,10 @@ class Launch:
         self.kept = places + [tensor.data_ptr() for kept in state.values() for tensor in kept]
         self.slots_aligned = all(tensor.data_ptr() % 16 == 0 for slot in rule.slots for tensor in state[slot])
         self.shared = torch.empty(4 * len(params), device=self.device)
-        self.fast = self.device.type == "cuda" and torch.version.cuda is not None and kept != torch.float32
+        nvidia = self.device.type == "cuda" and torch.version.cuda is not None
+        self.fast = nvidia and kept != torch.float32
+        if nvidia and kept in REGISTERS:
+            self.options["maxnreg"] = REGISTERS[kept]
         self.pointed: list[int] = []
         self.ready: dict[Any, Any] = {}
         self.spare: Tensor | None = None
@@ -132,11 +138,11 @@ class Launch:
         )  # fmt: skip
         logs = _log(beta1), _log(beta2)
         self._launch(
-            kernel.advance, (-(-many // kernel.LANES.value), 1, 1), 4, found_inf is not None,
+            kernel.advance, (-(-many // kernel.LANES.value), 1, 1), {}, found_inf is not None,
             self.table, self.shared, many, tensors[2], wrapped(rounding.seed), *logs, found_inf is not None,
         )  # fmt: skip
         self._launch(
-            kernel.update, self.grid, self.warps, (constants, *(tensor.dtype for tensor in tensors)),
+            kernel.update, self.grid, self.options, (constants, *(tensor.dtype for tensor in tensors)),
             self.table, self.shared, self.sizes, self.owners, self.spots, many, 0.0 if on_device else float(lr),
             *tensors, *numbers, *constants,
         )  # fmt: skip
@@ -144,12 +150,14 @@ class Launch:
         for room, param in self.loose:
             param.copy_(room)
 
-    def _launch(self, function: Any, grid: tuple[int, int, int], warps: int, kind: Any, *arguments: Any) -> None:
-        compiled = self.ready.get((function, kind))
-        if compiled is None:
-            self.ready[function, kind] = function[grid](*arguments, num_warps=warps)
-        else:  # past the compiler's look at every argument, which takes longer than all else here
-            compiled[grid](*arguments)
+    def _launch(
+        self, function: Any, grid: tuple[int, int, int], options: dict[str, int], kind: Any, *arguments: Any
+    ) -> None:
+        again = self.ready.get((function, kind))
+        if again is not None:  # past the compiler's look at every argument, which takes longer than all else here
+            again(*arguments)
+        elif compiled := function[grid](*arguments, **options):  # the interpreter returns nothing
+            self.ready[function, kind] = compiled[grid]
 
 
 class Launches:

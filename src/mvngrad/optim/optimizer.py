@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor, storage
-from mvngrad.optim.gather import Gathered, local, local_gradient
+from mvngrad.optim.gather import Gathered, local, local_part
 from mvngrad.optim.rounding import Rounding
 from mvngrad.optim.state import KINDS, OPTIONS, Group, fusable, kernel_takes, state_kind, step_count
 from mvngrad.rule import CELLS, LEAN, Hyper, Rule
@@ -170,19 +170,32 @@ class RuleOptimizer(Optimizer):
     def _state_of(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if not state:
+            if group["stochastic_rounding"] and param.dtype == torch.float16:
+                raise ValueError(
+                    f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 "
+                    "one: leave it out for this group, or train in bfloat16"
+                )
             state["step"] = step_count(0, param, group)
             state.update(storage.empty(self._rule(group).slots, param, state_kind(param, group)))
+        if len(state) != 1 + len(self._names(group)):
+            raise ValueError(
+                f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean or "
+                "state_dtype changed; load mvngrad.convert_state_dict(state_dict, state_dtype) into a new optimizer"
+            )
         return state
 
     def _rule(self, group: Group) -> Rule:
         return LEAN if group.get("lean") else self.rule
+
+    def _names(self, group: Group) -> tuple[str, ...]:
+        return storage.names(self._rule(group).slots, group["state_dtype"])
 
     def _init_group(
         self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *kept: list[Tensor]
     ) -> None:
         # The name, and one flat list for each kind of tensor, are what torch.compile looks for: it runs this
         # function instead of tracing it.
-        names = storage.names(self._rule(group).slots, group["state_dtype"])
+        names = self._names(group)
         whole = group["differentiable"]
         for param in group["params"]:
             grad = param.grad
@@ -195,7 +208,7 @@ class RuleOptimizer(Optimizer):
                 )
             state = self._state_of(param, group)
             params.append(param if whole else local(param))
-            grads.append(grad if whole else local_gradient(grad, param))
+            grads.append(grad if whole else local_part(grad, param))
             steps.append(state["step"])
             for name, tensors in zip(names, kept, strict=True):
                 tensors.append(state[name] if whole else local(state[name]))
@@ -215,6 +228,8 @@ class RuleOptimizer(Optimizer):
         for group, tensors in zip(self.param_groups, gathered, strict=True):
             if tensors.params:
                 self._step_group(group, tensors)
+            if tensors.sharded:  # only their parts were seen to change
+                torch.autograd.graph.increment_version(tensors.sharded)
             tensors.grads = []  # not kept: zero_grad is to free them
         return loss
 
@@ -225,21 +240,21 @@ class RuleOptimizer(Optimizer):
         kept: list[Gathered] = self.__dict__.setdefault("_kept", [])
         owned: list[Any] = self.__dict__.setdefault("_owned", [])
         known = len(owned) == len(self.state) and all(map(is_, owned, self.state.values()))
+        del kept[len(self.param_groups) :]
         for index, group in enumerate(self.param_groups):
             old = kept[index] if index < len(kept) else None
-            if known and old is not None and old.renew(group["params"]):
+            if known and old is not None and old.names == self._names(group) and old.renew(group["params"]):
                 continue
             if old is not None and old.launches is not None and old.launches.captured:
                 self.__dict__.setdefault("_captured", []).append(old)  # a graph still reads from it
             new = self._gather(group)
             new.keep(group["params"], [self.state[p] for p in group["params"] if p.grad is not None])
             kept[index : index + 1] = [new]
-        if not known:
-            self._owned = list(self.state.values())
+            self._owned = list(self.state.values())  # a parameter's first step gives it state
         return kept
 
     def _gather(self, group: Group) -> Gathered:
-        tensors = Gathered(storage.names(self._rule(group).slots, group["state_dtype"]))
+        tensors = Gathered(self._names(group))
         self._init_group(group, tensors.params, tensors.grads, tensors.steps, *tensors.state.values())
         return tensors
 
@@ -308,7 +323,7 @@ class RuleOptimizer(Optimizer):
 
     def state_dict(self) -> StateDict:
         """The state and the groups, as torch's optimizers give them; its tensors are the optimizer's own."""
-        return checkpoint.unsharded_blocks(self, super().state_dict())
+        return checkpoint.portable(self, super().state_dict())
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict` returned, into copies.
