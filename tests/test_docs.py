@@ -39,6 +39,17 @@ def test_the_readmes_numbers_are_those_of_results(row, device, model):
     assert claimed == [round(measured[f"MVNGradW {path}"], 2) for path in ("eager", "foreach", "fused")]
 
 
+def test_the_readmes_numbers_of_smaller_state_are_those_of_results():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    rows = json.loads((ROOT / "results" / "step-cuda.json").read_text())["models"]["gpt2-124m"]["decoupled"]
+    measured = {entry["name"]: entry for entry in rows}
+    names = [f"MVNGradW fused{kind}" for kind in ("", " bf16", " int8", " lean", " lean bf16", " lean int8")]
+    for start, key, digits in (("| bytes of state", "state_bytes", 1), ("| time, of torch's", "ratio_to_fused", 2)):
+        (line,) = (line for line in lines if line.startswith(start))
+        claimed = [float(cell) for cell in line.split("|")[2:-1]]
+        assert claimed == [round(measured[name][key], digits) for name in names]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
