@@ -1,24 +1,26 @@
-"""Every backend x cell x option x dtype against the rule in float64."""
+"""Every backend x cell x option x dtype, and x how state is kept, against the rule in float64."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from family import oracle, tensors
+from family import NUMPY, oracle, tensors
 
-from mvngrad.optim import compiled, eager, foreach
-from mvngrad.rule import CELLS, Hyper
+from mvngrad.optim import blocks, compiled, eager, foreach, storage
+from mvngrad.optim.rounding import DEFAULT, Rounding
+from mvngrad.optim.state import real
+from mvngrad.rule import CELLS, LEAN, MVNGRAD, Hyper
 
 
-def kernel(rule, hyper, params, grads, state, steps):
+def kernel(rule, hyper, params, grads, state, steps, rounding=DEFAULT):
     """The kernel's launches, kept from step to step as the optimizer keeps them."""
     from mvngrad.optim.launch import Launches
 
     if not LAUNCHES or LAUNCHES[0].steps is not steps:
         LAUNCHES[:] = [Launches(rule, params, grads, state, steps)]
     assert LAUNCHES[0].point(grads)
-    LAUNCHES[0].run(hyper)
+    LAUNCHES[0].run(hyper, rounding=rounding)
 
 
 LAUNCHES = []
@@ -55,6 +57,8 @@ CASES = [
     for name, option in OPTIONS.items()
     if set(option) & {"eps_s", "beta_mean", "z_clip"} <= set(rule.options)
 ]
+# What of lean is not MVN-Grad's, line for line, at once.
+CASES.append(pytest.param(LEAN, Hyper(lr=1e-2, eps=1e-2, eps_s=1e-3, z_clip=0.7), id="lean"))
 
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -151,3 +155,152 @@ def test_memory_layout_does_not_matter(rule, backend, layout):
             BACKENDS[backend](rule, hyper, [param], [layout(tensors((4, 6, 5, 3), seed=t)[0])], state, steps)
         results.append(param)
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
+# State in fewer bits
+
+EVERY = (*CELLS, LEAN)
+KINDS = {"bfloat16": torch.bfloat16, "int8": "int8"}
+each_rule = pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.name)
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+LR, FEW = 1e-2, 2
+torch.ones(1).sqrt()  # of several threads that take a root first of all, one may get 12 bits of it: MKL's
+
+
+def hyper_of(rule):
+    return Hyper(lr=LR, eps_s=1e-16 if rule.variance else 0.0)  # the optimizers' own: one compilation serves all tests
+
+
+def varied(mixed=True, device="cpu"):
+    """Tensors of one group: more than one program's worth, of size 1, 0-d and empty, complex, and not contiguous."""
+    narrow = torch.bfloat16 if mixed else torch.float32
+    row, one, channels = tensors((2348,), (1,), (2, 3, 4, 5))
+    zero_d, empty, other = tensors((), (0,), (5, 103), dtype=narrow)
+    (complexes,) = tensors((7,), dtype=torch.complex64)
+    channels_last = channels.to(memory_format=torch.channels_last)
+    group = [row, one, zero_d, empty, other, channels_last, channels_last.to(narrow, copy=True), channels.mT, complexes]
+    strided = [other.to(device, copy=True)[::2, 1:], other.to(device, torch.float32, copy=True)[1:, ::3]]
+    return [*(tensor.to(device) for tensor in group), *strided]
+
+
+def gradients(params, t):
+    """Of every order of magnitude from 1e-4 to 1e4, lying in memory as the parameters do."""
+    generator = torch.Generator().manual_seed(t)
+    grads = []
+    for param in params:
+        size = 10 ** (2 * torch.randn(param.shape, generator=generator).clamp(-1.8, 1.8))
+        grad = size * torch.randn(param.shape, generator=generator, dtype=torch.promote_types(size.dtype, param.dtype))
+        grads.append(torch.empty_like(param).copy_(grad))
+    return grads
+
+
+def kept_of(rule, kind, params):
+    each = [storage.empty(rule.slots, param, kind) for param in params]
+    return {name: [kept[name] for kept in each] for name in storage.names(rule.slots, kind)}
+
+
+def rounded(backend, rule, kind, mixed, device):
+    """Parameters and state after a few steps; bfloat16 parameters are rounded at random too."""
+    params = varied(mixed, device)
+    state = kept_of(rule, kind, params)
+    steps = [torch.tensor(float(i), device=device if backend in ON_DEVICE else "cpu") for i in range(len(params))]
+    for t in range(1, FEW + 1):
+        grads = gradients(params, t)
+        BACKENDS[backend](rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
+    return params, state, steps
+
+
+expected = cache(partial(rounded, "eager"))
+
+
+@each_device
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name not in ("eager", "differentiable")])
+@each_kind
+@each_rule
+def test_every_backend_rounds_as_eager_does(rule, kind, backend, device, request):
+    """They draw the same bits, so of results that differ in the last place hardly any is rounded otherwise."""
+    mixed = True
+    if backend == "compiled":
+        request.getfixturevalue("cpp_compiler")
+        if device != "cpu":
+            pytest.skip("the CPU's path")
+        if kind == "int8" and rule is not MVNGRAD:
+            pytest.skip("10 seconds of compiling each, and what a rule computes is nothing to how it is kept")
+        mixed = kind != "int8" and rule is MVNGRAD
+    if backend == "kernel":
+        request.getfixturevalue("triton")
+    params, state, steps = rounded(backend, rule, kind, mixed, device)
+    others, other_state, other_steps = expected(rule, kind, mixed, device)
+    assert steps == other_steps
+    for param, other in zip(params, others, strict=True):
+        coarse = 2**-7 if param.dtype == torch.bfloat16 else 0
+        torch.testing.assert_close(param, other, rtol=coarse, atol=LR * FEW * 1e-2)
+    same = total = 0
+    for i, param in enumerate(params):
+        mine, its = ({name: kept[i] for name, kept in each.items()} for each in (state, other_state))
+        for slot in rule.slots:
+            same += (mine[slot] == its[slot]).sum().item()
+            total += real(param).numel()
+            assert mine[slot].dtype == (torch.uint8 if kind == "int8" else kind)
+        # And where they differ it is by no more than a few steps.
+        values, other_values = (storage.opened(rule.slots, kept, torch.float32) for kept in (mine, its))
+        for slot in rule.slots:
+            largest = values[slot].abs().max().item() if param.numel() else 0
+            torch.testing.assert_close(values[slot], other_values[slot], rtol=0.3, atol=1e-5 * largest)
+    assert same >= 0.99 * total
+
+
+def bounds(slot, value, kept, kind):
+    """How far a rounding may move a value: to the next one there is."""
+    if kind == torch.bfloat16 or value.size == 0:
+        return 2**-7 * abs(value)  # 7 bits after the first
+    if slot in storage.SQUARES:
+        cut = kept[f"{slot}_scale"][1].max().item()
+        assert blocks.FINE <= cut <= blocks.COARSE
+        return 2.0 ** (cut - 23) * abs(value)  # from 4 to 128 steps an octave
+    return abs(value) / 8 + 2**-18 * kept[f"{slot}_scale"].max().item()  # 8 steps an octave, over 16 octaves
+
+
+@each_kind
+@each_rule
+def test_a_rounded_step_is_the_oracles_from_the_same_state_but_for_one_rounding(rule, kind):
+    params = [*varied(), *tensors((300,), dtype=torch.float64), *tensors((300,), dtype=torch.float16)]
+    state, steps = kept_of(rule, kind, params), [torch.zeros(()) for _ in params]
+    for t in range(1, FEW + 1):
+        kept = [{name: tensors[i] for name, tensors in state.items()} for i in range(len(params))]
+        before = [storage.opened(rule.slots, each, torch.float64) for each in kept]
+        starts, grads = [array(real(param)).copy() for param in params], gradients(params, t)
+        eager.step(rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
+        for param, start, grad, old, new in zip(params, starts, grads, before, kept, strict=True):
+            old = {slot: array(value) for slot, value in old.items()}
+            x, exact = rule.update(start, array(real(grad)), old, t, hyper_of(rule), NUMPY)
+            ulp = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(param.dtype, 1e-6)
+            np.testing.assert_allclose(array(real(param)), x, rtol=ulp, atol=1e-6)
+            for slot, value in storage.opened(rule.slots, new, torch.float64).items():
+                error = abs(array(value) - exact[slot])
+                assert (error <= bounds(slot, exact[slot], new, kind) + 1e-6 * abs(exact[slot]).max(initial=0)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@each_kind
+@each_rule
+def test_rounded_state_stays_near_the_oracle(rule, kind, dtype):
+    """A rounding moves a value by less than 2^-7 or 2^-3 of it, and on average not at all.
+
+    So that part bounds the error of a mean over many coordinates, of state and of the way that parameters go, and a
+    tenth of it the error's mean. bfloat16 parameters walk besides, at random by half of their last place at a step.
+    """
+    params = tensors((3000,), dtype=dtype)
+    start, grads = array(params[0]).copy(), [tensors((3000,), dtype=dtype, seed=t) for t in range(1, STEPS + 1)]
+    state, steps = kept_of(rule, kind, params), [torch.zeros(())]
+    for g in grads:
+        eager.step(rule, hyper_of(rule), params, g, state, steps, rounding=Rounding(params=True))
+    x, exact = oracle(rule, hyper_of(rule), start, [array(g) for (g,) in grads])
+    part = 2**-7 if kind == torch.bfloat16 else 2**-3
+    walk = STEPS**0.5 * 2**-8 * abs(x).mean() if dtype == torch.bfloat16 else 0
+    assert abs(array(params[0]) - x).mean() <= part * abs(x - start).mean() + walk
+    kept = {name: tensors[0] for name, tensors in state.items()}
+    for slot, value in storage.opened(rule.slots, kept, torch.float64).items():
+        error, size = array(value) - exact[slot], abs(exact[slot]).mean()
+        assert abs(error).mean() <= part * size
+        assert abs(error.mean()) <= part * size / 10

@@ -193,9 +193,12 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     """
     if state_dtype not in KINDS:
         raise ValueError(f"state_dtype={state_dtype!r} is invalid; it must be one of {', '.join(map(str, KINDS))}")
-    states = {}
+    states: dict[Any, dict[str, Any]] = {}
     for key, kept in state_dict["state"].items():
         slots = [name for name in kept if name != "step" and not name.endswith("_scale")]
+        if not slots:  # of a parameter that was looked up and never stepped
+            states[key] = {}
+            continue
         wide = torch.float64 if real(kept[slots[0]]).dtype == torch.float64 else torch.float32
         values = storage.opened(slots, kept, wide)
         in_floats = is_sharded(values[slots[0]]) and state_dtype == "int8"  # as `portable` has them

@@ -1,0 +1,136 @@
+"""What a Monitor costs: training the paper's MNIST network on synthetic digits with and without one, in turn.
+
+    python -m benchmarks.monitor [--rounds N] [--every N] [--device cpu|cuda] [--out results]
+
+Every round trains each arm for `every` steps, one of which is sampled, in an order that turns from round to round. A
+ratio is of two arms of one round. Writes results/monitor-cpu.json and .md, or -cuda.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.environment import RESULTS, environment
+from mvngrad.diagnostics import Monitor
+
+WIDTHS = (784, 128, 10)
+BATCH = 128
+OPTIMIZERS = ("mvngrad.MVNGradW", "mvngrad.AdaBeliefW", "mvngrad.LaPropW", "torch.optim.AdamW")
+ARMS: dict[str, dict[str, Any] | None] = {
+    "without": None,
+    "sampled steps only": {"follow": False},
+    "with spikes": {"follow": True},
+}
+
+
+class Arm:
+    """A training of its own, with its monitor or without."""
+
+    def __init__(self, optimizer: str, options: dict[str, Any] | None, every: int, device: str) -> None:
+        torch.manual_seed(0)
+        inputs, hidden, classes = WIDTHS
+        model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)).to(device)
+        module, name = optimizer.rsplit(".", 1)
+        self.optimizer = getattr(import_module(module), name)(model.parameters(), lr=1e-3)
+        x, y = torch.randn(BATCH, inputs, device=device), torch.randint(classes, (BATCH,), device=device)
+
+        def step() -> None:
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            self.optimizer.step()
+
+        self.step: Callable[[], None] = step
+        self.every, self.device = every, device
+        if options is not None:
+            Monitor(self.optimizer, every=every, sink=json.dumps, **options)
+
+    def round(self) -> float:
+        """Seconds of as many steps as lie between two samples."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(self.every):
+            self.step()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def measure(optimizer: str, every: int, rounds: int, device: str) -> list[dict[str, Any]]:
+    arms = {name: Arm(optimizer, options, every, device) for name, options in ARMS.items()}
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for arm in arms.values():
+        arm.round()
+    names = list(arms)
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            times[name].append(arms[name].round())
+    rows = []
+    for name in names:
+        ratios = [a / b for a, b in zip(times[name], times["without"], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        rows.append(
+            {
+                "optimizer": optimizer,
+                "monitor": name,
+                "microseconds": 1e6 * statistics.median(times[name]) / every,
+                "ratio": statistics.median(ratios),
+                "ratio_quartiles": [low, high],
+            }
+        )
+    return rows
+
+
+def markdown(result: dict[str, Any]) -> str:
+    where = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
+    lines = [
+        f"# What a Monitor costs on {result['environment']['device']}",
+        f"Measured by `python -m benchmarks.monitor`: an MLP of {'-'.join(map(str, WIDTHS))}, batches of {BATCH}, a "
+        f"record every {result['every']} steps, {result['rounds']} rounds of {result['every']} steps with each arm in "
+        "turn. Times are of a whole training step, forward and backward included; ratios are medians of a round's, "
+        "with quartiles.",
+        where,
+        "\n".join(
+            [
+                "| optimizer | monitor | us a step | of without |",
+                "| --- | --- | --- | --- |",
+                *(
+                    f"| {row['optimizer']} | {row['monitor']} | {row['microseconds']:.0f} | {row['ratio']:.3f} "
+                    f"({row['ratio_quartiles'][0]:.3f}-{row['ratio_quartiles'][1]:.3f}) |"
+                    for row in result["rows"]
+                ),
+            ]
+        ),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--every", type=int, default=50, help="steps between two records (default 50)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args(arguments)
+    rows = [row for optimizer in OPTIMIZERS for row in measure(optimizer, args.every, args.rounds, args.device)]
+    result = {"environment": environment(args.device), "every": args.every, "rounds": args.rounds, "rows": rows}
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / f"monitor-{args.device}"
+    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
+        stem.with_suffix(suffix).write_text(content)
+        print(stem.with_suffix(suffix))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Where records go: a file of JSON lines, TensorBoard, or any callable. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Record = dict[str, Any]
+Sink = Callable[[Record], None]
+
+
+class JSONLines:
+    """Appends each record to a file as one line, in one write: what was recorded survives the death of the process."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: BinaryIO | None = None
+
+    def __call__(self, record: Record) -> None:
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab+", buffering=0)
+            if self._file.tell():
+                self._file.seek(-1, os.SEEK_END)
+                line = line if self._file.read(1) == b"\n" else b"\n" + line  # the last one was cut off
+        self._file.write(line)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_records(path: str | os.PathLike[str]) -> list[Record]:
+    """The records of a file of JSON lines; a line that a crash of the machine cut off is left out."""
+    return [record for line in Path(path).read_text().splitlines() if (record := _parsed(line)) is not None]
+
+
+def _parsed(line: str) -> Record | None:
+    try:
+        record: Record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record
+
+
+class TensorBoard:
+    """Writes the numbers of each record as scalars: `mvngrad/group0/snr/0.5` and the like."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("TensorBoard needs the package tensorboard: pip install tensorboard") from error
+        self._writer: Any = SummaryWriter(os.fspath(folder))
+
+    def __call__(self, record: Record) -> None:
+        for group in record["groups"]:
+            for name, value in scalars(group):
+                self._writer.add_scalar(f"mvngrad/group{group['group']}/{name}", value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def scalars(entry: Record) -> list[tuple[str, float]]:
+    """The numbers of a group's entry that move, by name; the count of spikes among them."""
+    found: list[tuple[str, float]] = []
+    for name in ("ratio", "snr", "update", "gradient_norm"):
+        found += [(f"{name}/{key}", value) for key, value in (entry[name] or {}).items() if value is not None]
+    for name in ("lr", "dead", "sign_collapse", "epsilon_floor"):
+        if entry[name] is not None:
+            found.append((name, entry[name]))
+    return [*found, ("spikes", float(len(entry["spikes"])))]
+
+
+def sink_of(given: str | os.PathLike[str] | Sink) -> Sink:
+    """A path is a file of JSON lines; a callable is called with each record."""
+    if callable(given):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return JSONLines(given)
+    raise TypeError(f"sink={given!r} is invalid; it must be a path, or a callable that takes a record")

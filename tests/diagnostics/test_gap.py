@@ -1,0 +1,206 @@
+"""The variance gap: the paper's closed form, what is averaged, and that nothing is left changed."""
+
+import copy
+import math
+
+import pytest
+import torch
+from family import equal, everything
+
+import mvngrad
+from mvngrad.diagnostics import gap as gap_module, variance_gap
+from mvngrad.rule import ADABELIEF, MVNGRAD
+
+BETA1, BETA2 = 0.9, 0.95
+
+
+def trained(make, size=50, steps=40, **options):
+    """A weight whose gradients are a signal of 1, 2, ... with noise."""
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, size, dtype=torch.float64))
+    optimizer = make([weight], betas=(BETA1, BETA2), **options)
+    for _ in range(steps):
+        weight.grad = torch.linspace(-2, 2, size, dtype=torch.float64) + torch.randn(size, dtype=torch.float64)
+        optimizer.step()
+    return weight, optimizer
+
+
+def symmetric(m, pairs=32):
+    """Gradients of which g - m is symmetric about 0, exactly."""
+    noise = [torch.randn_like(m) for _ in range(pairs)]
+    return [m + sign * zeta for zeta in noise for sign in (1, -1)]
+
+
+def closed_form(optimizer, weight, grads):
+    """(2 beta1 - beta1^2) m^2 Var(1 / (sqrt(s_t) + eps)), with the bias corrections that the theorem leaves out."""
+    state, (group,) = optimizer.state[weight], optimizer.param_groups
+    m, s, t = state["m"], state["s"], state["step"].item() + 1
+    rows = torch.stack(grads)
+    s_t = BETA2 * s + (1 - BETA2) * BETA1**2 * (rows - m) ** 2 + group["eps_s"]
+    y = 1 / ((s_t / (1 - BETA2**t)).sqrt() + group["eps"])
+    return ((2 * BETA1 - BETA1**2) * m**2 * y.var(0)).mean().item() / (1 - BETA1**t) ** 2
+
+
+@pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
+def test_the_gap_of_symmetric_innovations_is_that_of_the_theorem(make):
+    weight, optimizer = trained(make)
+    grads = symmetric(optimizer.state[weight]["m"])
+    result = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
+    expected = closed_form(optimizer, weight, grads)
+    assert expected > 0
+    assert result.cells == ("AdaBelief", "MVN-Grad")
+    assert result.gap == pytest.approx(expected, rel=1e-9)
+    assert result.relative == pytest.approx(expected / result.before)
+    assert (result.batches, result.coordinates) == (64, 50)
+
+
+def test_with_the_cells_swapped_the_theorem_would_not_hold(monkeypatch):
+    weight, optimizer = trained(mvngrad.MVNGrad)
+    grads = symmetric(optimizer.state[weight]["m"])
+    monkeypatch.setattr(gap_module, "orders", lambda rule: (MVNGRAD, ADABELIEF))
+    result = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
+    assert result.gap == pytest.approx(-closed_form(optimizer, weight, grads), rel=1e-9)
+
+
+def test_the_updates_are_those_that_a_step_would_take():
+    """Each variance against that of real steps from copies of the optimizer."""
+    for make, name in ((mvngrad.AdaBelief, "before"), (mvngrad.MVNGrad, "after")):
+        weight, optimizer = trained(make, lr=1e-2, weight_decay=0.3)
+        grads = [torch.randn_like(weight) for _ in range(8)]
+        moves = []
+        for g in grads:
+            x, other = copy.deepcopy((weight, optimizer))
+            x.grad = g
+            other.step()
+            moves.append((weight - x).detach() / 1e-2)
+        result = variance_gap(optimizer, lambda g, weight=weight: (weight * g).sum(), grads)
+        assert getattr(result, name) == pytest.approx(torch.stack(moves).var(0).mean().item(), rel=1e-9)
+
+
+def test_maximize_and_lean_state_are_read_as_the_optimizer_does():
+    for options in ({"maximize": True}, {"lean": True}, {"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}):
+        weight, optimizer = trained(mvngrad.MVNGrad, **options)
+        grads = [torch.randn_like(weight) for _ in range(4)]
+        moves = []
+        for g in grads:
+            x, other = copy.deepcopy((weight, optimizer))
+            x.grad = g
+            other.step()
+            moves.append((weight - x).detach() / 1e-3)
+        result = variance_gap(optimizer, lambda g, weight=weight: (weight * g).sum(), grads)
+        loose = 1e-6 if "state_dtype" not in options else 0.1  # steps round, the state that they start from does not
+        assert result.after == pytest.approx(torch.stack(moves).var(0).mean().item(), rel=loose)
+
+
+def network():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(16, 3)
+    )
+    x = torch.randn(256, 6)
+    y = x[:, :3].argmax(1)
+
+    def loss(rows):
+        return torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+
+    return model, loss
+
+
+@pytest.mark.parametrize("make", [mvngrad.MVNGradW, mvngrad.AdaBelief])
+def test_nothing_is_left_changed(make):
+    model, loss = network()
+    model[0].bias.requires_grad_(False)
+    optimizer = make(model.named_parameters(), betas=(BETA1, BETA2))
+    for rows in torch.randint(256, (20, 16)):
+        optimizer.zero_grad()
+        loss(rows).backward()
+        optimizer.step()
+    batches = list(torch.randint(256, (10, 16)))
+    grads = [p.grad for p in model.parameters()]
+    values = [None if g is None else g.clone() for g in grads]
+    before = everything(optimizer), [b.clone() for b in model.buffers()]
+    result = variance_gap(optimizer, loss, batches, model=model)
+    assert equal(everything(optimizer), before[0])
+    assert equal(list(model.buffers()), before[1])
+    for p, g, value in zip(model.parameters(), grads, values, strict=True):
+        assert p.grad is g
+        assert g is None or torch.equal(g, value)
+    assert [each.name for each in result.parameters] == [n for n, p in model.named_parameters() if p.requires_grad]
+    assert result.before == pytest.approx(
+        sum(p.before * p.coordinates for p in result.parameters) / sum(p.coordinates for p in result.parameters)
+    )
+    assert all(each.gap == each.before - each.after for each in result.parameters)
+
+
+def test_only_the_loss_draws_random_numbers_and_K_batches_are_taken():
+    weight, optimizer = trained(mvngrad.MVNGrad)
+    state = torch.get_rng_state()
+
+    def endless():
+        while True:
+            yield torch.ones_like(weight)
+
+    result = variance_gap(optimizer, lambda g: (weight * g).sum(), endless(), K=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert result.batches == 5
+    assert result.before == result.after == 0  # one gradient, no variance
+    assert result.relative == 0
+
+
+def test_the_error_is_how_far_the_gap_is_off():
+    _, optimizer = trained(mvngrad.MVNGrad, size=20)
+
+    def ask():
+        batches = (1 + torch.randn(20, dtype=torch.float64) for _ in range(24))
+        return variance_gap(optimizer, lambda g: [g], batches)
+
+    results = [ask() for _ in range(60)]
+    gaps = torch.tensor([result.gap for result in results])
+    claimed = torch.tensor([result.error for result in results]).square().mean().sqrt().item()
+    assert claimed == pytest.approx(gaps.std().item(), rel=0.3)
+    assert variance_gap(optimizer, lambda g: [g], [torch.ones(20), torch.zeros(20)]).error == math.inf
+
+
+def test_a_closure_may_give_gradients_itself():
+    weight, optimizer = trained(mvngrad.MVNGrad)
+    grads = [torch.randn_like(weight) for _ in range(6)]
+    by_loss = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
+    assert variance_gap(optimizer, lambda g: [g], grads) == by_loss
+
+
+def test_a_parameter_without_gradients_is_left_out():
+    used, unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = mvngrad.AdaBelief([used, unused])
+    used.grad, unused.grad = torch.ones(3), torch.ones(3)
+    optimizer.step()
+    result = variance_gap(optimizer, lambda k: (k * used).sum(), [1.0, 2.0, 4.0])
+    assert [each.name for each in result.parameters] == ["0.0"]
+    assert math.isfinite(result.gap)
+
+
+def test_adams_state_compares_the_orders_of_its_own_row():
+    weight, optimizer = trained(torch.optim.AdamW)
+    result = variance_gap(optimizer, lambda g: (weight * g).sum(), [torch.randn_like(weight) for _ in range(8)])
+    assert result.cells == ("Adam", "LaProp")
+    assert "Var Adam" in str(result)
+
+
+def test_what_cannot_be_compared_is_refused():
+    def ask(make, batches=(1.0, 2.0), step=True, **options):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = make([weight], **options)
+        weight.grad = torch.ones(3)
+        if step:
+            optimizer.step()
+        return variance_gap(optimizer, lambda k: (k * weight).sum(), batches)
+
+    with pytest.raises(ValueError, match="LaProp keeps no m"):
+        ask(mvngrad.LaProp)
+    with pytest.raises(ValueError, match="no beta_mean"):
+        ask(mvngrad.MVNGrad, beta_mean=0.8)
+    with pytest.raises(ValueError, match="amsgrad"):
+        ask(torch.optim.Adam, amsgrad=True)
+    with pytest.raises(ValueError, match="no state to freeze"):
+        ask(mvngrad.MVNGrad, step=False)
+    with pytest.raises(ValueError, match="at least 2"):
+        ask(mvngrad.MVNGrad, batches=[1.0])
+    with pytest.raises(TypeError, match="SGD is not an optimizer of mvngrad"):
+        ask(torch.optim.SGD)

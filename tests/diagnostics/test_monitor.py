@@ -1,0 +1,448 @@
+"""The monitor: its numbers against what is known of the gradients, and that it changes nothing."""
+
+import copy
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from family import OPTIMIZERS, PLAIN, equal, everything, parameters, train
+
+import mvngrad
+from mvngrad.diagnostics import Monitor, TensorBoard, read_records
+from mvngrad.diagnostics.measures import SATURATION
+from mvngrad.diagnostics.sample import Sample
+from mvngrad.diagnostics.sinks import scalars
+from mvngrad.diagnostics.transfer import Transfer
+from mvngrad.optim import storage
+
+WATCHED = [*PLAIN, torch.optim.Adam]
+each_cell = pytest.mark.parametrize(
+    "make", WATCHED, ids=lambda make: f"{make.__module__.split('.')[0]}-{make.__name__}"
+)
+
+
+def stream(make, gradient, steps=600, size=4000, every=200, betas=(0.9, 0.99), dtype=torch.float32, **options):
+    """The last entry of a monitor, after steps on the gradients that `gradient(t)` gives."""
+    weight = torch.nn.Parameter(torch.zeros(size, dtype=dtype))
+    optimizer, records = make([weight], betas=betas, **options), []
+    with Monitor(optimizer, every=every, sink=records.append):
+        for t in range(1, steps + 1):
+            weight.grad = gradient(t).to(dtype)
+            optimizer.step()
+    return records[-1]["groups"][0]
+
+
+def noisy(mean, size=4000):
+    return lambda t: mean + torch.randn(size)
+
+
+# What is measured
+
+
+@pytest.mark.parametrize("rho", [0.0, 1.0, 4.0])
+@each_cell
+def test_signal_to_noise_is_that_of_the_gradients(make, rho):
+    entry = stream(make, noisy(rho))
+    if make is mvngrad.LaProp:
+        assert entry["m"] is entry["ratio"] is entry["snr"] is None
+        return
+    m_noise = math.sqrt(0.1 / 1.9)
+    median = rho if rho else 0.6745 * m_noise
+    assert entry["mean_noise"] == pytest.approx(m_noise)
+    assert entry["snr"]["0.5"] == pytest.approx(median, rel=0.06)
+    variance = "MVN" in entry["cell"] or "Belief" in entry["cell"]
+    expected = median / (0.9 * math.sqrt(2 / 1.9)) if variance else median / math.sqrt(1 + median**2)
+    assert entry["ratio"]["0.5"] == pytest.approx(expected, rel=0.05)
+    if rho == 4.0 and variance:  # the quantiles are those of m's own noise around it
+        assert entry["snr"]["0.95"] - entry["snr"]["0.05"] > 2 * 1.64 * m_noise
+
+
+def test_the_quantiles_of_a_mixture_find_each_part():
+    part = torch.cat([torch.zeros(2000), torch.full((2000,), 8.0)])
+    entry = stream(mvngrad.MVNGrad, lambda t: part + torch.randn(4000))
+    assert entry["snr"]["0.25"] < 0.5
+    assert entry["snr"]["0.75"] == pytest.approx(8, rel=0.1)
+    assert entry["sign_collapse"] == pytest.approx(0.5, abs=0.02)
+
+
+@each_cell
+def test_a_constant_gradient_is_sign_collapse(make):
+    entry = stream(make, lambda t: torch.linspace(1e-3, 1, 4000), steps=2000)
+    assert entry["sign_collapse"] > 0.99
+    if entry["cell"] in ("Adam", "LaProp"):
+        assert entry["sign_collapse_is"] == "measured"
+        assert entry["update"]["0.05"] == pytest.approx(1, abs=SATURATION)
+    else:
+        assert entry["sign_collapse_is"] == "implied"
+        assert entry["update"]["0.5"] > 10  # the scale is not lost
+
+
+@each_cell
+def test_noise_alone_is_not(make):
+    assert stream(make, noisy(0.0))["sign_collapse"] == pytest.approx(0, abs=1e-3)
+
+
+@each_cell
+def test_the_update_is_what_the_parameters_moved_by(make):
+    weight = torch.nn.Parameter(torch.zeros(501, dtype=torch.float64))
+    optimizer, records = make([weight], lr=0.01, maximize=True), []
+    with Monitor(optimizer, every=1, sink=records.append):
+        for _ in range(5):
+            before = weight.detach().clone()
+            weight.grad = torch.randn_like(weight)
+            optimizer.step()
+            moved = ((weight.detach() - before).abs() / 0.01).sort().values
+            for q, value in records[-1]["groups"][0]["update"].items():
+                assert value == pytest.approx(moved[round(float(q) * 500)].item(), rel=1e-6)
+
+
+def test_coordinates_at_the_floor_of_epsilon_and_dead_ones_are_counted():
+    scale = torch.cat([torch.zeros(1000), torch.full((1000,), 1e-9), torch.ones(2000)])
+    entry = stream(mvngrad.MVNGrad, lambda t: scale * torch.randn(4000), eps_s=1e-16)
+    assert entry["dead"] == pytest.approx(0.25)
+    assert entry["epsilon_floor"] == pytest.approx(1 / 3)
+    assert entry["floor"] == pytest.approx(math.sqrt(1e-16 / 0.01))
+    entry = stream(mvngrad.Adam, lambda t: scale * torch.randn(4000))
+    assert entry["epsilon_floor"] == pytest.approx(1 / 3)
+    assert entry["floor"] == 0
+
+
+@pytest.mark.parametrize("options", [{"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}, {"lean": True}], ids=str)
+def test_state_kept_in_less_is_read_all_the_same(options):
+    entry = stream(mvngrad.MVNGrad, noisy(2.0), steps=400, **options)
+    assert entry["snr"]["0.5"] == pytest.approx(2, rel=0.1)
+    assert entry["m"] == ("rebuilt" if "lean" in options else "kept")
+
+
+@pytest.mark.parametrize("shape", [(3000,), (4, 50, 30), (2, 8, 25, 15)])
+@pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"])
+def test_a_sample_reads_the_same_numbers_as_the_step_does(shape, kind):
+    values = torch.randn(shape)
+    if len(shape) == 4:
+        values = values.to(memory_format=torch.channels_last)
+    param = torch.nn.Parameter(values)
+    optimizer = mvngrad.MVNGrad([param], state_dtype=kind)
+    train(optimizer, 3)
+    sample, state = Sample([param], 100, seed=0), optimizer.state[param]
+    ((_, index, count),) = sample.pieces
+    assert count == 100
+    for slot, whole in storage.opened(("m", "s", "u"), state, torch.float32).items():
+        (row,) = sample.take(optimizer, slot)
+        assert torch.equal(row.float(), whole.flatten()[index])
+
+
+def test_a_large_group_is_sampled_evenly_and_always_alike():
+    small, large = parameters((100,), (300, 300))
+    one, two = (Sample([small, large], 1000, seed=3) for _ in range(2))
+    assert sum(count for _, _, count in one.pieces) == 1000
+    assert one.population == 90100
+    (_, index, _) = one.pieces[-1]
+    assert index.float().mean().item() == pytest.approx(45000, rel=0.06)
+    assert torch.equal(index, two.pieces[-1][1])
+    entry = stream(mvngrad.AdaBelief, noisy(1.0, 40000), steps=200, size=40000)
+    assert (entry["sampled"], entry["coordinates"]) == (2**12, 40000)
+    assert entry["snr"]["0.5"] == pytest.approx(1, rel=0.06)
+
+
+def test_a_transfer_is_one_copy_of_each_device():
+    transfer = Transfer()
+    tickets = [transfer.put([torch.ones(2), torch.zeros(1, dtype=torch.float64)]), transfer.put([]), transfer.put([])]
+    tickets.append(transfer.put([torch.full((2, 2), 3.0)]))
+    transfer.go()
+    assert [ticket().tolist() for ticket in tickets] == [[1, 1, 0], [], [], [3, 3, 3, 3]]
+
+
+# Spikes
+
+
+@each_cell
+def test_spikes_are_found_at_their_steps(make):
+    weight = torch.nn.Parameter(torch.zeros(500))
+    optimizer, records = make([weight], betas=(0.9, 0.999)), []
+    with Monitor(optimizer, every=50, sink=records.append):
+        for t in range(1, 451):
+            weight.grad = torch.randn(500) * {130: 100, 131: 60, 205: 30, 300: 4}.get(t, 1)
+            optimizer.step()
+    spikes = {spike["step"]: spike for r in records for spike in r["groups"][0]["spikes"]}
+    assert sorted(spikes) == [130, 205]  # 4 times is none
+    assert spikes[130]["multiple"] == pytest.approx(100, rel=0.1)
+    assert (spikes[130]["steps"], spikes[205]["steps"]) == (2, 1)
+    assert [spike["ended"] for spike in spikes.values()] == ["another spike", "recovered"]
+    # |z| is at most sqrt((1-beta2^t)/(1-beta2)), 11 at step 130, a tenth of which enters momentum, of usually 0.23. It
+    # takes 0.9 some ten steps to forget the rest.
+    assert 3 < spikes[130]["update_during"] < 7
+    assert spikes[130]["update_after"] < spikes[130]["update_during"]
+    assert 5 < spikes[130]["recovery_steps"] < 20
+    norms = records[2]["groups"][0]["gradient_norm"]
+    assert norms["max"] == pytest.approx(100 * norms["median"], rel=0.1)
+
+
+def test_a_gradient_that_is_not_finite_is_a_spike_of_no_size():
+    weight = torch.nn.Parameter(torch.zeros(50))
+    optimizer, records = mvngrad.AdaBelief([weight]), []
+    with Monitor(optimizer, every=50, sink=records.append):
+        for t in range(1, 51):
+            weight.grad = torch.full((50,), math.inf) if t == 40 else torch.randn(50)
+            optimizer.step()
+    entry = records[0]["groups"][0]
+    assert entry["gradients_not_finite"] == 1
+    assert [(spike["step"], spike["multiple"]) for spike in entry["spikes"]] == [(40, None)]
+    json.dumps(records, allow_nan=False)
+
+
+# What is left alone
+
+
+def rounds(optimizer, steps=60):
+    train(optimizer, steps)
+    return everything(optimizer)
+
+
+@pytest.mark.parametrize("make", [*OPTIMIZERS, torch.optim.Adam, torch.optim.AdamW])
+def test_a_monitored_run_is_equal_bit_for_bit(make):
+    plain, watched = (make(parameters((33, 7), (5,), (), (0,), (64, 3)), lr=0.1) for _ in range(2))
+    state = torch.get_rng_state()
+    with Monitor(watched, every=7, sink=lambda record: None):
+        left, right = rounds(plain), rounds(watched)
+    assert equal(left, right)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_copies_and_checkpoints_know_nothing_of_it():
+    optimizer = mvngrad.MVNGrad(parameters((5, 3)))
+    train(optimizer, 3)
+    before, keys = pickle.dumps(optimizer), optimizer.state_dict()["param_groups"][0].keys()
+    monitor = Monitor(optimizer, every=1, sink=(records := []).append)
+    assert pickle.dumps(optimizer) == before
+    assert optimizer.state_dict()["param_groups"][0].keys() == keys
+    train(copy.deepcopy(optimizer), 3)
+    train(pickle.loads(pickle.dumps(optimizer)), 3)
+    assert records == []
+    train(optimizer, 1)
+    assert [record["step"] for record in records] == [4]  # counted on from the state
+    monitor.detach()
+    train(optimizer, 1)
+    assert len(records) == 1
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_groups_closures_frozen_and_late_parameters():
+    one, two, frozen, late = parameters((4000,), (30,), (9,), (7,))
+    frozen.requires_grad_(False)
+    groups = [{"params": [one, frozen]}, {"params": [two], "lr": torch.tensor(0.5), "betas": (0.5, 0.9)}]
+    optimizer, records = mvngrad.MVNGrad(groups, lr=0.1), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = sum((p.square() * torch.randn_like(p)).sum() for g in optimizer.param_groups for p in g["params"])
+        loss.backward()
+        return loss
+
+    monitor = Monitor(optimizer, every=5, sink=records.append)
+    for _ in range(5):
+        optimizer.step(closure)
+    optimizer.add_param_group({"params": [late]})
+    frozen.requires_grad_(True)
+    for _ in range(5):
+        optimizer.step(closure)
+    monitor.detach()
+    first, second = (record["groups"] for record in records)
+    assert [(e["group"], e["coordinates"], e["lr"], e["beta1"]) for e in first] == [
+        (0, 4000, 0.1, 0.9),
+        (1, 30, 0.5, 0.5),
+    ]
+    assert [(e["group"], e["coordinates"], e["t"]) for e in second] == [(0, 4009, 5), (1, 30, 10), (2, 7, 5)]
+
+
+def test_what_a_sampled_step_alone_costs_can_be_chosen():
+    optimizer, records = torch.optim.AdamW(parameters((5,)), amsgrad=True), []
+    with Monitor(optimizer, every=10, sink=records.append, follow=False) as monitor:
+        train(optimizer, 10)
+        monitor.record()
+    assert [record["step"] for record in records] == [10, 10]
+    assert records[0]["groups"][0]["gradient_norm"] is None
+    assert records[0]["groups"][0]["spikes"] == []
+
+
+def test_steps_that_call_no_hook_are_counted_when_asked_for_a_record():
+    optimizer, records = mvngrad.MVNGrad(parameters((5,))), []
+    with Monitor(optimizer, every=10, sink=records.append) as monitor:
+        hooks = dict(optimizer._optimizer_step_post_hooks)
+        optimizer._optimizer_step_post_hooks.clear()  # as in a replayed graph
+        train(optimizer, 7)
+        monitor.record()
+        optimizer._optimizer_step_post_hooks.update(hooks)
+        train(optimizer, 3)
+    assert [record["step"] for record in records] == [7, 10]
+
+
+def test_without_a_step_or_a_coordinate_there_is_no_record():
+    optimizer, records = mvngrad.MVNGrad(parameters((0,))), []
+    with Monitor(optimizer, every=1, sink=records.append):
+        train(optimizer, 2)
+    assert records == []
+    monitor = Monitor(mvngrad.MVNGrad(parameters((5,))), sink=(records := []).append)
+    assert monitor.record() is None
+    assert records == []
+
+
+def test_arguments_that_cannot_be_are_refused():
+    optimizer = mvngrad.MVNGrad(parameters((5,)))
+    with pytest.raises(ValueError, match="every=0 is invalid"):
+        Monitor(optimizer, every=0)
+    with pytest.raises(TypeError, match="sink=3 is invalid"):
+        Monitor(optimizer, sink=3)
+    with pytest.raises(TypeError, match="SGD is not an optimizer of mvngrad"):
+        Monitor(torch.optim.SGD(parameters((5,))))
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_a_scale_of_amp_that_a_fused_step_divides_by_is_divided_out():
+    weight = torch.nn.Parameter(torch.zeros(50))
+    optimizer, records = mvngrad.MVNGrad([weight]), []
+    with Monitor(optimizer, every=40, sink=records.append):
+        for t in range(40):
+            scale = 2.0**20 if t > 30 else 1.0
+            weight.grad = torch.randn(50) * scale
+            optimizer.grad_scale = torch.tensor(scale)  # as GradScaler sets it during a step
+            optimizer.step()
+    assert records[0]["groups"][0]["spikes"] == []
+
+
+def test_parameters_of_every_kind_in_one_group():
+    shapes = {torch.float64: (7,), torch.bfloat16: (40, 3), torch.complex64: (5, 2)}
+    params = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for dtype, shape in shapes.items()]
+    optimizer, records = torch.optim.Adam([*params, *parameters((0,), ())]), []
+    with Monitor(optimizer, every=30, sink=records.append):
+        train(optimizer, 30)
+    (entry,) = records[0]["groups"]
+    assert entry["coordinates"] == 7 + 120 + 20 + 1
+    assert entry["gradient_norm"]["median"] == pytest.approx(math.sqrt(7 + 120 + 10 + 1), rel=0.2)
+
+
+# Sinks
+
+
+def test_records_survive_the_death_of_the_process(tmp_path):
+    path = tmp_path / "deep" / "records.jsonl"
+    code = """
+        import sys, torch
+        from mvngrad import MVNGrad
+        from mvngrad.diagnostics import Monitor
+        weight = torch.nn.Parameter(torch.zeros(50))
+        optimizer = MVNGrad([weight])
+        monitor = Monitor(optimizer, every=5, sink=sys.argv[1])
+        for t in range(1, 10**9):
+            weight.grad = torch.randn(50)
+            optimizer.step()
+            if t == 27:
+                print("there", flush=True)
+                sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "there\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert [record["step"] for record in read_records(path)] == [5, 10, 15, 20, 25]
+    # A line cut in half, as a crash of the machine leaves it, is left out, and what follows is whole.
+    path.write_text(path.read_text()[:-30])
+    optimizer = mvngrad.MVNGrad(parameters((5,)))
+    with Monitor(optimizer, every=1, sink=path):
+        train(optimizer, 2)
+    assert [record["step"] for record in read_records(path)] == [5, 10, 15, 20, 1, 2]
+
+
+def test_tensorboard_gets_scalars_or_says_what_is_missing(tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+        def flush(self):
+            pass
+
+        def close(self):
+            written.append("closed")
+
+    fake = type(sys)("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    optimizer = mvngrad.MVNGrad(parameters((5,)))
+    with Monitor(optimizer, every=2, sink=TensorBoard(tmp_path)):
+        train(optimizer, 2)
+    assert ("mvngrad/group0/snr/0.5", 2) in written
+    assert ("mvngrad/group0/spikes", 2) in written
+    assert written[-1] == "closed"
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        TensorBoard(tmp_path)
+
+
+def test_scalars_leave_out_what_is_not_known():
+    entry = stream(mvngrad.LaProp, noisy(1.0), steps=200)
+    names = {name for name, _ in scalars(entry)}
+    assert "update/0.5" in names
+    assert not any(name.startswith("snr") for name in names)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("make", WATCHED)
+def test_only_a_sampled_step_waits_for_the_device(make, path):
+    capturable = {} if path else {"capturable": True}
+    optimizer, records = make(parameters((300, 70), (40000,), device="cuda"), **path, **capturable), []
+    grads = [torch.randn_like(p) for p in optimizer.param_groups[0]["params"]]
+
+    def step():
+        for p, g in zip(optimizer.param_groups[0]["params"], grads, strict=True):
+            p.grad = g
+        optimizer.step()
+
+    with Monitor(optimizer, every=10, sink=records.append):
+        for _ in range(10):
+            step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(9):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        step()
+    assert [record["step"] for record in records] == [10, 20]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", WATCHED)
+def test_nothing_happens_while_a_graph_is_captured(make):
+    params = parameters((300, 70), device="cuda")
+    optimizer, records = make(params, capturable=True, lr=torch.tensor(1e-3, device="cuda")), []
+    for p in params:
+        p.grad = torch.randn_like(p)
+    stream = torch.cuda.Stream()
+    with Monitor(optimizer, every=1, sink=records.append) as monitor:
+        with torch.cuda.stream(stream):
+            optimizer.step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        for _ in range(5):
+            graph.replay()
+        assert len(records) == 1
+        assert monitor.record()["groups"][0]["t"] == 6
+    assert records[-1]["groups"][0]["lr"] == pytest.approx(1e-3)
+    assert records[-1]["step"] == 6

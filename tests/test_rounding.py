@@ -1,0 +1,260 @@
+"""Rounding at random: without bias, to a neighbour, the same bits for the same step; and state in 8 bits."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings, strategies as st
+
+from mvngrad.optim import blocks
+from mvngrad.optim.rounding import Noise, Rounding, mixed, to_bfloat16
+
+quick = settings(deadline=None, max_examples=100)
+EVERY = torch.arange(2**16, dtype=torch.int32)
+"""Each noise of 16 bits once: a mean over them is what a rounding gives on average."""
+HALF = 2**15
+
+
+# bfloat16
+
+
+def numbers(low, high):
+    """Sign, octave and fraction of a few numbers, all octaves from low to high alike."""
+    octaves = st.integers(low, high - 1)
+    return st.lists(st.tuples(st.sampled_from([-1.0, 1.0]), octaves, st.integers(0, 2**23 - 1)), min_size=1, max_size=9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(numbers(-126, 99))
+@example([(1.0, 0, 0), (1.0, 0, 1), (1.0, 0, 2**23 - 1), (-1.0, -126, 0), (-1.0, -126, 2**16 - 1), (1.0, 98, 2**15)])
+def test_rounding_to_bfloat16_is_without_bias_and_to_a_neighbour(drawn):
+    x = torch.tensor([sign * 2.0**octave * (1 + part * 2.0**-23) for sign, octave, part in drawn])
+    below = x.view(torch.int32) & -(2**16)
+    above = (below + 2**16).view(torch.float32).double()
+    below = below.view(torch.float32).double()
+    rounded = to_bfloat16(x.expand(2**16, -1), EVERY[:, None]).double()
+    assert ((rounded == below) | (rounded == above)).all()
+    # 15 of the 16 bits of noise are used, and ties go to the even neighbour: 2^-16 of a step.
+    assert ((rounded.mean(0) - x.double()).abs() <= (above - below).abs() * 2**-16).all()
+
+
+@pytest.mark.parametrize("noise", [0, 1, HALF - 1, HALF, 2**16 - 1])
+def test_what_is_a_bfloat16_stays_it_whatever_the_noise(noise):
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    every = every[every.isfinite()]
+    assert torch.equal(to_bfloat16(every.float(), torch.full(every.shape, noise)), every)
+
+
+def test_beyond_its_range_rounding_to_bfloat16_is_to_the_nearest():
+    """Where the scaled value would overflow, and among bfloat16's denormal numbers."""
+    for x in (1.3 * 2.0**100, 3e38, 1e-39):
+        rounded = to_bfloat16(torch.full((2**16,), x), EVERY)
+        assert rounded.unique().tolist() == [torch.tensor(x).to(torch.bfloat16).item()]
+
+
+@pytest.mark.parametrize("x", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_stays_so(x):
+    expected = torch.full((2**16,), x, dtype=torch.bfloat16)
+    torch.testing.assert_close(to_bfloat16(expected.float(), EVERY), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_zero_stays_zero():
+    assert not to_bfloat16(torch.zeros(2**16), EVERY).any()
+
+
+# 8 bits
+
+
+def rows(values):
+    """One block that begins with these values, for each noise one."""
+    row = torch.zeros(blocks.BLOCK)
+    row[: len(values)] = torch.tensor(values, dtype=torch.float32)
+    return row
+
+
+def signed(row, noise):
+    codes, scale = blocks.to_signed(row, noise)
+    return blocks.signed(codes.to(torch.uint8).to(torch.int32), scale)
+
+
+def squares(row, noise):
+    codes, first, cut = blocks.to_squares(row, noise)
+    assert codes.min() >= 0
+    assert codes.max() <= 255
+    return blocks.squares(codes.to(torch.uint8).to(torch.int32), first, cut)
+
+
+def signed_steps(row):
+    """How far the next code is, at most: an eighth of a value, and the same everywhere below 2^-16 of the largest.
+
+    To a block's scale, the least normal number is the least there is.
+    """
+    size = row.double().abs()
+    return size / 8 + size.max().clamp(min=2.0**-126) * 2**-18
+
+
+def square_steps(row, noise=HALF):
+    _, _, cut = blocks.to_squares(row, noise)
+    return row * 2.0 ** (cut.double() - 23) + 2.0 ** (cut.double() - 149)  # the latter is that of denormal numbers
+
+
+# The inverse of a larger scale is denormal, and not exact to the last place.
+floats = st.floats(-(2.0**124), 2.0**124, width=32)
+signed_values = st.lists(floats, min_size=1, max_size=8) | st.builds(lambda x, n: [x] * n, floats, st.integers(1, 256))
+positives = st.floats(2.0**-149, 2.0**126, width=32)
+square_values = st.lists(positives | st.just(0.0), min_size=1, max_size=8) | st.builds(
+    lambda x, n: [x] * n, positives, st.integers(1, 256)
+)
+noises = st.integers(0, 2**16 - 1)
+each_kind = pytest.mark.parametrize("kept", [signed, squares], ids=["signed", "squares"])
+
+
+@quick
+@given(signed_values, noises)
+@example([1e-45, 0.0], 0)
+@example([1e-39, -1e-40, 0.0, 1e-45], HALF)
+@example([1e37, 1e-37], 2**16 - 1)
+@example([0.0] * 256, 0)
+def test_a_signed_value_moves_by_less_than_a_step_and_keeps_its_sign(values, noise):
+    row = rows(values)
+    back = signed(row, noise)
+    assert ((back - row).abs() <= signed_steps(row)).all()
+    assert (back * row.sign() >= 0).all()
+    assert not back[row == 0].any()
+    if row.abs().max() >= 2.0**-126:
+        assert back.abs().max() == row.abs().max()
+
+
+@quick
+@given(square_values, noises)
+@example([1e-45, 1e38], 0)
+@example([1e-45, 2e-45, 1e-39], 0)
+@example([1.0] * 256, 2**16 - 1)
+@example([0.0] * 256, 2**16 - 1)
+def test_a_square_moves_by_less_than_a_step_and_is_never_lost(values, noise):
+    row = rows(values)
+    back = squares(row, noise)
+    _, first, cut = blocks.to_squares(row, noise)
+    least = blocks.squares(torch.ones(1, dtype=torch.int32), first, cut)
+    assert ((back - row).abs() <= square_steps(row, noise))[row >= least].all()
+    assert (back[(row > 0) & (row < least)] == least).all()
+    assert (back[row > 0] > 0).all()
+    assert not back[row == 0].any()
+
+
+@quick
+@given(square_values, noises)
+def test_squares_within_63_octaves_all_have_a_code_near_them(values, noise):
+    row = rows(values)
+    row = row.where(row > row.max() * 2.0**-63, 0)
+    assert ((squares(row, noise) - row).abs() <= square_steps(row, noise)).all()
+
+
+@quick
+@given(signed_values, noises)
+@example([1e-45, 0.0], 0)
+@example([1e-38, 3e-39], 0)
+def test_encoding_what_was_decoded_changes_no_signed_value(values, noise):
+    once = signed(rows(values), noise)
+    assert torch.equal(signed(once, HALF), once)
+
+
+@quick
+@given(square_values, noises)
+@example([1e-45, 1e38], 0)
+@example([1e-45, 2e-45, 1e-39], 0)
+def test_encoding_what_was_decoded_changes_no_square(values, noise):
+    once = squares(rows(values), noise)
+    assert torch.equal(squares(once, HALF), once)
+
+
+@each_kind
+@pytest.mark.parametrize("octaves", [0.5, 4, 12, 25, 50])
+def test_rounding_to_8_bits_is_without_bias(kept, octaves):
+    """Whatever the range of a block, on which the size of its steps hangs."""
+    row = torch.exp2(-octaves * torch.rand(blocks.BLOCK, generator=torch.Generator().manual_seed(0)))
+    if kept is signed:
+        row[::2] *= -1
+    back = kept(row.repeat(2**16 // 4, 1), EVERY[::4, None]).double()
+    steps = signed_steps(row) if kept is signed else square_steps(row)
+    # A quarter of the noises is as fine as a quarter of 2^-16 of a step; UP lifts a signed value by 2^-22 of itself.
+    error = (back.mean(0) - row.double()).abs()
+    assert (error <= 2**-13 * steps).all()
+    assert (back.std(0) > 0).float().mean() > 0.5, "nothing was rounded"
+
+
+@pytest.mark.parametrize("noise", [0, 1, HALF, 2**16 - 1])
+def test_the_largest_of_a_signed_block_is_kept_as_it_is(noise):
+    block = torch.randn(4096, blocks.BLOCK, generator=torch.Generator().manual_seed(0))
+    largest = block.abs().argmax(1, keepdim=True)
+    assert torch.equal(signed(block, noise).gather(1, largest), block.gather(1, largest))
+
+
+@each_kind
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_what_is_not_finite_stays_so_in_8_bits(kept, bad):
+    row = torch.ones(blocks.BLOCK)
+    row[3] = bad
+    for noise in (0, HALF, 2**16 - 1):
+        assert not kept(row, noise)[3].isfinite()
+
+
+def test_a_block_with_a_smaller_range_has_finer_steps():
+    cuts = []
+    for octaves in (1, 3, 7, 15, 31, 60):
+        row = torch.exp2(-octaves * torch.linspace(0, 1, blocks.BLOCK))
+        cuts.append(blocks.to_squares(row, HALF)[2].item())
+    assert cuts == [16, 17, 18, 19, 20, 21]  # 128, 64, 32, 16, 8 and 4 steps an octave
+
+
+# The random bits
+
+
+def test_the_bits_differ_between_seeds_places_steps_coordinates_and_slots():
+    param, kept = torch.zeros(1000), torch.zeros(1000, dtype=torch.bfloat16)
+
+    def drawn(seed=0, place=0, t=1.0, name="m"):
+        return Rounding(seed).noise(place, t, param, kept)[name]
+
+    others = [drawn(seed=1), drawn(place=1), drawn(t=2.0), drawn(name="s"), drawn(name="u"), drawn(name="x")]
+    for other in others:
+        assert (drawn() == other).float().mean() < 0.01
+    assert torch.equal(drawn(), drawn(t=torch.tensor(1.0)))
+    assert drawn().unique().numel() > 950
+
+
+@pytest.mark.parametrize("name", ["m", "s", "v", "u", "x"])
+def test_the_bits_are_uniform(name):
+    noise = Noise(Rounding(5).key(2, 7), 2**18, torch.device("cpu"))[name]
+    assert noise.min() >= 0
+    assert noise.max() < 2**16
+    counts = torch.bincount(noise >> 8, minlength=256).double()
+    chi2 = ((counts - 1024).square() / 1024).sum()
+    assert abs(chi2 - 255) < 6 * math.sqrt(2 * 255)
+    assert noise.double().mean().item() == pytest.approx(2**15, abs=6 * 2**16 / math.sqrt(12 * 2**18))
+
+
+def test_mixing_is_the_published_function():
+    """lowbias32 of Wellons' hash-prospector, in Python's integers."""
+
+    def lowbias32(x):
+        x ^= x >> 16
+        x = x * 0x7FEB352D % 2**32
+        x ^= x >> 15
+        x = x * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    words = [0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF]
+    signed_words = torch.tensor(words).to(torch.int32)
+    assert [word % 2**32 for word in mixed(signed_words).tolist()] == [lowbias32(word) for word in words]
+
+
+def test_only_what_is_rounded_draws_bits():
+    wide, narrow = torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16)
+    assert Rounding().noise(0, 1, wide, wide) is None
+    assert Rounding(params=True).noise(0, 1, wide, wide) is None
+    assert Rounding().noise(0, 1, narrow, wide) is None
+    assert Rounding(params=True).noise(0, 1, narrow, wide) is not None
+    assert Rounding().noise(0, 1, wide, narrow) is not None
+    assert Rounding().noise(0, 1, wide, torch.zeros(3, dtype=torch.uint8)) is not None
+    assert Rounding().noise(0, 1, torch.zeros(3, dtype=torch.complex64), torch.zeros(3, dtype=torch.complex64)) is None

@@ -1,0 +1,432 @@
+"""State in bfloat16 and 8 bits, and bfloat16 parameters, as an optimizer keeps, saves, loads and copies them."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from family import OPTIMIZERS, PLAIN, equal, everything, oracle, parameters, tensors, train
+
+import mvngrad
+from mvngrad.optim import storage
+from mvngrad.optim.rounding import Rounding
+from mvngrad.rule import LEAN, MVNGRAD, Hyper
+
+torch.ones(1).sqrt()  # of several threads that take a root first of all, one may get 12 bits of it: MKL's
+KINDS = {"bfloat16": torch.bfloat16, "int8": "int8"}
+EVERY = {"None": None, "float32": torch.float32, **KINDS}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+every_kind = pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
+each_cell = pytest.mark.parametrize("make", PLAIN, ids=lambda make: make.__name__)
+each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: make.__name__)
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+SHAPES = [(33, 17), (300,), (), (0,), (1,)]
+
+
+def opened(optimizer, param):
+    """The state of a parameter as numbers."""
+    return storage.opened(optimizer._rule(optimizer.param_groups[0]).slots, optimizer.state[param], torch.float64)
+
+
+# What it is for
+
+
+@each_kind
+def test_slow_averages_go_on_decaying_where_plain_rounding_freezes_them(kind):
+    """A few noisy gradients, then 5000 that are 0: s must fall to 0.999^5000 = 0.0067 of itself.
+
+    It does on average. A coordinate walks: in bfloat16 a step of up to 2^-7 is taken with odds of 0.001 / 2^-7, so the
+    logarithm of s has a variance of up to 5000 * 0.001 * 2^-7 = 0.04, and the mean of 2048 an error of 0.4%; in 8 bits,
+    with 8 steps an octave as here, a variance of up to 5000 * 0.001 / 8, and an error of 2%. Allowed is 5 times that.
+    """
+    size, quiet = 2048, 5000
+    noisy = [tensors((size,), seed=t)[0] for t in range(1, 6)]
+    x = torch.nn.Parameter(torch.ones(size))
+    optimizer = mvngrad.MVNGrad([x], lr=1e-3, eps_s=0.0, state_dtype=kind)
+    zeros = torch.zeros_like(x)
+    for g in [*noisy, *[zeros] * quiet]:
+        x.grad = g
+        optimizer.step()
+    exact = {}
+    for silent in (0, quiet):
+        grads = [*(g.numpy() for g in noisy), *[np.zeros(size)] * silent]
+        exact[silent] = oracle(MVNGRAD, Hyper(), np.ones(size), grads)[1]["s"]
+    assert exact[quiet].mean() == pytest.approx(0.999**quiet * exact[0].mean(), rel=0.25)  # m was not 0 at once
+    after = opened(optimizer, x)["s"]
+    assert after.mean().item() == pytest.approx(exact[quiet].mean(), rel=0.02 if kind == torch.bfloat16 else 0.1)
+    assert (after > 0).all()
+    assert x.isfinite().all()
+
+    plain = torch.from_numpy(exact[0]).to(torch.bfloat16)
+    for _ in range(quiet):
+        plain = (plain * 0.999).to(torch.bfloat16)
+    assert plain.double().mean() > 100 * exact[quiet].mean(), "plain rounding would do"
+
+
+@pytest.mark.parametrize(
+    ("options", "low", "high"),
+    [
+        ({"state_dtype": torch.bfloat16}, 6, 6.1),
+        ({"state_dtype": "int8"}, 3, 3.3),
+        ({"lean": True}, 8, 8.001),
+        ({"lean": True, "state_dtype": torch.bfloat16}, 4, 4.001),
+        ({"lean": True, "state_dtype": "int8"}, 2, 2.1),
+        ({"state_dtype": torch.float32}, 12, 12.001),
+    ],
+    ids=str,
+)
+def test_state_takes_as_many_bytes_a_parameter_as_it_should(options, low, high):
+    (x,) = parameters((512, 512))
+    optimizer = mvngrad.MVNGrad([x], **options)
+    train(optimizer, 1)
+    assert low <= sum(value.nbytes for value in optimizer.state[x].values()) / x.numel() < high
+
+
+@pytest.mark.parametrize(
+    ("make", "start"),
+    [*((make, 1.25) for make in PLAIN), (mvngrad.Adam, 1.0), (mvngrad.Adam, -1.0), (mvngrad.Adam, 1.5 * 2**-30)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_stochastic_rounding_keeps_steps_far_below_half_a_unit(make, start):
+    """Each step is a 300th of a unit in the last place or so, and 100 are a third of one: their sum must arrive.
+
+    The mean of 2048 coordinates, which each moved by a unit or not at all, has an error of 3% of that sum.
+    """
+    unit = 2.0**-8 * 2.0 ** np.floor(np.log2(abs(start)))  # the finer, below a power of 2
+    steps, size = 100, 2048
+    grads = [1 + 0.3 * tensors((size,), seed=t)[0] for t in range(1, steps + 1)]
+    hyper = Hyper(lr=1.0, eps_s=1e-16 if make.rule.variance else 0.0)
+    full, _ = oracle(make.rule, hyper, np.zeros(size), [g.bfloat16().double().numpy() for g in grads])
+    lr = unit / 3 / abs(full.mean())
+    moved = {}
+    for at_random in (False, True):
+        x = torch.nn.Parameter(torch.full((size,), start, dtype=torch.bfloat16))
+        optimizer = make([x], lr=lr, stochastic_rounding=at_random)
+        for g in grads:
+            x.grad = g.bfloat16()
+            optimizer.step()
+        moved[at_random] = (x.double() - start).mean().item()
+    assert moved[False] == 0
+    assert moved[True] == pytest.approx(lr * full.mean(), rel=0.15)
+
+
+def test_parameters_of_other_dtypes_are_not_touched_by_stochastic_rounding():
+    runs = []
+    for at_random in (False, True):
+        params = [*parameters((300,)), *parameters((300,), dtype=torch.float64)]
+        optimizer = mvngrad.MVNGrad(params, stochastic_rounding=at_random)
+        train(optimizer, 3)
+        runs.append(everything(optimizer))
+    assert equal(*runs)
+
+
+@every_kind
+@each_optimizer
+def test_a_group_of_every_dtype_and_layout_steps_and_keeps_its_kind(make, kind):
+    params = [p for dtype in (torch.float32, torch.bfloat16, torch.float16) for p in parameters(*SHAPES, dtype=dtype)]
+    params += [*parameters((7,), dtype=torch.float64), *parameters((7,), dtype=torch.complex64)]
+    params.append(torch.nn.Parameter(parameters((4, 6, 5, 3))[0].detach().to(memory_format=torch.channels_last)))
+    params.append(torch.nn.Parameter(torch.ones(8, 8)[::2, 1:]))
+    starts = [p.detach().clone() for p in params]
+    optimizer = make(params, lr=1e-2, state_dtype=kind)
+    train(optimizer, 3)
+    for param, start in zip(params, starts, strict=True):
+        assert param.isfinite().all()
+        assert param.numel() == 0 or not torch.equal(param, start)
+        kept = {optimizer.state[param][slot].dtype for slot in make.rule.slots}
+        wide = torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
+        assert kept == {torch.uint8 if kind == "int8" else wide if kind is None else kind}
+
+
+# Errors
+
+INVALID = [
+    ({"state_dtype": torch.float16}, r"state_dtype=torch.float16 is invalid; .* torch.float32, torch.bfloat16, int8"),
+    ({"state_dtype": torch.int8}, r"state_dtype=torch.int8 is invalid"),
+    ({"state_dtype": "float32"}, r"state_dtype='float32' is invalid"),
+    ({"rounding_seed": -1}, r"rounding_seed=-1 is invalid; .* \[0, 2\*\*32\)"),
+    ({"rounding_seed": 2**32}, r"rounding_seed=4294967296 is invalid"),
+    ({"rounding_seed": 0.5}, r"rounding_seed=0.5 is invalid; it must be an integer"),
+    ({"rounding_seed": None}, r"rounding_seed=None is invalid"),
+    ({"differentiable": True, "state_dtype": torch.bfloat16}, r"differentiable=True .* leave state_dtype=None"),
+    ({"differentiable": True, "state_dtype": "int8"}, r"differentiable=True .* leave state_dtype=None"),
+    ({"differentiable": True, "stochastic_rounding": True}, r"differentiable=True"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID, ids=[str(options) for options, _ in INVALID])
+@each_cell
+def test_invalid_options_are_named(make, options, message):
+    with pytest.raises(ValueError, match=f"{make.__name__}: .*{message}|{make.__name__}: {message}"):
+        make(parameters((3,)), **options)
+    with pytest.raises(ValueError, match=message):
+        make([{"params": parameters((3,)), **options}])
+
+
+def test_every_seed_of_32_bits_is_taken():
+    runs = []
+    for seed in (0, 1, 2**31 - 1, 2**31, 2**32 - 1):
+        optimizer = mvngrad.MVNGrad(parameters((300,)), state_dtype="int8", rounding_seed=seed)
+        train(optimizer, 3)
+        runs.append(everything(optimizer))
+    assert not any(equal(a, b) for i, a in enumerate(runs) for b in runs[:i])
+
+
+# Checkpoints
+
+
+def through_disk(state_dict):
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumed(make, optimizer, **options):
+    """A new optimizer on copies of the parameters, with the state of the old one, by way of a file."""
+    params = [p.detach().clone().requires_grad_() for group in optimizer.param_groups for p in group["params"]]
+    new = make(params, **options)
+    new.load_state_dict(through_disk(optimizer.state_dict()))
+    return new
+
+
+def trained(make, steps=5, shapes=SHAPES, **options):
+    optimizer = make(parameters(*shapes), lr=1e-2, **options)
+    train(optimizer, steps)
+    return optimizer
+
+
+@every_kind
+@each_optimizer
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(make, kind):
+    original = trained(make, state_dtype=kind, rounding_seed=7)
+    train(original, 0)
+    other = resumed(make, original, state_dtype=kind)
+    assert equal(everything(other), everything(original))
+    assert other.param_groups[0]["rounding_seed"] == 7
+    assert other.param_groups[0]["state_dtype"] == kind
+    for each in (original, other):
+        train(each, 5, seed=2)
+    assert equal(everything(other), everything(original))
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.parametrize("fused", [False, True])
+@each_kind
+def test_a_checkpoint_passes_through_the_other_path_and_back_bit_for_bit(kind, fused):
+    original = trained(mvngrad.MVNGrad, state_dtype=kind, fused=fused)
+    there = resumed(mvngrad.MVNGrad, original, state_dtype=kind)
+    there.param_groups[0]["fused"] = not fused
+    assert equal(everything(there), everything(original))
+    back = resumed(mvngrad.MVNGrad, there, state_dtype=kind)
+    back.param_groups[0]["fused"] = fused
+    for each in (original, there, back):
+        train(each, 5, seed=2)
+    assert equal(everything(back), everything(original))
+    # And the other path itself goes on as this one does, but for a rare rounding.
+    for param, other in zip(*(each.param_groups[0]["params"] for each in (original, there)), strict=True):
+        torch.testing.assert_close(param, other, rtol=0, atol=1e-4)
+        for slot in MVNGRAD.slots:
+            differs = original.state[param][slot] != there.state[other][slot]
+            assert differs.sum() <= max(1, 0.01 * param.numel())
+
+
+@each_kind
+def test_the_seed_decides(kind):
+    runs = [everything(trained(mvngrad.MVNGrad, state_dtype=kind, rounding_seed=seed)) for seed in (0, 0, 1)]
+    assert equal(runs[0], runs[1])
+    assert not equal(runs[0], runs[2])
+
+
+def test_the_seed_decides_the_rounding_of_parameters():
+    runs = []
+    for seed in (0, 0, 1):
+        (x,) = parameters((300,), dtype=torch.bfloat16)
+        optimizer = mvngrad.Adam([x], lr=1e-4, stochastic_rounding=True, rounding_seed=seed)
+        train(optimizer, 5)
+        runs.append([x.detach()])
+    assert equal(runs[0], runs[1])
+    assert not equal(runs[0], runs[2])
+
+
+NEIGHBOURS = [("None", "bfloat16"), ("None", "int8"), ("float32", "int8"), ("bfloat16", "int8")]
+
+
+@pytest.mark.parametrize(("one", "other"), [*NEIGHBOURS, *(pair[::-1] for pair in NEIGHBOURS)])
+def test_state_of_another_dtype_is_refused_with_the_remedy(one, other):
+    source, target = (trained(mvngrad.MVNGrad, state_dtype=EVERY[kind]) for kind in (one, other))
+    before = everything(target)
+    with pytest.raises(ValueError, match=r"mvngrad.convert_state_dict\(state_dict, .*\)"):
+        target.load_state_dict(source.state_dict())
+    assert equal(everything(target), before)
+
+
+def test_none_and_float32_load_each_other():
+    for one, other in ((None, torch.float32), (torch.float32, None)):
+        source = trained(mvngrad.MVNGrad, state_dtype=one)
+        target = resumed(mvngrad.MVNGrad, source, state_dtype=other)
+        assert equal(everything(target), everything(source))
+        assert target.param_groups[0]["state_dtype"] == other
+
+
+@pytest.mark.parametrize("options", [{}, {"lean": True}], ids=["full", "lean"])
+@pytest.mark.parametrize("own", EVERY)
+@pytest.mark.parametrize("saved", EVERY)
+def test_a_converted_state_dict_loads_and_trains_on(saved, own, options):
+    source = trained(mvngrad.MVNGrad, state_dtype=EVERY[saved], **options)
+    before = everything(source)
+    converted = mvngrad.convert_state_dict(through_disk(source.state_dict()), EVERY[own])
+    params = [p.detach().clone().requires_grad_() for p in source.param_groups[0]["params"]]
+    target = mvngrad.MVNGrad(params, state_dtype=EVERY[own], **options)
+    target.load_state_dict(through_disk(converted))
+    # Rounded to the nearest: half a step.
+    relative = {"bfloat16": 2**-8, "int8": 2**-4}.get(own, 0) if saved != own else 0
+    for p, q in zip(source.param_groups[0]["params"], params, strict=True):
+        assert target.state[q]["step"] == source.state[p]["step"]
+        for slot, value in opened(source, p).items():
+            near_zero = 2**-19 * value.abs().max().item() if own == "int8" and value.numel() else 0
+            torch.testing.assert_close(opened(target, q)[slot], value, rtol=1.01 * relative, atol=near_zero)
+    train(target, 3)
+    assert all(param.isfinite().all() for param in params)
+    assert equal(everything(source), before), "the source was changed"
+
+
+@pytest.mark.parametrize("wide", [None, torch.float32], ids=str)
+def test_8_bits_survive_the_way_through_floats(wide):
+    source = trained(mvngrad.MVNGrad, state_dtype="int8", shapes=[(2000,), (3, 5)])
+    saved = source.state_dict()
+    back = mvngrad.convert_state_dict(mvngrad.convert_state_dict(saved, wide), "int8")
+    for key, kept in saved["state"].items():
+        for slot in MVNGRAD.slots:
+            one, other = (
+                storage.opened(MVNGRAD.slots, each, torch.float32)[slot] for each in (kept, back["state"][key])
+            )
+            assert torch.equal(one, other)
+
+
+def test_a_conversion_passes_over_parameters_that_have_no_state_yet():
+    a, b = parameters((3,), (3,))
+    optimizer = mvngrad.MVNGrad([a, b])
+    b.requires_grad_(False)
+    train(optimizer, 2)
+    assert not optimizer.state[b]  # looking makes an entry, which is empty
+    converted = mvngrad.convert_state_dict(optimizer.state_dict(), "int8")
+    target = mvngrad.MVNGrad(parameters((3,), (3,)), state_dtype="int8")
+    target.load_state_dict(converted)
+    train(target, 1)
+
+
+def test_8_bit_state_of_channels_last_loads_into_a_contiguous_parameter():
+    (x,) = parameters((8, 6, 5, 3))
+    tall = torch.nn.Parameter(x.detach().to(memory_format=torch.channels_last))
+    source = mvngrad.MVNGrad([tall], state_dtype="int8")
+    train(source, 5)
+    target = mvngrad.MVNGrad([x], state_dtype="int8")
+    target.load_state_dict(through_disk(source.state_dict()))
+    assert not source.state[tall]["m"].is_contiguous()
+    assert target.state[x]["m"].is_contiguous()
+    for slot, value in opened(source, tall).items():  # other coordinates share a block: rounded anew
+        top = value.abs().max().item()
+        torch.testing.assert_close(opened(target, x)[slot], value, rtol=2**-3, atol=2**-18 * top)
+    train(target, 2)
+
+
+@each_optimizer
+def test_a_checkpoint_from_before_these_options_loads(make):
+    original = trained(make)
+    old = through_disk(original.state_dict())
+    for group in old["param_groups"]:
+        for name in ("state_dtype", "stochastic_rounding", "rounding_seed", "lean"):
+            group.pop(name, None)
+    params = [p.detach().clone().requires_grad_() for p in original.param_groups[0]["params"]]
+    twin = make(params)
+    twin.load_state_dict(old)
+    for each in (original, twin):
+        train(each, 3, seed=2)
+    assert equal(everything(twin), everything(original))
+
+
+def pickled(optimizer):
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize("options", [{}, {"lean": True}], ids=["full", "lean"])
+@pytest.mark.parametrize("clone", [copy.deepcopy, pickled])
+@every_kind
+def test_copies_go_on_bit_for_bit(clone, kind, options):
+    original = trained(mvngrad.MVNGrad, state_dtype=kind, rounding_seed=3, **options)
+    twin = clone(original)
+    for each in (original, twin):
+        train(each, 5, seed=2)
+    assert equal(everything(twin), everything(original))
+    assert repr(twin) == repr(original)
+
+
+# The kernel
+
+
+@each_device
+@pytest.mark.parametrize("rule", [MVNGRAD, LEAN], ids=lambda rule: rule.name)
+@each_kind
+def test_overflow_leaves_codes_scales_and_counts_as_they_were_and_the_scale_is_divided_out(kind, rule, device, triton):
+    from mvngrad.optim.launch import Launches
+
+    shapes, hyper, rounding = [(2348,), (5,), (), (0,)], Hyper(lr=1e-2, eps_s=1e-16), Rounding(9)
+    sides = []
+    for _ in range(2):
+        params = tensors(*shapes, device=device)
+        kept = [storage.empty(rule.slots, param, kind) for param in params]
+        state = {name: [each[name] for each in kept] for name in storage.names(rule.slots, kind)}
+        steps = [torch.zeros((), device=device) for _ in params]
+        kept = [value for values in state.values() for value in values]
+        sides.append((Launches(rule, params, params, state, steps), [*params, *kept, *steps]))
+    (scaled, ours), (plain, twins) = sides
+    first = [1.0] if device == "cuda" else []  # of a count of 0 the interpreter would warn
+    for t, overflow in enumerate([*first, 0.0, 1.0, 0.0, 1.0]):
+        g = tensors(*shapes, device=device, seed=t + 1)
+        before = [x.clone() for x in ours]
+        large = [4 * x for x in g]
+        assert scaled.point(large)
+        scaled.run(hyper, torch.tensor(4.0, device=device), torch.tensor(overflow, device=device), rounding)
+        if overflow:
+            assert equal(ours, before)
+        else:
+            assert not equal(ours, before)
+            assert plain.point(g)
+            plain.run(hyper, rounding=rounding)
+    assert equal(ours, twins)
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize(
+    ("kind", "size"), [("int8", 1e-20), ("int8", 1e18), (torch.bfloat16, 1e-15), (torch.bfloat16, 1e15)], ids=str
+)
+def test_the_kernel_keeps_state_of_every_magnitude_as_eager_does(kind, size):
+    """Squares from denormal numbers to 1e36, with a block of zeros and one of a single number among them."""
+    from mvngrad.optim import eager
+    from mvngrad.optim.launch import Launches
+
+    grads = [size * tensors((1200,), seed=t)[0] for t in range(1, 4)]
+    for g in grads:
+        g[256:512] = 0
+        g[513:768] = 0
+    runs = []
+    for backend in (eager, None):
+        params, steps = tensors((1200,)), [torch.zeros(())]
+        kept = storage.empty(MVNGRAD.slots, params[0], kind)
+        state = {name: [value] for name, value in kept.items()}
+        launches = None if backend else Launches(MVNGRAD, params, params, state, steps)
+        for g in grads:
+            if backend:
+                backend.step(MVNGRAD, Hyper(lr=1e-2), params, [g], state, steps)
+            else:
+                assert launches.point([g])
+                launches.run(Hyper(lr=1e-2))
+        runs.append(kept)
+    for slot in MVNGRAD.slots:
+        assert (runs[0][slot] == runs[1][slot]).float().mean() > 0.99
+        values = [storage.opened(MVNGRAD.slots, kept, torch.float32)[slot] for kept in runs]
+        assert values[1].isfinite().all()
+        assert not values[1][256:512].any()
