@@ -1,4 +1,4 @@
-"""On a CUDA device: equal to torch's Adam, capturable in a graph, parameters on several devices, state in fewer bits."""
+"""On a CUDA device: equal to torch's Adam, capturable in a graph, on several devices, with state in fewer bits."""
 
 from functools import partial
 
