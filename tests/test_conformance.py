@@ -77,6 +77,8 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
         request.getfixturevalue("cpp_compiler")
         if device != "cpu":
             pytest.skip("the CPU's path")
+        if dtype in (torch.bfloat16, torch.float16) and hyper != Hyper(lr=1e-2, weight_decay=0.1):
+            pytest.skip("seconds of compiling each, and options have nothing to do with the dtype of parameters")
     if backend == "kernel":
         request.getfixturevalue("triton")
         if dtype == torch.float64:
@@ -242,6 +244,8 @@ def test_every_backend_rounds_as_eager_does(rule, kind, backend, device, request
             same += (mine[slot] == its[slot]).sum().item()
             total += real(param).numel()
             assert mine[slot].dtype == (torch.uint8 if kind == "int8" else kind)
+            if kind == "int8" and slot in storage.SQUARES:
+                assert torch.equal(mine[f"{slot}_scale"][1], its[f"{slot}_scale"][1]), "blocks of another range"
         # And where they differ it is by no more than a few steps.
         values, other_values = (storage.opened(rule.slots, kept, torch.float32) for kept in (mine, its))
         for slot in rule.slots:
