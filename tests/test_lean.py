@@ -30,11 +30,13 @@ def rebuilt(state, t, hyper):
 
 
 @quick
-@given(st.lists(signs, min_size=2, max_size=50), positive(1e-6, 1e6), beta1s, beta2s, st.floats(0, 1))
+@given(st.lists(signs, min_size=2, max_size=20), positive(1e-6, 1e6), beta1s, st.floats(0.9, 0.999), st.floats(0, 1))
 def test_lean_is_mvn_grad_while_the_normalizer_stands_still(directions, spread, beta1, beta2, eps):
     """Of g = m +- spread/beta1, +- spread is left around the new mean: s/c_v is spread^2, from the first step on.
 
     Then every gradient met the same normalizer, and what lean rebuilds is m itself, for every choice of signs.
+    An error in the rebuilt m moves s, and by it the next m, the more the smaller beta2 and the larger u. Far from 1,
+    and with signs that agree, even rounding grows from step to step: hence the few steps, and beta2 near 1.
     """
     hyper = Hyper(lr=0.1, beta1=beta1, beta2=beta2, eps=eps)
     x = y = 1.0

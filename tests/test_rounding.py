@@ -199,6 +199,11 @@ def test_what_is_not_finite_stays_so_in_8_bits(kept, bad):
         assert not kept(row, noise)[3].isfinite()
 
 
+def test_the_constants_of_codes_are_what_they_stand_for():
+    assert torch.tensor(blocks.OFFSET).view(torch.int32) == blocks.OFFSET_BITS
+    assert blocks.signed(torch.tensor([127, 255, 0, 128]), torch.tensor(3.0)).tolist() == [3, -3, 0, 0]
+
+
 def test_a_block_with_a_smaller_range_has_finer_steps():
     cuts = []
     for octaves in (1, 3, 7, 15, 31, 60):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from family import OPTIMIZERS, PLAIN, equal, everything, oracle, parameters, tensors, train
+from torch._dynamo.testing import CompileCounter
 
 import mvngrad
 from mvngrad.optim import storage
@@ -138,6 +139,24 @@ def test_a_group_of_every_dtype_and_layout_steps_and_keeps_its_kind(make, kind):
         kept = {optimizer.state[param][slot].dtype for slot in make.rule.slots}
         wide = torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
         assert kept == {torch.uint8 if kind == "int8" else wide if kind is None else kind}
+
+
+@pytest.mark.parametrize("lean", [False, True], ids=["full", "lean"])
+@every_kind
+def test_torch_compile_sees_the_whole_step_in_one_graph(kind, lean):
+    counter = CompileCounter()
+    optimizer = mvngrad.MVNGrad(parameters((20, 30), (5,)), lr=torch.tensor(1e-2), state_dtype=kind, lean=lean)
+    twin = copy.deepcopy(optimizer)
+    torch._dynamo.reset()
+    step = torch.compile(optimizer.step, backend=counter)
+    for t in range(1, 4):
+        for each, stepped in ((optimizer, step), (twin, twin.step)):
+            for p, g in zip(each.param_groups[0]["params"], tensors((20, 30), (5,), seed=t), strict=True):
+                p.grad = g
+            stepped()
+    torch._dynamo.reset()
+    assert counter.frame_count == 1
+    torch.testing.assert_close(everything(optimizer)[:2], everything(twin)[:2], rtol=0, atol=1e-4)
 
 
 # Errors

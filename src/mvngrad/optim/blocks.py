@@ -20,6 +20,7 @@ from torch import Tensor
 BLOCK = 256
 OFFSET = 2.0**-16
 """Added to a magnitude in (0, TOP], so that what is far below it falls into octaves that have no end."""
+OFFSET_BITS = 0x37800000
 TOP = 0.9375 - OFFSET
 """The magnitude of code 127."""
 CUT = 20
@@ -30,7 +31,7 @@ FINE, COARSE = 16, 21
 
 def signed(codes: Tensor, scale: Tensor) -> Tensor:
     """The values of signed codes: the highest of 8 bits is the sign."""
-    size = _float(((codes & 127) << CUT) + _bits(OFFSET)) - OFFSET
+    size = _float(((codes & 127) << CUT) + OFFSET_BITS) - OFFSET
     value = size * (1 / TOP) * scale
     return torch.where(codes > 127, -value, value)
 
@@ -43,7 +44,7 @@ def to_signed(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
     size = value.abs()
     scale = _float(size.view(torch.int32).amax(-1, keepdim=True).clamp(min=LEAST))  # by its bits, a NaN is the largest
     part = size * (UP * TOP / scale)
-    codes = (((part + OFFSET).view(torch.int32) + (noise << CUT - 16)) >> CUT) - (_bits(OFFSET) >> CUT)
+    codes = (((part + OFFSET).view(torch.int32) + (noise << CUT - 16)) >> CUT) - (OFFSET_BITS >> CUT)
     return codes.clamp(max=127) | (value.view(torch.int32) >> 24) & 128, scale
 
 
@@ -75,10 +76,6 @@ def to_squares(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor, Tens
 def _last(bits: Tensor, cut: Tensor | int) -> Tensor:
     """What they are at most after rounding, as a number of steps."""
     return -((-bits) >> cut)
-
-
-def _bits(number: float) -> int:
-    return int(torch.tensor(number).view(torch.int32))
 
 
 def _float(bits: Tensor) -> Tensor:
