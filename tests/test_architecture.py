@@ -96,7 +96,7 @@ def test_the_wheel_installs_into_an_empty_environment(tmp_path):
 import mvngrad, pathlib, sys, torch
 assert pathlib.Path(mvngrad.__file__).is_relative_to(sys.prefix), mvngrad.__file__
 model = torch.nn.Linear(4, 1)
-for name in mvngrad.__all__:
+for name in set(mvngrad.__all__) - {"convert_state_dict"}:
     optimizer = getattr(mvngrad, name)(model.parameters(), lr=0.1)
     model(torch.ones(2, 4)).square().mean().backward()
     optimizer.step()

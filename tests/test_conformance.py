@@ -86,7 +86,8 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
         if dtype == torch.bfloat16 and device == "cpu":
             pytest.skip("Triton's interpreter truncates to bfloat16, where a GPU rounds")
     params = tensors(*SHAPES, dtype=dtype, device=device)
-    grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, STEPS + 1)]
+    many = 10 if backend == "kernel" and device == "cpu" else STEPS  # the interpreter is slow
+    grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, many + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.slots}
     steps = [torch.zeros((), device=device if backend in ON_DEVICE else "cpu") for _ in params]
@@ -105,7 +106,7 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
             round_x=lambda x: torch.from_numpy(np.asarray(x)).to(dtype).double().numpy(),
         )
         assert param.dtype == dtype
-        assert steps[i] == STEPS
+        assert steps[i] == many
         np.testing.assert_allclose(array(param), x, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         # With coupled decay the state sees the rounded parameters.
         loose = TOLERANCE[wide] * 10 if dtype == wide else 2e-2
