@@ -29,10 +29,10 @@ FOLLOWED, TENSORS = 512, 4
 class Monitor:
     """Records, every `every` steps, what regime an optimizer works in. Attached by step hooks, until `detach`.
 
-    For each parameter group a record has quantiles of |m|/sqrt(s) or |m|/sqrt(v) (`ratio`), of the signal to noise they
-    stand for (`snr`) and of the update over lr (`update`); the shares of coordinates in sign collapse, at the floor of
-    epsilon, and dead; and the spikes of the gradient. What a cell's state does not tell is None: LaProp keeps no m.
-    `mvngrad.diagnostics.diagnose` reads records.
+    For each parameter group a record has quantiles of ``|m|/sqrt(s)`` or ``|m|/sqrt(v)`` (`ratio`), of the signal to
+    noise they stand for (`snr`) and of the update over lr (`update`); the shares of coordinates in sign collapse, at
+    the floor of epsilon, and dead; and the spikes of the gradient. What a cell's state does not tell is None: LaProp
+    keeps no m. `mvngrad.diagnostics.diagnose` reads records.
 
     At a sampled step, a fixed random sample of `sample` coordinates of each group goes to the host, in one copy from
     each device. At every other step, the norm of the gradient and a few hundred coordinates of the state are noted on
