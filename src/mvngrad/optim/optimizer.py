@@ -141,7 +141,7 @@ class RuleOptimizer(Optimizer):
         seed = group["rounding_seed"]
         if not (isinstance(seed, int) and 0 <= seed < 2**32):
             raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32)")
-        if group["differentiable"] and (group["state_dtype"] or group["stochastic_rounding"]):
+        if group["differentiable"] and (group["state_dtype"] in KINDS[2:] or group["stochastic_rounding"]):
             raise ValueError(f"{name}: differentiable=True cannot see through rounded state; leave state_dtype=None")
         on = [option for option in ("foreach", "fused", "differentiable") if group[option]]
         if len(on) > 1:
