@@ -335,7 +335,7 @@ def test_a_captured_step_rounds_its_parameters_anew_at_every_replay():
 @each_kind
 @each_rule
 def test_a_fused_step_with_rounded_state_never_waits_for_the_device(make, kind):
-    test_a_fused_step_never_waits_for_the_device(partial(make, state_dtype=kind, stochastic_rounding=True))
+    test_a_fused_step_never_waits_for_the_device(partial(make, stochastic_rounding=True), kind)
 
 
 @each_path
