@@ -28,6 +28,8 @@ class KnownFile:
     name: str
     size: int
     sha256: str
+    packed: bool = False
+    """Whether size and checksum are those of the gzipped file itself, for an archive of which no others are known."""
 
 
 class DamagedFile(ValueError):
@@ -41,7 +43,7 @@ class DownloadError(RuntimeError):
 def read(path: Path, known: KnownFile) -> bytearray:
     """What `path` holds, unpacked if it is gzipped; a DamagedFile error unless it is exactly the `known` file."""
     with path.open("rb") as file:
-        gzipped = file.read(2) == b"\x1f\x8b"
+        gzipped = not known.packed and file.read(2) == b"\x1f\x8b"
     content, broken = bytearray(), ""
     with gzip.open(path, "rb") if gzipped else path.open("rb") as stream:
         try:
@@ -63,12 +65,10 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvngrad"
 
 
-def locate(dataset: str, files: Sequence[KnownFile], folder: Path | None = None) -> list[Path] | None:
-    """Where the `files` of a data set lie: in `folder` or, if none is given, in that of MVNGRAD_DATA or in the cache.
-
-    In each they are looked for in a folder named after the data set and beside it, raw or with .gz. None if they are
-    nowhere. A named folder that does not exist, a given one without the files, and any that has only some of them are
-    errors: falling back in silence would train on other data than was asked for.
+def places(dataset: str, folder: Path | None = None) -> list[Path]:
+    """Where the files of a data set are looked for: in `folder` or, if none is given, in that of MVNGRAD_DATA and in
+    the cache; in each, in a folder named after the data set and beside it. A named folder that does not exist is an
+    error: falling back in silence would train on other data than was asked for.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     given = folder if folder is not None else named
@@ -78,15 +78,24 @@ def locate(dataset: str, files: Sequence[KnownFile], folder: Path | None = None)
     folders = [Path(given)] if given else []
     if folder is None:
         folders.append(cache())
-    for home in folders:
-        for place in (home / dataset, home):
-            choices = [[place / file.name, place / f"{file.name}.gz"] for file in files]
-            found = [next((path for path in pair if path.is_file()), None) for pair in choices]
-            if missing := [file.name for file, path in zip(files, found, strict=True) if path is None]:
-                if len(missing) < len(files):
-                    raise FileNotFoundError(f"{place} has some files of {dataset} but not {', '.join(missing)}")
-                continue
-            return [path for path in found if path is not None]
+    return [place for home in folders for place in (home / dataset, home)]
+
+
+def find(dataset: str, files: Sequence[KnownFile], place: Path) -> list[Path] | None:
+    """The paths of `files`, raw or with .gz, in one place; None if it has none, an error if it has only some."""
+    choices = [[place / file.name, place / f"{file.name}.gz"] for file in files]
+    found = [next((path for path in pair if path.is_file()), None) for pair in choices]
+    missing = [file.name for file, path in zip(files, found, strict=True) if path is None]
+    if missing and len(missing) < len(files):
+        raise FileNotFoundError(f"{place} has some files of {dataset} but not {', '.join(missing)}")
+    return None if missing else [path for path in found if path is not None]
+
+
+def locate(dataset: str, files: Sequence[KnownFile], folder: Path | None = None) -> list[Path] | None:
+    """Where the `files` of a data set lie; None if they are nowhere, but an error if `folder` was to have them."""
+    for place in places(dataset, folder):
+        if (found := find(dataset, files, place)) is not None:
+            return found
     if folder is not None:
         raise FileNotFoundError(f"{folder} has no files of {dataset}: {', '.join(file.name for file in files)}")
     return None

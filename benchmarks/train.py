@@ -1,0 +1,216 @@
+"""CIFAR-100 training: our captured loop, compiled or not, beside a plain eager torch loop, in one run on one device.
+
+    python -m benchmarks.train [--data FOLDER] [--batch-sizes 128 1024] [--seconds 20] [--rounds 3] [--workers N]
+
+Every round trains each arm for its share of `--seconds`. Writes train-DEVICE.json and .md, anew after each batch size,
+so that a run cut short keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from benchmarks.environment import RESULTS, environment
+from benchmarks.plain_loop import PlainLoop
+from mvngrad.lab.recipes.cifar100 import Cifar100, paper
+from mvngrad.lab.step import Bench, Stepper
+from mvngrad.lab.task import Task, of
+
+ARMS = ("captured", "captured, compiled", "plain")
+TARGETS = {  # of one H200: the row's name, its figure, and whether that may be at most or must be at least so much
+    1024: [("captured, compiled", "projected_seconds", "at most", 120.0)],
+    128: [
+        ("captured, compiled", "projected_seconds", "at most", 210.0),
+        ("captured, compiled", "ratio", "at least", 4.0),
+    ],
+}
+INTRODUCTION = """\
+Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad.lab.train`: images on the device, and
+augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with torch.compile for the
+augmentation and the model. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a
+DataLoader's worker processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second
+are medians over rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of
+the recipe at that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is
+what comes once: compilation and capture. *Memory* is what an arm made torch reserve on the device."""
+
+
+class Arm(Protocol):
+    def train(self, seconds: float) -> float:
+        """Train for about so long; images a second."""
+
+
+class Captured:
+    """Epochs as `mvngrad.lab.train` runs them."""
+
+    def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
+        self.recipe, self.task, self.epoch = recipe, task, 0
+        self.stepper = Stepper(recipe, Bench(task, compiled), captured=task.device.type == "cuda")
+        self.stepper.begin(recipe.seed)
+        self.images()
+
+    def images(self) -> int:
+        """Train one epoch; how many images it had."""
+        per_epoch = self.task.steps_per_epoch
+        first = self.epoch % self.recipe.epochs * per_epoch
+        rates = [self.recipe.rate(first + at, per_epoch) for at in range(per_epoch)]
+        self.stepper.turn({**self.task.plan(self.recipe, self.epoch), "lr": torch.tensor(rates)}, at=0)
+        for _ in range(per_epoch):
+            self.stepper.step()
+        self.epoch += 1
+        self.stepper.losses.tolist()
+        return per_epoch * self.recipe.batch_size
+
+    def train(self, seconds: float) -> float:
+        start, images = time.perf_counter(), 0
+        while (passed := time.perf_counter() - start) < seconds or not images:
+            images += self.images()
+        return images / passed
+
+    def evaluation_seconds(self) -> float:
+        """All evaluations of a run."""
+        times = []
+        for final in (False, False, True):  # the first is not counted: libraries choose their kernels in it
+            start = time.perf_counter()
+            with torch.no_grad(), torch.autocast(self.task.device.type, torch.bfloat16):
+                self.task.evaluate(self.stepper.model.eval(), final)
+            times.append(time.perf_counter() - start)
+        return self.recipe.epochs // self.recipe.eval_every * times[1] + times[2]
+
+
+def reserved(device: torch.device) -> int:
+    gc.collect()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def measure(recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
+    """A row for each arm that can run here."""
+    makers = {
+        "captured": partial(Captured, recipe, task, compiled=False),
+        "captured, compiled": partial(Captured, recipe, task, compiled=True),
+        "plain": partial(PlainLoop, recipe, task, args.workers),
+    }
+    arms: dict[str, Arm] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, make in ((name, makers[name]) for name in args.arms):
+        before, start = reserved(task.device), time.perf_counter()
+        try:
+            arms[name] = make()
+        except (ImportError, RuntimeError) as error:
+            notes.append(f"{name}, batch {recipe.batch_size}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            continue
+        rows[name] = {"name": name, "setup_seconds": time.perf_counter() - start}
+        rows[name]["memory_bytes"] = reserved(task.device) - before
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(args.rounds):
+        for name, arm in arms.items():
+            rates[name].append(arm.train(args.seconds / args.rounds))
+    images = recipe.epochs * task.steps_per_epoch * recipe.batch_size
+    for name, row in rows.items():
+        row["images_per_second"] = statistics.median(rates[name])
+        row["images_per_second_range"] = [min(rates[name]), max(rates[name])]
+        arm = arms[name]
+        row["evaluation_seconds"] = arm.evaluation_seconds() if isinstance(arm, Captured) else 0.0
+        row["projected_seconds"] = images / row["images_per_second"] + row["evaluation_seconds"]
+        if "plain" in rates:
+            row["ratio"] = row["images_per_second"] / statistics.median(rates["plain"])
+    return list(rows.values())
+
+
+def judged(batch_size: int, rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """The targets of this machine, if it is the one they were set for."""
+    found = []
+    for name, figure, sense, bound in TARGETS.get(batch_size, []) if "H200" in device else []:
+        value = next((row.get(figure) for row in rows if row["name"] == name), None)
+        verdict = "not measured"
+        if value is not None:
+            verdict = "met" if (value <= bound if sense == "at most" else value >= bound) else "missed"
+        what = f"batch {batch_size}, {name}, {figure.replace('_', ' ')}"
+        found.append({"what": what, "target": f"{sense} {bound:g}", "value": value, "verdict": verdict})
+    return found
+
+
+def _lines(head: list[str], body: list[list[str]]) -> str:
+    return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
+
+
+def markdown(result: dict[str, Any]) -> str:
+    where = result["environment"]
+    text = [f"# CIFAR-100 training on {where['device']}", INTRODUCTION]
+    text.append(", ".join([*(f"{key} {value}" for key, value in where.items()), f"workers {result['workers']}"]))
+    text.append(f"Data: {result['data']}.")
+    if result["targets"]:
+        shown = [
+            [each["what"], each["target"], "" if each["value"] is None else f"{each['value']:.3g}", each["verdict"]]
+            for each in result["targets"]
+        ]
+        text += ["## Targets", _lines(["what", "target", "measured", "verdict"], shown)]
+    for batch_size, rows in result["batch_sizes"].items():
+        body = []
+        for row in rows:
+            low, high = row["images_per_second_range"]
+            body.append(
+                [
+                    row["name"],
+                    f"{row['images_per_second']:.0f} ({low:.0f}-{high:.0f})",
+                    f"{row['ratio']:.2f}" if "ratio" in row else "",
+                    f"{row['projected_seconds']:.0f}",
+                    f"{row['evaluation_seconds']:.1f}",
+                    f"{row['setup_seconds']:.0f}",
+                    f"{row['memory_bytes'] / 2**30:.1f}",
+                ]
+            )
+        head = ["loop", "images/s", "of plain", "projected, s", "of these evaluating", "set-up, s", "memory, GiB"]
+        text += [f"## Batch {batch_size}, {result['epochs']} epochs", _lines(head, body)]
+    if result["notes"]:
+        text += ["## Not measured", "\n".join(f"- {note}" for note in result["notes"])]
+    return "\n\n".join(text) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, help="folder with data sets")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--seconds", type=float, default=20.0, help="training time of each arm")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the plain loop's loader")
+    parser.add_argument("--train-limit", type=int, help="use so many images, for a try-out")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args(arguments)
+
+    torch.backends.cudnn.benchmark = True
+    args.out.mkdir(parents=True, exist_ok=True)
+    where, notes = environment(args.device), list[str]()
+    result: dict[str, Any] = {"environment": where, "workers": args.workers, "targets": [], "notes": notes}
+    result["batch_sizes"] = {}
+    for batch_size in args.batch_sizes:
+        settings = paper("mvngrad", batch_size if batch_size in TARGETS else 1024)
+        recipe = replace(settings, batch_size=batch_size, train_limit=args.train_limit)
+        task = of(recipe, args.data, torch.device(args.device))
+        rows = measure(recipe, task, args, notes)
+        result["batch_sizes"][batch_size] = rows
+        result["targets"] += judged(batch_size, rows, where["device"])
+        result |= {"data": task.source, "epochs": recipe.epochs}
+        stem = args.out / f"train-{args.device}"
+        stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(markdown(result))
+    print(stem.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What a run tells while it trains, as plain data, for a terminal, a log or a tracker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Message:
+    """Something worth a line: a run resumed, a checkpoint that could not be read."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The end of an epoch."""
+
+    key: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    """Mean of the epoch's batches."""
+    samples_per_second: float
+    seconds: float
+    seconds_left: float
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """Of the evaluation, where the epoch ended with one; None is not finite."""
+
+
+Event = Message | Progress
+
+
+def line(event: Event) -> str:
+    """An event as one line of text.
+
+    >>> line(Progress("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120, {"test_accuracy": 0.5}))
+    'mnist-0  epoch 2/10  loss 2.5000  test_accuracy 0.5000  40000/s  0:30 + 2:00'
+    """
+    if isinstance(event, Message):
+        return f"{event.key}  {event.text}"
+    metrics = "".join(f"  {name} {value:.4f}" for name, value in event.metrics.items() if value is not None)
+    clocks = " + ".join(f"{int(s) // 60}:{int(s) % 60:02d}" for s in (event.seconds, event.seconds_left))
+    where = f"{event.key}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}"
+    return f"{where}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
+
+
+def printed(event: Event) -> None:
+    """Print what a log should have: evaluations and messages."""
+    if isinstance(event, Message) or event.metrics:
+        print(line(event), flush=True)

@@ -1,0 +1,80 @@
+"""What every recipe of the training loop has: an optimizer, a length, a precision and a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, get_args
+
+from mvngrad.lab.recipe import Recipe
+from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
+
+OptimizerName = Literal[
+    "mvngrad", "mvngradw", "adabelief", "adabeliefw", "laprop", "lapropw", "adam", "adamw"
+]  # fmt: skip
+CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": ADAM}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(Recipe, ABC):
+    """The fields that the training loop itself reads; what is trained on what, a subclass adds."""
+
+    optimizer: OptimizerName
+    """A cell of the paper's table; a name ending in w decouples the weight decay."""
+    batch_size: int
+    """Samples of one step."""
+    lr: float
+    """The highest rate of the schedule."""
+    beta1: float
+    beta2: float
+    eps: float = 1e-8
+    eps_s: float | None = None
+    """Added to s at every step; the variance cells need it, the others have none."""
+    weight_decay: float = 0.0
+    state_dtype: Literal["float32", "bf16", "int8"] = "float32"
+    """How the optimizer keeps its state."""
+    epochs: int = 1
+    eval_every: int = 1
+    """Epochs from one evaluation to the next; the last epoch always ends with one."""
+    precision: Literal["bf16", "float32"] = "bf16"
+    """Of the products in the forward and backward pass; parameters are float32, and float32 convolutions on a GPU are
+    torch's default ones, in TF32."""
+    seed: int = 0
+    """Of the initial weights and of everything drawn while training."""
+    deterministic: bool = False
+    """Only kernels that give the same bits every time, at some cost; on a CPU they do anyway."""
+
+    outside_step: ClassVar[tuple[str, ...]] = ("seed", "lr", "epochs", "eval_every")
+    """Fields that no captured or compiled step contains, so that runs which differ in these alone share theirs."""
+    of_optimizer: ClassVar[tuple[str, ...]] = (
+        "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype",
+    )  # fmt: skip
+    """Fields that the optimizer's step contains, and the model's does not."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "eval_every"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} is invalid; it must be at least 1")
+        if self.optimizer not in get_args(OptimizerName):
+            raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {', '.join(get_args(OptimizerName))}")
+        for name, valid in (("state_dtype", ("float32", "bf16", "int8")), ("precision", ("bf16", "float32"))):
+            if getattr(self, name) not in valid:
+                raise ValueError(f"{name}={getattr(self, name)!r} is invalid; choose of {', '.join(valid)}")
+        variance = CELLS[self.optimizer.removesuffix("w")].variance
+        if variance != (self.eps_s is not None):
+            remedy = "the paper's is 1e-8 for images, 0 for language" if variance else "leave it None"
+            raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
+
+    @abstractmethod
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """The learning rate of a step, counted from 0."""
+
+    @property
+    def rounding_seed(self) -> int:
+        """Rounded state is rounded at random, each seed in its own way; float32 draws nothing."""
+        return 0 if self.state_dtype == "float32" else self.seed
+
+    def part(self, *left_out: str) -> str:
+        """All fields but some, as text: equal for recipes that have these in common."""
+        return json.dumps([self.name, {name: value for name, value in self.settings.items() if name not in left_out}])

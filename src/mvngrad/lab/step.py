@@ -1,0 +1,162 @@
+"""One training step, from the plan to the new weights: as it stands on a CPU, one CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvngrad.lab.recipes.training import Training
+from mvngrad.lab.task import Factory, Plan, Task, initial, optimizer
+
+WARM_UP = 3
+"""Steps before a capture, in which libraries choose their kernels and compilers compile."""
+
+
+class Bench:
+    """A task's model on its device and the functions of its step, compiled or not: what optimizers may share."""
+
+    def __init__(self, task: Task, compiled: bool) -> None:
+        self.task = task
+        self.model: nn.Module = initial(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.batch: Callable[..., Any] = task.batch
+        self.loss: Callable[..., Any] = task.loss
+        if compiled:
+            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (task.batch, task.loss))
+
+
+class Stepper:
+    """A model, its optimizer and the plan of an epoch at fixed addresses; `step` reads and changes only these.
+
+    The step number lies on the device beside them, so that the captured step has no input. Everything that a step
+    changes is in `state`: a checkpoint saves that, a resumed run loads it, and the steps that warm up a capture are
+    undone by it.
+    """
+
+    def __init__(self, recipe: Training, bench: Bench, captured: bool) -> None:
+        task, device = bench.task, bench.task.device
+        self.bench, self.task, self.model, self.captured = bench, task, bench.model, captured
+        self.autocast = recipe.precision == "bf16"
+        self.lr = torch.zeros((), device=device)
+        self.optimizer = optimizer(recipe, self.model, self.lr)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(task.steps_per_epoch, device=device)
+        self.numbers = torch.arange(task.steps_per_epoch, device=device)
+        self.plan: Plan = {}
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.state: dict[str, Tensor] = {
+            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **{
+                f"optimizer.{index}.{name}": value
+                for index, kept in enumerate(self.optimizer.state.values())
+                for name, value in kept.items()
+            },
+            "at": self.at,
+            "losses": self.losses,
+        }
+
+    def begin(self, seed: int) -> None:
+        """Become as a run with this seed starts: its weights, and no memory of any step."""
+        start = {f"model.{name}": value for name, value in initial(self.task, seed).state_dict().items()}
+        with torch.no_grad():
+            for name, value in self.state.items():
+                value.copy_(start[name]) if name in start else value.zero_()
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Become as a `state` of earlier."""
+        strange = sorted(saved.keys() ^ self.state.keys()) or [
+            name
+            for name, value in self.state.items()
+            if (value.shape, value.dtype) != (saved[name].shape, saved[name].dtype)
+        ]
+        if strange:
+            raise ValueError(
+                f"the checkpoint is of another version of the model or optimizer: {strange[0]} does not fit; "
+                "delete the run's folder to train it anew"
+            )
+        with torch.no_grad():
+            for name, value in self.state.items():
+                value.copy_(saved[name])
+
+    def turn(self, plan: Plan, at: int) -> None:
+        """Lay the plan of an epoch where `step` reads it, to go on from its step `at`; nothing waits for the device."""
+        if not self.plan:
+            self.plan = {name: torch.empty_like(value, device=self.task.device) for name, value in plan.items()}
+        for name, value in plan.items():
+            self.plan[name].copy_(value.pin_memory() if self.at.is_cuda else value, non_blocking=True)
+        self.at.fill_(at)
+        self.model.train()
+        if at == 0:
+            self.losses.zero_()
+        if self.captured and self.graph is None:
+            self.graph = self._capture()
+
+    def step(self, samples: int = 0) -> None:
+        """Take the next step of the plan; one with fewer `samples` than the others is not the captured one."""
+        if self.graph is not None and not samples:
+            self.graph.replay()
+        else:
+            self._step(samples)
+
+    def _step(self, samples: int = 0) -> None:
+        batch, loss_of = self.bench.batch, self.bench.loss
+        row = {name: value.index_select(0, self.at).squeeze(0) for name, value in self.plan.items()}
+        self.lr.copy_(row.pop("lr"))
+        if samples:
+            row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
+            batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
+        self.optimizer.zero_grad()
+        with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
+            loss = loss_of(self.model, batch(row))
+        loss.backward()
+        self.optimizer.step()
+        # Not an indexed write: the deterministic form of that sorts.
+        self.losses.copy_(torch.where(self.numbers == self.at, loss.detach(), self.losses))
+        self.at += 1
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        before = {name: value.clone() for name, value in self.state.items()}
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.at.zero_()
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.restore(before)
+        self.optimizer.zero_grad()  # the graph's own gradients are to lie in its memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        return graph
+
+
+_benches: dict[Any, Bench] = {}
+_steppers: dict[Any, Stepper] = {}
+
+
+def ready(
+    recipe: Training, data: Path | None, device: torch.device, compiled: bool, captured: bool, make: Factory
+) -> Stepper:
+    """A stepper for a recipe: that of the run before, captured and all, where the two differ outside the step alone.
+
+    Models and what is compiled of them are kept for the life of the process; of steppers only the last, because a
+    captured one holds the memory of a whole step.
+    """
+    shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make
+    whole = shared, recipe.part(*recipe.outside_step), recipe.rounding_seed, captured
+    if whole not in _steppers:
+        _steppers.clear()
+        if shared not in _benches:
+            _benches[shared] = Bench(make(recipe, data, device), compiled)
+        _steppers[whole] = Stepper(recipe, _benches[shared], captured)
+    return _steppers[whole]
+
+
+def forget() -> None:
+    """Give back the memory of all that `ready` keeps."""
+    _steppers.clear()
+    _benches.clear()
