@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: reproduce test lint docs bench clean
 
 reproduce: $(READY)
-	$(BIN)/python -m mvngrad.lab.reproduce
+	$(BIN)/mvngrad reproduce
 
 test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -14,12 +14,10 @@ import hashlib
 import inspect
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +34,7 @@ from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_mar
 from mvngrad import rule
 from mvngrad.lab.data import mnist
 from mvngrad.lab.models import mlp
+from mvngrad.lab.pool import cores, results
 
 FIRST_SEED = 100
 """Settings were tried on seeds 0 to 5, which are not used again."""
@@ -111,11 +110,6 @@ def jobs(seeds: int) -> list[Job]:
     return list(made)
 
 
-def normalized(images: Tensor) -> Tensor:
-    """Grey values with the mean and deviation of MNIST's training set taken out."""
-    return (images.float() - 255 * 0.1307) / (255 * 0.3081)
-
-
 def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[str, Any]:
     """Train one network; metrics that are not finite are None."""
     start, setting = time.perf_counter(), SETTINGS[job.setting]
@@ -129,14 +123,14 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
         shuffled = torch.randperm(len(labels), generator=order).to(device)
         for chosen in shuffled.split(setting.batch)[: len(labels) // setting.batch]:
             optimizer.zero_grad()
-            loss = cross_entropy(model(normalized(images[chosen])), labels[chosen])
+            loss = cross_entropy(model(mnist.normalized(images[chosen])), labels[chosen])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
 
     def evaluate(images: Tensor, labels: Tensor) -> tuple[float, float]:
         with torch.no_grad():
-            scores = torch.cat([model(normalized(part)) for part in images.to(device).split(10_000)])
+            scores = torch.cat([model(mnist.normalized(part)) for part in images.to(device).split(10_000)])
         labels = labels.to(device)
         return cross_entropy(scores, labels).item(), 100 * (scores.argmax(1) == labels).float().mean().item()
 
@@ -157,7 +151,8 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
 def code() -> str:
     """A hash of the code that trains, so that results of another version are not taken for this one's."""
     files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/*.py")), Path(mlp.__file__)]
-    texts = [path.read_text() for path in files] + [inspect.getsource(thing) for thing in (Job, normalized, train)]
+    things = (Job, mnist.normalized, train)
+    texts = [path.read_text() for path in files] + [inspect.getsource(thing) for thing in things]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
@@ -194,31 +189,11 @@ _data: list[mnist.Mnist] = []
 
 
 def _start(folder: Path | None) -> None:
-    torch.set_num_threads(1)
     _data[:] = [mnist.load(folder)]
 
 
 def _work(job: Job, device: str, fused: bool | None) -> dict[str, Any]:
     return train(job, _data[0], device, fused)
-
-
-def results(
-    todo: list[Job], workers: int, folder: Path | None, work: Callable[[Job], Any]
-) -> Iterator[tuple[Job, Any]]:
-    """Each job with its result, as they finish."""
-    if workers < 2:
-        _start(folder)
-        yield from ((job, work(job)) for job in todo)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start, initargs=(folder,)) as pool:
-        waiting = {pool.submit(work, job): job for job in todo}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # not the whole queue after an error or an interruption
-            raise
 
 
 # Reporting
@@ -361,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--seeds {args.seeds}: at least 3 are needed for a spread over seeds")
 
     data = mnist.load(args.data)
-    workers = args.workers or (1 if args.device == "cuda" else os.cpu_count() or 1)
+    workers = args.workers or (1 if args.device == "cuda" else cores())
     # Without a compiler the same steps run eagerly, which takes several times as long for state in fewer bits.
     fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
     surroundings = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code()}
@@ -371,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} of them done already", flush=True)
     names = {job: name for name, job in keys.items()}
     work = partial(_work, device=args.device, fused=fused)
-    for count, (job, metrics) in enumerate(results(todo, workers, args.data, work), start=1):
+    for count, (job, metrics) in enumerate(results(work, todo, workers, _start, args.data), start=1):
         done[names[job]] = {"key": names[job], **asdict(job), **metrics}
         append(args.store, done[names[job]])
         print(f"{count}/{len(todo)} {job.setting}, {job.cell}{' lean' * job.lean}, {job.state}, {metrics}", flush=True)

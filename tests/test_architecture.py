@@ -19,9 +19,19 @@ ALLOWED = {
     "optax": {"rule"},
     "theory": {"rule", "theory"},
     "diagnostics": {"rule", "optim", "diagnostics"},
+    "__main__": {"cli"},
     "lab": {"__init__", "rule", "optim", "optax", "theory", "diagnostics", "lab"},
 }
 STANDARD_LIBRARY_ONLY = {"__init__", "rule"}
+# Inside the lab: what must stay light, and what it must not import. Beside these, `recipes` must not import `train`.
+WITHOUT = {
+    "lab/report": {"torch", "mvngrad.lab.train", "mvngrad.optim", "mvngrad.theory", "tyro"},
+    "lab/recipes": {"torch", "numpy", "mvngrad.lab.train", "mvngrad.optim", "mvngrad.theory"},
+    "lab/targets/__init__.py": {"torch", "numpy", "mvngrad.theory"},
+    "lab/recipe.py": {"torch", "numpy", "mvngrad"},
+    "lab/store.py": {"torch", "numpy", "mvngrad.optim", "mvngrad.theory", "mvngrad.diagnostics"},
+    "lab/train.py": {"tyro", "rich", "matplotlib", "jinja2", "optuna", "mlxtend", "mvngrad.lab.report", "mvngrad.cli"},
+}
 
 
 def imports(path):
@@ -50,6 +60,15 @@ def test_each_room_is_entered_by_its_door(path):
             assert here == "cli" or room(name) in ALLOWED[here], f"{here} must not import {name}"
         elif here in STANDARD_LIBRARY_ONLY:
             assert name.split(".")[0] in sys.stdlib_module_names, f"{here} must not import {name}"
+
+
+@pytest.mark.parametrize("part", WITHOUT)
+def test_what_must_stay_light_does(part):
+    place = SOURCE / part
+    for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        for name in imports(path):
+            heavy = [banned for banned in WITHOUT[part] if name == banned or name.startswith(f"{banned}.")]
+            assert not heavy, f"{path.relative_to(SOURCE)} must not import {name}"
 
 
 def run(*command, **options):

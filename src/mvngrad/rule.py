@@ -165,7 +165,7 @@ class Rule:
         if "m" in self.slots:
             new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
         elif self.lean:
-            m = ops.lerp_(self._rebuilt(state, t, hyper, ops), g, 1 - beta1)
+            m = ops.lerp_(self.rebuilt_mean(state, t, hyper, ops), g, 1 - beta1)
         spread = g - m if self.variance else g
         r_name = "s" if self.variance else "v"
         r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
@@ -183,7 +183,7 @@ class Rule:
         new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
         return ops.add_(x, u, alpha=-lr / c_m), new
 
-    def _rebuilt(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
+    def rebuilt_mean(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
         """m as it would have been kept, had every gradient met the normalizer of the last: u (sqrt(s/c_v) + eps)."""
         k = (ops.earlier(hyper, t) + TINY) ** 0.5
         return ops.mul_(ops.add_(ops.div_(ops.sqrt_(None, state["s"]), k), hyper.eps), state["u"])

@@ -1,26 +1,222 @@
-"""What `make reproduce` runs today."""
+"""What is done is kept, through errors, kill -9 and a full disk; and the command around it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-pytest.importorskip("matplotlib")
-from mvngrad.lab import reproduce
+pytest.importorskip("tyro")
+pytest.importorskip("rich")
+from rich.console import Console
+
+from mvngrad import cli
+from mvngrad.lab import reproduce, store
+from mvngrad.lab.progress import Bars
+from mvngrad.lab.targets import TARGETS, spike
 
 
-def test_the_page_is_self_contained_and_its_verdicts_follow_the_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "SIZES", [1.0, 1e2, 1e5])
-    page = reproduce.main(tmp_path).read_text()
-    assert page.count("<svg") == 1
-    assert "src=" not in page
-    assert page.count("<td>reproduced") == 8
-    assert "not reproduced" not in page
-    stored = json.loads((tmp_path / "spike.json").read_text())
-    assert stored["panels"].keys() == reproduce.PANELS.keys()
+class Recorder:
+    """A display that notes what it is told."""
+
+    def __init__(self):
+        self.planned, self.begun, self.ended = None, [], []
+
+    def plan(self, seconds):
+        self.planned = list(seconds)
+
+    def begin(self, target, interrupted):
+        self.begun.append((target.name, interrupted))
+        return lambda share: None
+
+    def end(self, outcome):
+        self.ended.append(outcome)
 
 
-def test_a_claim_that_does_not_hold_is_said_not_to(monkeypatch):
-    monkeypatch.setattr(reproduce, "SIZES", [1e2])
-    monkeypatch.setattr(type(reproduce.LONG_HORIZON), "bound", lambda self, rule: 1e-12)
-    verdicts = reproduce.spike(reproduce.LONG_HORIZON)["verdicts"]
-    assert [holds for holds, _ in verdicts.values()] == [False, False, True, True]
+def go(root, *names, **options):
+    display = Recorder()
+    return reproduce.reproduce(reproduce.chosen(names), display, root=root, quick=True, **options), display
+
+
+def statuses(outcomes):
+    return {outcome.target: outcome.status for outcome in outcomes}
+
+
+def test_a_second_run_keeps_what_is_done(tmp_path):
+    assert statuses(go(tmp_path, "spike", "memory")[0]) == {"spike": "ran", "memory": "ran"}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    outcomes, display = go(tmp_path, "spike", "memory")
+    assert statuses(outcomes) == {"spike": "kept", "memory": "kept"}
+    assert display.planned == []
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+
+
+def test_other_code_runs_again(tmp_path, monkeypatch):
+    go(tmp_path, "memory")
+    monkeypatch.setattr(reproduce, "code", lambda: "another")
+    outcomes, _ = go(tmp_path, "memory")
+    assert statuses(outcomes) == {"memory": "ran"}
+    (run,) = store.runs(tmp_path)
+    assert run.environment["code"] == "another"
+
+
+def test_quick_and_full_are_two_results(tmp_path):
+    assert spike.recipe(True, None).key != spike.recipe(False, None).key
+    go(tmp_path, "spike")
+    (run,) = store.runs(tmp_path)
+    assert run.environment["quick"] is True
+    assert run.result["seconds"] > 0
+
+
+def test_an_error_ends_its_target_alone(tmp_path, monkeypatch):
+    def broken(recipe, data, tick):
+        raise RuntimeError("it broke")
+
+    monkeypatch.setattr(spike, "run", broken)
+    outcomes, display = go(tmp_path, "spike", "memory")
+    assert statuses(outcomes) == {"spike": "failed", "memory": "ran"}
+    assert outcomes[0].error.startswith("RuntimeError: it broke (test_reproduce.py, line ")
+    monkeypatch.undo()
+    outcomes, display = go(tmp_path, "spike", "memory")
+    assert display.begun == [("spike", True)]
+    assert statuses(outcomes) == {"memory": "kept", "spike": "ran"}
+
+
+def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(spike, "run", lambda recipe, data, tick: {"peak": float("nan")})
+    outcomes, _ = go(tmp_path, "spike")
+    assert statuses(outcomes) == {"spike": "failed"}
+    assert store.runs(tmp_path) == []
+
+
+def test_unknown_targets_list_the_known_ones(capsys):
+    assert cli.main(["reproduce", "spike", "spikes"]) == 2
+    said = capsys.readouterr().err
+    assert said.strip() == f"mvngrad: no target 'spikes'; there are: {', '.join(TARGETS)}"
+
+
+# The command, in processes of its own
+
+
+def command(*arguments, root, wait=True, **options):
+    line = [sys.executable, "-m", "mvngrad", *arguments, "--runs", str(root)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
+    )
+    return process.communicate(timeout=300)[0] if wait else process
+
+
+def begun(root, target):
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if any((folder / "environment.json").exists() for folder in root.glob(f"{target}-*")):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_an_interruption_loses_only_the_unfinished_target(tmp_path, how):
+    process = command("reproduce", "spike", "convergence", root=tmp_path, wait=False)
+    assert begun(tmp_path, "convergence")
+    process.send_signal(how)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -9)
+    if how == signal.SIGINT:
+        assert "What is done is kept" in said
+    assert [run.name for run in store.runs(tmp_path)] == ["spike"]
+    said = command("reproduce", "spike", "convergence", root=tmp_path)
+    assert "kept   spike" in said
+    assert "convergence: an earlier run did not finish" in said
+    assert "done   convergence" in said
+    assert said.strip().splitlines()[-1] == str(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "reproduced with a caveat" in page
+
+
+def test_a_full_disk_fails_the_target_and_says_so(tmp_path):
+    """Files may not grow past 20 kB, so that spike's result cannot be written and memory's can."""
+
+    def limit():
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    said = command("reproduce", "spike", "memory", root=tmp_path, preexec_fn=limit)
+    assert "failed spike" in said
+    assert "File too large" in said
+    assert "done   memory" in said
+    assert [run.name for run in store.runs(tmp_path)] == ["memory"]
+    assert not list(tmp_path.rglob(".*")), "a partial file was left behind"
+
+
+def test_help_is_quick_and_imports_no_torch():
+    code = (
+        "import sys\nsys.argv = ['mvngrad', '--help']\nfrom mvngrad.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print([name for name in ('torch', 'numpy', 'rich.progress', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(name in done.stdout for name in ("reproduce", "report", "diagnose", "data"))
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    code = "import sys; sys.modules['tyro'] = None; sys.argv = ['mvngrad']; import mvngrad.__main__"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("pip install 'mvngrad[lab]'")
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mvngrad ")
+
+
+def test_data_list_says_which_digits_there_are(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.main(["data", "list"]) == 0
+    assert "mnist: 5,000 of MNIST's" in capsys.readouterr().out
+    assert cli.main(["data", "list", "--data", str(tmp_path / "none")]) == 0
+    assert "is not a folder" in capsys.readouterr().out
+
+
+def test_bars_estimate_what_is_left():
+    console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with Bars(console) as bars:
+        bars.plan({"spike": 10.0, "memory": 30.0})
+        tick = bars.begin(TARGETS["spike"], True)
+        tick(0.5)
+        (everything, current) = bars.tasks
+        assert everything.completed == 5.0
+        assert everything.total == 40.0
+        assert "left" in everything.fields["left"]
+        assert current.completed == 0.5
+        bars.end(reproduce.Outcome("spike", "ran", 3.0))
+        assert everything.completed == 10.0
+        bars.begin(TARGETS["memory"], False)
+        bars.end(reproduce.Outcome("memory", "failed", error="[/] broke"))
+    told = console.export_text()
+    assert "did not finish" in told
+    assert "[/] broke" in told, "an error is text and not markup"
+    console.file.close()
+
+
+def test_the_report_is_drawn_without_torch(tmp_path):
+    go(tmp_path, "spike", "variance-gap")
+    code = (
+        "import sys\nclass NoTorch:\n    def find_spec(self, name, *rest):\n"
+        "        if name.split('.')[0] == 'torch':\n            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\nfrom mvngrad.cli import main\n"
+        f"sys.exit(main(['report', '--runs', {json.dumps(str(tmp_path))}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").stat().st_size > 50_000

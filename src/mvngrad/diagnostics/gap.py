@@ -88,7 +88,7 @@ class _Frozen:
         self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False)  # a shrinking x has no variance
         state = {slot: reading.whole(kept, name, dtype) for slot, name in how.names.items()}
         if how.rule.lean:
-            state["m"] = how.rule._rebuilt(state, self.t, hyper, OUT_OF_PLACE)
+            state["m"] = how.rule.rebuilt_mean(state, self.t, hyper, OUT_OF_PLACE)
         # Any u of the past is a constant here, and 0 is one that AdaBelief's state has too.
         self.state: dict[str, Any] = {"m": state["m"], how.root: state[how.root], "u": 0.0}
         self.before, self.after = Welford(), Welford()

@@ -1,108 +1,87 @@
-"""Run what this version reproduces of the paper and write one self-contained HTML page.
-
-python -m mvngrad.lab.reproduce
-"""
+"""Run targets and keep their results: what is done is not done again, and what fails takes nothing with it."""
 
 from __future__ import annotations
 
-import io
-import json
-from itertools import islice
+import hashlib
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from mvngrad import __version__
-from mvngrad.rule import ADAM, CELLS, LAPROP, MVNGRAD
-from mvngrad.theory.spike import EARLY_CARRY_OVER, LONG_HORIZON, Spike
-
-PANELS = {"long horizon (fig:thm_ssr_1_1)": LONG_HORIZON, "early carry-over (fig:thm_ssr_1_2)": EARLY_CARRY_OVER}
-SIZES = [10 ** (k / 10) for k in range(81)]
-Z_CLIP = 5.0
-CLIPPED = f"MVN-Grad, z_clip={Z_CLIP:g}"
+from mvngrad.lab.environment import PACKAGE, environment
+from mvngrad.lab.store import Slot, now
+from mvngrad.lab.targets import TARGETS, Target, Tick
 
 
-def spike(panel: Spike) -> dict[str, Any]:
-    """Peak updates against M and the verdicts of thm:spike, each from the numbers alone."""
-    peaks = {rule.name: [panel.peak(rule, size) for size in SIZES] for rule in CELLS}
-    peaks[CLIPPED] = [panel.peak(MVNGRAD, size, Z_CLIP) for size in SIZES]
-    verdicts = {}
-    for rule in (LAPROP, MVNGRAD):
-        bound, worst = panel.bound(rule), max(peaks[rule.name])
-        claim = f"{rule.name} stays under its bound {bound:.3g} for every M (thm:spike)"
-        verdicts[claim] = worst <= bound, f"largest {worst:.3g}, smallest {min(peaks[rule.name]):.3g}"
-    shortfall = min(
-        abs(next(islice(panel.updates(ADAM, size), panel.forgetting_time(size), None))) / panel.carry_over(size)
-        for size in SIZES
-    )
-    claim = "Adam keeps at least (1-beta1) beta1^t* M |u| / D at t* (thm:spike)"
-    verdicts[claim] = shortfall >= 1, f"smallest ratio of update to bound {shortfall:.3g}"
-    worst = max(peaks[CLIPPED])
-    verdicts[f"With z_clip={Z_CLIP:g}, ours, MVN-Grad stays under it"] = worst <= Z_CLIP * (1 + 1e-12), f"{worst:.3g}"
-    return {"peaks": peaks, "verdicts": verdicts}
+class UnknownTarget(ValueError):
+    """A target that does not exist was asked for."""
 
 
-def figure(results: dict[str, Any]) -> str:
-    """Both panels as inline SVG."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for axis, (title, result) in zip(axes, results.items(), strict=True):
-        for name, peaks in result["peaks"].items():
-            axis.loglog(SIZES, peaks, label=name, linestyle="--" if name == CLIPPED else "-")
-        axis.set(title=title, xlabel="spike size M", ylabel="peak |update|")
-    axes[0].legend()
-    svg = io.StringIO()
-    drawing.savefig(svg, format="svg")
-    pyplot.close(drawing)
-    return svg.getvalue()[svg.getvalue().index("<svg") :]
+@dataclass(frozen=True)
+class Outcome:
+    target: str
+    status: str
+    """ran, kept (it was there already) or failed."""
+    seconds: float = 0.0
+    error: str = ""
 
 
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>mvngrad {{ version }}: what is reproduced</title>
-<style>body{font:16px/1.5 system-ui;max-width:72rem;margin:auto;padding:1rem}svg{width:100%;height:auto}
-table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:left;border-bottom:1px solid #ccc}</style>
-<h1>What mvngrad {{ version }} reproduces</h1>
-<p>So far the single-spike theorem (thm:spike) and its figure, with the paper's settings, {{ sizes }} spike sizes from
-1 to 1e8. The other theorems, figures and tables are not run yet.</p>
-{% for title, result in results.items() %}<h2>Single spike, {{ title }}</h2>
-<table><tr><th>claim<th>measured<th>verdict
-{% for claim, (holds, measured) in result.verdicts.items() %}<tr><td>{{ claim }}<td>{{ measured }}
-<td>{{ "reproduced" if holds else "not reproduced" }}
-{% endfor %}</table>{% endfor %}
-{{ figure | safe }}
-<p>The bound of MVN-Grad, |u|/eps, is reached in the long-horizon panel: a constant gradient drives s to 0, and the
-update peaks at {{ "%.2g" % plateau }} for every M. In the other panel m equals u at M = 1/(1-beta1), where AdaBelief
-peaks at {{ "%.2g" % resonance["AdaBelief"] }} and MVN-Grad at {{ "%.2g" % resonance["MVN-Grad"] }}. A bound on z
-removes both.</p></html>
-"""
+class Display(Protocol):
+    """What a person sees while targets run."""
+
+    def plan(self, seconds: dict[str, float]) -> None:
+        """What will run, and about how long each takes."""
+
+    def begin(self, target: Target, interrupted: bool) -> Tick: ...
+
+    def end(self, outcome: Outcome) -> None: ...
 
 
-def main(folder: Path = Path("runs/reproduce")) -> Path:
-    """Run, store the numbers, write the page; its path."""
-    from jinja2 import Environment
-
-    results = {title: spike(panel) for title, panel in PANELS.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spike.json").write_text(json.dumps({"sizes": SIZES, "panels": results}, indent=1))
-    long, early = (result["peaks"] for result in results.values())
-    page = Environment(autoescape=True).from_string(PAGE)
-    path = folder / "report.html"
-    path.write_text(
-        page.render(
-            version=__version__,
-            results=results,
-            sizes=len(SIZES),
-            figure=figure(results),
-            plateau=min(long[MVNGRAD.name]),
-            resonance={name: max(peaks) for name, peaks in early.items()},
-        )
-    )
-    return path
+def chosen(names: Sequence[str]) -> list[Target]:
+    """The targets of these names, in the order they are listed; all of them for none."""
+    if unknown := [name for name in names if name not in TARGETS]:
+        raise UnknownTarget(f"no target {', '.join(map(repr, unknown))}; there are: {', '.join(TARGETS)}")
+    return [target for name, target in TARGETS.items() if name in names or not names]
 
 
-if __name__ == "__main__":
-    print(main().resolve())
+def code() -> str:
+    """A hash of the code behind the targets: a result of another version is not taken for this one's."""
+    rooms = [PACKAGE / "rule.py", PACKAGE / "lab" / "models" / "mlp.py"]
+    rooms += [
+        path for room in ("theory", "optim", "diagnostics", "lab/targets") for path in PACKAGE.glob(f"{room}/*.py")
+    ]
+    content = b"".join(path.read_bytes() for path in sorted(rooms))
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def reproduce(
+    targets: Iterable[Target], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
+) -> list[Outcome]:
+    """Run what the store does not have yet; an error ends its target, and Ctrl-C the rest."""
+    version, waiting, outcomes = code(), [], []
+    for target in targets:
+        module = target.load()
+        slot = Slot(module.recipe(quick, data), root)
+        run = slot.run
+        if run is not None and run.environment.get("code") == version:
+            outcomes.append(Outcome(target.name, "kept", run.result["seconds"]))
+            display.end(outcomes[-1])
+        else:
+            waiting.append((target, module, slot))
+    display.plan({target.name: target.seconds[quick] for target, _, _ in waiting})
+    for target, module, slot in waiting:
+        tick, start = display.begin(target, slot.interrupted), time.perf_counter()
+        try:
+            slot.begin({**environment(), "code": version, "quick": quick, "made": now()})
+            result = module.run(slot.recipe, data, tick)
+            seconds = time.perf_counter() - start
+            slot.finish({**result, "seconds": round(seconds, 2)})
+            outcomes.append(Outcome(target.name, "ran", seconds))
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f" ({Path(last.filename).name}, line {last.lineno})"
+            outcomes.append(Outcome(target.name, "failed", error=f"{type(error).__name__}: {error}{where}"))
+        display.end(outcomes[-1])
+    return outcomes

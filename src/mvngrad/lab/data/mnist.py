@@ -60,6 +60,11 @@ def load(folder: Path | None = None) -> Mnist:
     return Mnist(train_images, train_labels.long(), test_images, test_labels.long(), source)
 
 
+def normalized(images: Tensor) -> Tensor:
+    """Grey values with the mean and deviation of MNIST's training set taken out."""
+    return (images.float() - 255 * 0.1307) / (255 * 0.3081)
+
+
 def download(folder: Path | None = None) -> Path:
     """Download MNIST (11 MB) into `folder`/mnist, by default in the cache, verified; the folder to give to `load`.
 

@@ -1,0 +1,28 @@
+"""Runs as figures, one small module for each target."""
+
+from __future__ import annotations
+
+import matplotlib
+
+from mvngrad.lab.report.figures import convergence, memory, mnist_curves, mnist_gap, separation, spike, variance_gap
+from mvngrad.lab.report.figures.style import RC
+from mvngrad.lab.report.figures.svg import Figure
+from mvngrad.lab.store import Run
+
+TARGETS = {
+    "spike": spike.draw,
+    "variance-gap": variance_gap.draw,
+    "mnist-curves": mnist_curves.draw,
+    "mnist-gap": mnist_gap.draw,
+    "separation": separation.draw,
+    "convergence": convergence.draw,
+    "memory": memory.draw,
+}
+
+
+def draw(run: Run) -> list[Figure]:
+    """All figures of a run; none for a target that has none."""
+    if run.name not in TARGETS:
+        return []
+    with matplotlib.rc_context(RC | {"svg.hashsalt": run.key}):
+        return TARGETS[run.name](run.result)

@@ -1,0 +1,10 @@
+"""The rules of claims.toml as functions of a target's result; importing this makes them known to `verdicts`."""
+
+from mvngrad.lab.report.judges import (
+    convergence as convergence,
+    memory as memory,
+    mnist as mnist,
+    separation as separation,
+    spike as spike,
+    variance_gap as variance_gap,
+)

@@ -1,0 +1,80 @@
+"""The report: claims with their verdicts, figures, and what each run was, as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mvngrad.lab.report.claims import Claim
+from mvngrad.lab.report.figures import draw
+from mvngrad.lab.report.figures.svg import Figure
+from mvngrad.lab.report.template import ENVIRONMENT
+from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict, latest
+from mvngrad.lab.store import Run
+
+KINDS = {REPRODUCED: "reproduced", CAVEAT: "caveat", NOT_REPRODUCED: "refuted", NOT_RUN: "open"}
+"""Status -> the word for it in HTML and CSS."""
+
+Judged = tuple[Claim, Verdict]
+
+
+@dataclass
+class Group:
+    """A heading with the claims under it that were judged, and the runs that are first asked for there."""
+
+    name: str
+    claims: list[Judged] = field(default_factory=list)
+    runs: list[tuple[Run, list[Figure]]] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        return "group-" + re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+    @property
+    def known(self) -> bool:
+        return any(claim.known for claim, _ in self.claims)
+
+    @property
+    def tally(self) -> str:
+        counts = Counter(verdict.status for _, verdict in self.claims)
+        return ", ".join(f"{counts[status]} {status}" for status in KINDS if counts[status])
+
+
+def render(judged: Sequence[Judged], runs: Sequence[Run], *, version: str, made: str) -> str:
+    """The whole page. Claims without a verdict come last, with why; runs behind no verdict after them."""
+    counts = Counter(verdict.status for _, verdict in judged)
+    groups = _groups([pair for pair in judged if pair[1].status != NOT_RUN], latest(runs))
+    shown = {run.name: run.key for group in groups for run, _ in group.runs}
+    others = [run for run in runs if run.key not in shown.values()]
+    return ENVIRONMENT.get_template("page.html").render(
+        version=version,
+        made=made,
+        kinds=KINDS,
+        counts={status: counts[status] for status in KINDS},
+        groups=groups,
+        not_run=_not_run([pair for pair in judged if pair[1].status == NOT_RUN]),
+        other_runs=[(run, [] if run.name in shown else draw(run)) for run in others],
+    )
+
+
+def _groups(judged: Sequence[Judged], found: dict[str, Run]) -> list[Group]:
+    groups: dict[str, Group] = {}
+    drawn: set[str] = set()
+    for claim, verdict in judged:
+        group = groups.setdefault(claim.group, Group(claim.group))
+        group.claims.append((claim, verdict))
+        if claim.target in found and claim.target not in drawn:
+            drawn.add(claim.target)
+            run = found[claim.target]
+            group.runs.append((run, draw(run)))
+    return list(groups.values())
+
+
+def _not_run(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:
+    """Group -> why -> the claims of the group that wait for the same."""
+    waiting: dict[str, dict[str, list[Claim]]] = {}
+    for claim, verdict in judged:
+        waiting.setdefault(claim.group, {}).setdefault(verdict.note, []).append(claim)
+    return waiting

@@ -1,0 +1,44 @@
+"""Means, deviations and Welch's test, for groups of a few runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+
+def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
+    """
+    >>> mean_and_deviation([1.0, 2.0, 3.0])
+    '2.00 ± 1.00'
+    """
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def welch(low: Sequence[float], high: Sequence[float]) -> float:
+    """The p-value of Welch's one-sided test that the mean behind `low` is below that behind `high`.
+
+    >>> round(welch([1.0, 2.0, 3.0], [2.0, 3.0, 5.0]), 4)
+    0.1423
+    """
+    if min(len(low), len(high)) < 2:
+        return math.nan
+    errors = [stdev(values) ** 2 / len(values) for values in (low, high)]
+    total, difference = sum(errors), fmean(high) - fmean(low)
+    if total == 0:
+        return 0.0 if difference > 0 else 1.0
+    freedom = total**2 / sum(error**2 / (len(v) - 1) for error, v in zip(errors, (low, high), strict=True))
+    return student_above(difference / math.sqrt(total), freedom)
+
+
+def student_above(t: float, freedom: float) -> float:
+    """P(T > t) of Student's distribution with any, also fractional, number of degrees of freedom.
+
+    With t = sqrt(freedom) tan(angle) the density is a power of cos(angle), smooth on a finite range: Simpson's rule.
+    """
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    end, steps = math.atan(t / math.sqrt(freedom)), 1000
+    weights = [1 if i in (0, steps) else 4 if i % 2 else 2 for i in range(steps + 1)]
+    area = sum(w * math.cos(end * i / steps) ** (freedom - 1) for i, w in enumerate(weights)) * end / steps / 3
+    return float(0.5 - scale * area)

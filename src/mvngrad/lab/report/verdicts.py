@@ -1,0 +1,75 @@
+"""From stored results to verdicts, by the rules of claims.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mvngrad.lab.report.claims import Claim, load
+from mvngrad.lab.store import Run
+
+REPRODUCED, CAVEAT, NOT_REPRODUCED, NOT_RUN = STATUSES = (
+    "reproduced",
+    "reproduced with a caveat",
+    "not reproduced",
+    "not run",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: str
+    """One of STATUSES."""
+    measured: str
+    note: str = ""
+    """The caveat, or why it was not run."""
+
+
+Judge = Callable[[dict[str, Any]], Verdict]
+JUDGES: dict[str, Judge] = {}
+"""Claim -> what applies its rule to the result of its target."""
+
+
+def judges(claim: str) -> Callable[[Judge], Judge]:
+    def keep(judge: Judge) -> Judge:
+        JUDGES[claim] = judge
+        return judge
+
+    return keep
+
+
+def decided(holds: bool, measured: str, caveat: str = "") -> Verdict:
+    """`caveat` is what limits a claim that holds, if anything does."""
+    status = (CAVEAT if caveat else REPRODUCED) if holds else NOT_REPRODUCED
+    return Verdict(status, measured, caveat if holds else "")
+
+
+def latest(runs: Iterable[Run]) -> dict[str, Run]:
+    """The run behind each target: a full one before a quick one, then one of all data, then the newest."""
+
+    def rank(run: Run) -> tuple[bool, bool, str]:
+        sample = str(run.recipe.get("data", "")).endswith("-5k")
+        return not run.environment.get("quick", False), not sample, run.environment.get("made", "")
+
+    return {run.name: run for run in sorted(runs, key=rank)}
+
+
+def judge(runs: Iterable[Run]) -> list[tuple[Claim, Verdict]]:
+    """Each claim with its verdict, in the order of the file."""
+    from mvngrad.lab.report import judges as rooms  # each registers its own
+
+    assert rooms
+    found = latest(runs)
+    verdicts = []
+    for claim in load():
+        run = found.get(claim.target)
+        if run is None or claim.id not in JUDGES:
+            why = f"It needs {claim.needs}." if claim.needs else f"`mvngrad reproduce {claim.target}` decides it."
+            verdicts.append((claim, Verdict(NOT_RUN, "", why)))
+        else:
+            verdict = JUDGES[claim.id](run.result)
+            if run.environment.get("quick"):
+                verdict = Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
+            verdicts.append((claim, verdict))
+    return verdicts

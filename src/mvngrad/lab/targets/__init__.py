@@ -1,0 +1,52 @@
+"""What `mvngrad reproduce` can run: one module each, with `recipe(quick, data)` and `run(recipe, data, tick)`.
+
+This file is read to print help and errors, so it imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from mvngrad.lab.recipe import Recipe
+
+Tick = Callable[[float], None]
+"""Called with the share of a target that is done."""
+
+
+class Module(Protocol):
+    def recipe(self, quick: bool, data: Path | None) -> Recipe:
+        """What to run; `data` is the folder that was asked for, if any."""
+
+    def run(self, recipe: Any, data: Path | None, tick: Tick) -> dict[str, Any]:
+        """The result, as JSON knows it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    what: str
+    paper: str
+    """Labels of the paper."""
+    seconds: tuple[int, int]
+    """About what it takes on two cores, in full and with `quick`: where an estimate starts."""
+
+    def load(self) -> Module:
+        return cast(Module, import_module(f"mvngrad.lab.targets.{self.name.replace('-', '_')}"))
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("spike", "one gradient spike, and many, through the four cells", "thm:spike, fig:thm_ssr_1", (5, 1)),
+        Target("variance-gap", "which order of momentum varies less", "thm:var_adabelief_mvngrad", (5, 2)),
+        Target("separation", "steps against the dimension", "thm:separation_MVN-Grad_LaProp_smallvar", (15, 2)),
+        Target("convergence", "the nonconvex rate and its floor", "thm:mvngrad_convergence", (15, 3)),
+        Target("memory", "what an optimizer keeps", "subsec:lm", (1, 1)),
+        Target("mnist-curves", "training loss, smooth or not", "fig:loss_smallbatch, fig:loss_largebatch", (90, 15)),
+        Target("mnist-gap", "the variance gap in a real training", "fig:thm_vgap_ada_prop", (60, 15)),
+    )
+}

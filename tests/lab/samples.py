@@ -1,0 +1,92 @@
+"""Results and records at small sizes, as a store and a Monitor would give them. No torch."""
+
+import numpy as np
+
+from mvngrad.lab.report.figures import style
+from mvngrad.lab.store import Run
+from mvngrad.theory import convergence, dimension, multi_spike, spike, variance_gap
+from mvngrad.theory.arrays import plain
+
+
+def mnist_curves():
+    random, steps = np.random.default_rng(0), np.arange(0, 600, 20)
+    cells = {}
+    for name in style.CELLS:
+        loss = 2 * np.exp(-steps / 200) * np.exp(0.1 * random.standard_normal((3, len(steps))))
+        loss[0, -1] = np.nan  # a run that did not stay finite
+        cells[name] = {
+            "steps": steps,
+            "loss": loss,
+            "worst": 2 * loss,
+            "spikes": [0, 2, 1],
+            "peak": loss.max(axis=1),
+            "final_loss": loss[:, -3:].mean(axis=1),
+            "test_accuracy": [97.0, 97.5, 98.0],
+        }
+    setting = {"batch": 128, "lr": 1e-3, "betas": (0.9, 0.95), "steps": 600, "cells": cells}
+    return {"data": "a sample", "seeds": [0, 1, 2], "panels": {"batch 128": setting}, "spike_rule": "a rule"}
+
+
+def mnist_gap():
+    before = np.linspace(0.3, 0.2, 12).reshape(3, 4)
+    measured = {"before": before, "after": 0.9 * before, "gap": 0.1 * before, "error": 0.01 * before}
+    trained = {"AdaBelief": measured, "MVN-Grad": measured | {"gap": -0.1 * before}}
+    return {"data": "a sample", "K": 128, "seeds": [0, 1, 2], "steps": [1, 10, 100, 1000], "trained_with": trained}
+
+
+def runs():
+    """One of each target, at small sizes, as a store would give them."""
+    panels = {"long horizon": spike.LONG_HORIZON, "early carry-over": spike.EARLY_CARRY_OVER}
+    results = {
+        "convergence": convergence.convergence(longest=300, runs=4, points=4),
+        "memory": {"state": {"AdamW": 2.0, "MVN-GradW": 3.0}, "smaller": {"lean": 2.0}},
+        "mnist-curves": mnist_curves(),
+        "mnist-gap": mnist_gap(),
+        "separation": dimension.separation(largest=100, steps=40, horizon=100, d=10),
+        "spike": {
+            "panels": {name: spike.curves(panel, per_decade=4) for name, panel in panels.items()},
+            "trains": multi_spike.spike_trains(per_decade=1),
+        },
+        "variance-gap": variance_gap.variance_gap(points=21, samples=20_000),
+    }
+    environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}
+    return [
+        Run(f"{name}-0123456789ab", name, {"size": 3, "data": {"name": "small"}}, environment, plain(result))
+        for name, result in results.items()
+    ]
+
+
+def records():
+    """A Monitor's, of two groups; the second trained with LaProp, which keeps no m."""
+
+    def entry(step, group):
+        kept = group == 0
+        levels = dict(zip(("0.05", "0.25", "0.5", "0.75", "0.95"), np.logspace(-2, 0, 5) + step / 1e4, strict=True))
+        found = {"step": 420, "median": 1.0, "multiple": 30.0, "steps": 1, "ended": "recovered", "recovery_steps": 4}
+        return {
+            "group": group,
+            "cell": "MVN-Grad" if kept else "LaProp",
+            "lr": 1e-3,
+            "beta1": 0.9,
+            "beta2": 0.99,
+            "eps": 1e-8,
+            "floor": 1e-7,
+            "t": step,
+            "mean_noise": 0.23,
+            "m": "kept" if kept else None,
+            "coordinates": 1000,
+            "sampled": 1000,
+            "dead": 0.1,
+            "ratio": levels if kept else None,
+            "snr": {name: 20 * value for name, value in levels.items()} if kept else None,
+            "sign_collapse": 0.3,
+            "sign_collapse_is": "implied" if kept else "measured",
+            "epsilon_floor": 0.0,
+            "update": levels | {"0.05": 0.0},
+            "gradient_norm": {"median": 1.0, "max": 2.0},
+            "gradients_not_finite": 0,
+            "spikes": [found | {"update_during": 2.0, "update_after": 1.0}] if step == 450 else [],
+        }
+
+    steps = range(50, 1050, 50)
+    return plain([{"step": step, "optimizer": "MVNGrad", "groups": [entry(step, 0), entry(step, 1)]} for step in steps])
