@@ -50,6 +50,20 @@ def test_the_readmes_numbers_of_smaller_state_are_those_of_results():
         assert claimed == [round(measured[name][key], digits) for name in names]
 
 
+@pytest.mark.parametrize("batch", [128, 1024])
+def test_the_readmes_accuracies_are_those_of_results(batch):
+    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| batch {batch} |"))
+    runs = [json.loads(row) for row in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
+    found = {
+        run["recipe"]["optimizer"]: run["result"]["test_accuracy"]
+        for run in runs
+        if run["recipe"]["batch_size"] == batch and run["recipe"]["seed"] == 0
+    }
+    for name, cell in zip(("adam", "laprop", "adabelief", "mvngrad"), line.split("|")[2:-1], strict=True):
+        claimed = cell.split("(")[0].strip(" *")
+        assert claimed == (f"{found[name]:.2f}" if name in found else "to come")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):

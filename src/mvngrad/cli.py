@@ -23,7 +23,7 @@ from mvngrad.lab.recipes.training import CELLS
 from mvngrad.lab.targets import TARGETS
 
 DESCRIPTION = "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training."
-DATA = ("mnist",)
+DATA = ("mnist", "cifar100")
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
 RESULTS = Path("results")
@@ -45,7 +45,7 @@ class Reproduce:
 
     targets: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="[TARGET ...]", help=", ".join(TARGETS), help_behavior_hint="(default: all)"),
+        arg(metavar="[TARGET ...]", help=", ".join(TARGETS), help_behavior_hint="(default: all that need no GPU)"),
     ] = ()
     quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False
     data: Data = None
@@ -80,11 +80,12 @@ class Report:
     ] = None
 
     def __call__(self) -> int:
+        from mvngrad.lab.report.gather import gathered
         from mvngrad.lab.report.page import render
         from mvngrad.lab.report.verdicts import judge
         from mvngrad.lab.store import now
 
-        runs, path = store.runs(self.runs, RESULTS), self.out or self.runs / REPORT
+        runs, path = gathered(store.runs(self.runs, RESULTS)), self.out or self.runs / REPORT
         store.write(path, render(judge(runs), runs, version=__version__, made=now()))
         print(path.resolve())
         return 0
@@ -117,7 +118,7 @@ class Diagnose:
 class Get:
     """Download a data set, with checksums. What is there already is verified and kept."""
 
-    name: Annotated[Positional[Literal["mnist"]], arg(metavar="NAME", help=", ".join(DATA))]
+    name: Annotated[Positional[Literal["mnist", "cifar100"]], arg(metavar="NAME", help=", ".join(DATA))]
     data: Annotated[
         Path | None, arg(metavar="FOLDER", help="where to put it", help_behavior_hint="(default: the cache)")
     ] = None

@@ -179,7 +179,7 @@ def test_lean_and_mvngrad_start_alike_and_end_apart(sample, monkeypatch):
 def test_two_processes_do_what_one_does(sample):
     todo = [Job(PAPER_1024, "MVNGrad", "float32", False, seed) for seed in (7, 8)]
     work = partial(quality._work, device="cpu", fused=None)
-    one, two = (dict(quality.results(todo, workers, None, work)) for workers in (1, 2))
+    one, two = (dict(quality.results(work, todo, workers, quality._start, None)) for workers in (1, 2))
     assert [one[job]["test_loss"] for job in todo] == pytest.approx([two[job]["test_loss"] for job in todo])
 
 

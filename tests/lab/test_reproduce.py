@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 pytest.importorskip("tyro")
 pytest.importorskip("rich")
@@ -90,6 +91,17 @@ def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch
     outcomes, _ = go(tmp_path, "spike")
     assert statuses(outcomes) == {"spike": "failed"}
     assert store.runs(tmp_path) == []
+
+
+def test_what_needs_a_gpu_is_run_only_where_it_is_named(tmp_path):
+    assert "table1" not in [target.name for target in reproduce.chosen([])]
+    outcomes, _ = go(tmp_path, "table1", "memory")
+    assert statuses(outcomes)["memory"] == "ran"
+    if not torch.cuda.is_available():
+        (failed,) = [outcome for outcome in outcomes if outcome.target == "table1"]
+        assert failed.status == "failed"
+        assert "needs a CUDA device" in failed.error
+        assert "mvngrad train cifar100 --train-limit" in failed.error
 
 
 def test_unknown_targets_list_the_known_ones(capsys):

@@ -364,7 +364,7 @@ def test_a_second_run_replays_the_first_ones_graph(run):
 
 @each_device
 @pytest.mark.usefixtures("cpp_compiler")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:\\s*Online softmax is disabled")
 def test_a_compiled_run_is_the_uncompiled_one(run, device):
     runs = [run(Tiny(), f"compile={compile}", device=device, compile=compile) for compile in (False, True)]
     assert runs[0].result["test_loss"] == pytest.approx(runs[1].result["test_loss"], rel=1e-2)

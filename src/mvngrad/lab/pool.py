@@ -19,8 +19,13 @@ def results(
 ) -> Iterator[tuple[Job, Result]]:
     """Each job with what `work` makes of it, as they finish. `start(*given)` is called first in every process.
 
-    An error in a job is raised here. After it, after Ctrl-C, or if this process dies, no worker goes on.
+    One worker is this process itself. An error in a job is raised here. After it, after Ctrl-C, or if this process dies,
+    no worker goes on.
     """
+    if workers < 2:
+        start(*given)
+        yield from ((job, work(job)) for job in jobs)
+        return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(start, given)) as pool:
         waiting = {pool.submit(work, job): job for job in jobs}

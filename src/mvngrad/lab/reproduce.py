@@ -12,7 +12,7 @@ from typing import Protocol
 
 from mvngrad.lab.environment import PACKAGE, environment
 from mvngrad.lab.store import Slot, now
-from mvngrad.lab.targets import TARGETS, Target, Tick
+from mvngrad.lab.targets import TARGETS, Module, Target, Tick
 
 
 class UnknownTarget(ValueError):
@@ -40,10 +40,10 @@ class Display(Protocol):
 
 
 def chosen(names: Sequence[str]) -> list[Target]:
-    """The targets of these names, in the order they are listed; all of them for none."""
+    """The targets of these names, in the order they are listed; for none, all that a CPU can run."""
     if unknown := [name for name in names if name not in TARGETS]:
         raise UnknownTarget(f"no target {', '.join(map(repr, unknown))}; there are: {', '.join(TARGETS)}")
-    return [target for name, target in TARGETS.items() if name in names or not names]
+    return [target for name, target in TARGETS.items() if name in names or not (names or target.gpu)]
 
 
 def code() -> str:
@@ -60,11 +60,13 @@ def reproduce(
     targets: Iterable[Target], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
 ) -> list[Outcome]:
     """Run what the store does not have yet; an error ends its target, and Ctrl-C the rest."""
-    version, waiting, outcomes = code(), [], []
+    version, outcomes = code(), list[Outcome]()
+    waiting: list[tuple[Target, Module, Slot | None]] = []
     for target in targets:
         module = target.load()
-        slot = Slot(module.recipe(quick, data), root)
-        run = slot.run
+        # The runs of a target for GPUs are in the store one by one, and it skips them by itself.
+        slot = None if target.gpu else Slot(module.recipe(quick, data), root)
+        run = slot.run if slot else None
         if run is not None and run.environment.get("code") == version:
             outcomes.append(Outcome(target.name, "kept", run.result["seconds"]))
             display.end(outcomes[-1])
@@ -72,13 +74,15 @@ def reproduce(
             waiting.append((target, module, slot))
     display.plan({target.name: target.seconds[quick] for target, _, _ in waiting})
     for target, module, slot in waiting:
-        tick, start = display.begin(target, slot.interrupted), time.perf_counter()
+        tick, start = display.begin(target, slot is not None and slot.interrupted), time.perf_counter()
         try:
-            slot.begin({**environment(), "code": version, "quick": quick, "made": now()})
-            result = module.run(slot.recipe, data, tick)
-            seconds = time.perf_counter() - start
-            slot.finish({**result, "seconds": round(seconds, 2)})
-            outcomes.append(Outcome(target.name, "ran", seconds))
+            if slot is None:
+                module.train_all(root, data, tick)
+            else:
+                slot.begin({**environment(), "code": version, "quick": quick, "made": now()})
+                result = module.run(slot.recipe, data, tick)
+                slot.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
+            outcomes.append(Outcome(target.name, "ran", time.perf_counter() - start))
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f" ({Path(last.filename).name}, line {last.lineno})"

@@ -24,6 +24,9 @@ class Module(Protocol):
     def run(self, recipe: Any, data: Path | None, tick: Tick) -> dict[str, Any]:
         """The result, as JSON knows it."""
 
+    def train_all(self, root: Path, data: Path | None, tick: Tick) -> None:
+        """What a target with `gpu` has in their place."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -33,6 +36,8 @@ class Target:
     """Labels of the paper."""
     seconds: tuple[int, int]
     """About what it takes on two cores, in full and with `quick`: where an estimate starts."""
+    gpu: bool = False
+    """Only run where it is named. Its module has `train_all(root, data, tick)`, which keeps many runs, instead."""
 
     def load(self) -> Module:
         return cast(Module, import_module(f"mvngrad.lab.targets.{self.name.replace('-', '_')}"))
@@ -48,5 +53,6 @@ TARGETS = {
         Target("memory", "what an optimizer keeps", "subsec:lm", (1, 1)),
         Target("mnist-curves", "training loss, smooth or not", "fig:loss_smallbatch, fig:loss_largebatch", (90, 15)),
         Target("mnist-gap", "the variance gap in a real training", "fig:thm_vgap_ada_prop", (60, 15)),
+        Target("table1", "ResNet-18 on CIFAR-100, 24 runs", "tab:cifar-bs128", (3800, 3800), gpu=True),
     )
 }

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import matplotlib
 
-from mvngrad.lab.report.figures import convergence, memory, mnist_curves, mnist_gap, separation, spike, variance_gap
+from mvngrad.lab.report.figures import (
+    convergence,
+    memory,
+    mnist_curves,
+    mnist_gap,
+    separation,
+    spike,
+    table1,
+    variance_gap,
+)
 from mvngrad.lab.report.figures.style import RC
 from mvngrad.lab.report.figures.svg import Figure
 from mvngrad.lab.store import Run
@@ -17,6 +26,7 @@ TARGETS = {
     "separation": separation.draw,
     "convergence": convergence.draw,
     "memory": memory.draw,
+    "table1": table1.draw,
 }
 
 

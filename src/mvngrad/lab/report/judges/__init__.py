@@ -6,5 +6,6 @@ from mvngrad.lab.report.judges import (
     mnist as mnist,
     separation as separation,
     spike as spike,
+    table1 as table1,
     variance_gap as variance_gap,
 )
