@@ -19,8 +19,8 @@ def results(
 ) -> Iterator[tuple[Job, Result]]:
     """Each job with what `work` makes of it, as they finish. `start(*given)` is called first in every process.
 
-    One worker is this process itself. An error in a job is raised here. After it, after Ctrl-C, or if this process dies,
-    no worker goes on.
+    One worker is this process itself. An error in a job is raised here. After it, after Ctrl-C, or if this process
+    dies, no worker goes on.
     """
     if workers < 2:
         start(*given)
