@@ -108,6 +108,10 @@ def test_the_wheel_installs_into_an_empty_environment(tmp_path):
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     files = {str(path.relative_to(site)) for path in (site / "mvngrad").rglob("*")}
     assert {"mvngrad/py.typed", "mvngrad/rule.py", "mvngrad/optim/optimizer.py"} <= files
+    assert {f"mvngrad/lab/report/{name}" for name in ("claims.toml", "page.html", "style.css")} <= files
+    command = subprocess.run([python.parent / "mvngrad"], capture_output=True, text=True, check=False)
+    assert command.returncode == 1
+    assert command.stderr.strip().endswith("pip install 'mvngrad[lab]'")
     import torch
 
     (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))

