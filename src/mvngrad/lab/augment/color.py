@@ -28,8 +28,8 @@ def blurred(images: Tensor) -> Tensor:
 
 
 def blend(images: Tensor, other: Tensor, ratio: Tensor, rest: Tensor) -> Tensor:
-    """ratio * images + rest * other, within a pixel's range."""
-    return (product(ratio, images) + product(rest, other)).clamp(0, 255).to(torch.uint8)
+    """ratio * images + rest * other, within a pixel's range; the last three in float64, with values of float32."""
+    return (product(images, ratio) + product(other, rest)).clamp(0, 255).to(torch.uint8)
 
 
 def stretched(images: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class Strengths(NamedTuple):
     """Degrees."""
     blend: float
     """How far from 1 the factor of Brightness, Color, Contrast and Sharpness is."""
+    ratios: tuple[float, float]
+    """That factor towards and away from the other image, as float32 has it."""
     mask: int
     """The bits that Posterize leaves."""
     threshold: float
@@ -52,9 +54,14 @@ def strengths(magnitude: int, bins: int, size: int) -> Strengths:
     def step(start: float, end: float) -> float:
         return torch.linspace(start, end, bins)[magnitude].item()
 
+    def single(value: float) -> float:
+        return torch.tensor(value, dtype=torch.float32).item()
+
+    blend = step(0.0, 0.9)
     dropped = round(magnitude / ((bins - 1) / 4))
     translate, mask = int(step(0.0, 150.0 / 331.0 * size)), 256 - 2**dropped
-    return Strengths(step(0.0, 0.3), translate, step(0.0, 30.0), step(0.0, 0.9), mask, step(255.0, 0.0))
+    ratios = single(1 - blend), single(1 + blend)
+    return Strengths(step(0.0, 0.3), translate, step(0.0, 30.0), blend, ratios, mask, step(255.0, 0.0))
 
 
 def operate(images: Tensor, operation: Tensor, negative: Tensor, strength: Strengths) -> Tensor:
@@ -87,8 +94,9 @@ def _moved(images: Tensor, drawn: dict[str, Tensor], sign: Tensor, strength: Str
 def _blended(images: Tensor, drawn: dict[str, Tensor], sign: Tensor, strength: Strengths) -> Tensor:
     """Towards or away from black, grey, even grey, or the blurred image."""
     shades = grey(images)
-    other = torch.where(drawn["Brightness"], 0.0, blurred(images))
-    other = torch.where(drawn["Color"], shades, other)
-    other = torch.where(drawn["Contrast"], shades.float().mean((2, 3), keepdim=True), other)
-    ratio = torch.where(sign < 0, 1 - strength.blend, 1 + strength.blend)
-    return blend(images, other, ratio, sign * -strength.blend)
+    other = torch.where(drawn["Brightness"], 0, blurred(images))
+    other = torch.where(drawn["Color"], shades, other).double()
+    other = torch.where(drawn["Contrast"], shades.double().mean((2, 3), keepdim=True), other)
+    towards, away = (torch.full_like(sign, value, dtype=torch.float64) for value in strength.ratios)
+    ratio = torch.where(sign < 0, towards, away)
+    return blend(images, other, ratio, sign.double() * -strength.blend)

@@ -45,6 +45,13 @@ def decided(holds: bool, measured: str, caveat: str = "") -> Verdict:
     return Verdict(status, measured, caveat if holds else "")
 
 
+def at_small_sizes(verdict: Verdict) -> Verdict:
+    """Few seeds and short runs can show that a claim holds; that it does not, they leave open."""
+    if verdict.status == NOT_REPRODUCED:
+        return Verdict(NOT_RUN, verdict.measured, "Undecided at small sizes (--quick): run it in full.")
+    return Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
+
+
 def latest(runs: Iterable[Run]) -> dict[str, Run]:
     """The run behind each target: a full one before a quick one, then one of all data, then the newest."""
 
@@ -70,6 +77,6 @@ def judge(runs: Iterable[Run]) -> list[tuple[Claim, Verdict]]:
         else:
             verdict = JUDGES[claim.id](run.result)
             if run.environment.get("quick"):
-                verdict = Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
+                verdict = at_small_sizes(verdict)
             verdicts.append((claim, verdict))
     return verdicts
