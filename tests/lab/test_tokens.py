@@ -1,0 +1,392 @@
+"""Text becomes the same tokens however it is prepared, is verified when it is read, and is drawn alike by all ranks."""
+
+import hashlib
+import io
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from mvngrad.lab.data import files, text, text_bpe, text_corpora, text_documents
+from mvngrad.lab.data.files import DamagedFile, KnownFile
+from mvngrad.lab.data.text import prepare
+from mvngrad.lab.data.tokens import END_OF_TEXT, Manifest, Tokens, offsets, share, windows
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+WRITTEN = ("manifest.json", "train.bin", "validation.bin")
+
+
+class Letters:
+    """An encoding in which a token is a byte."""
+
+    def encode_ordinary(self, document):
+        return list(document.encode())
+
+
+@pytest.fixture(autouse=True)
+def _no_data_of_this_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    """Prepares by bytes instead of GPT-2's tokens, in pieces of a few documents."""
+    monkeypatch.setattr(text_bpe, "encoding", lambda vocabulary: Letters())
+    monkeypatch.setattr(text_documents, "PIECE_BYTES", 100)
+
+
+@pytest.fixture
+def vocabulary():
+    """GPT-2's own."""
+    pytest.importorskip("tiktoken", reason="needs tiktoken")
+    if not (DATA / "gpt2_bpe").exists():
+        pytest.skip("needs GPT-2's encoder.json and vocab.bpe")
+    return DATA / "gpt2_bpe"
+
+
+def document(number):
+    return f"Document {number}\n\nof {'many ' * (number % 7)}words, and größer."
+
+
+def write(path, documents):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("\n<|endoftext|>\n".join(documents).encode())
+    return path
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in WRITTEN}
+
+
+def told(folder, split):
+    """The documents of a split that was prepared by bytes."""
+    numbers = Tokens.open(folder, split).window(0, len(Tokens.open(folder, split))).tolist()
+    found, current = [], bytearray()
+    for number in numbers:
+        if number == END_OF_TEXT:
+            found.append(current.decode())
+            current.clear()
+        else:
+            current.append(number)
+    assert not current
+    return found
+
+
+# Preparing
+
+
+@pytest.mark.usefixtures("letters")
+def test_every_document_is_in_one_split_in_its_order(tmp_path):
+    documents = [document(number) for number in range(200)]
+    path = write(tmp_path / "a.txt", documents)
+    manifest = prepare([path], tmp_path / "out", source="test", validation=0.2)
+    train, validation = told(tmp_path / "out", "train"), told(tmp_path / "out", "validation")
+    assert [text for text in documents if text in set(train)] == train
+    assert [text for text in documents if text in set(validation)] == validation
+    assert sorted(train + validation) == sorted(documents)
+    assert 20 < len(validation) < 60
+    assert (manifest.train.documents, manifest.validation.documents) == (len(train), len(validation))
+    assert manifest.files == (("a.txt", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()),)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(WRITTEN)
+
+
+@pytest.mark.usefixtures("letters")
+def test_what_is_held_out_depends_neither_on_order_nor_on_company(tmp_path):
+    documents = [document(number) for number in range(200)]
+    prepare([write(tmp_path / "a.txt", documents)], tmp_path / "a", source="test", validation=0.2)
+    backwards = [write(tmp_path / "b.txt", documents[:90:-1]), write(tmp_path / "c.txt", ["new", "too"])]
+    prepare(backwards, tmp_path / "b", source="test", validation=0.2)
+    held = set(told(tmp_path / "a", "validation"))
+    assert {text for text in told(tmp_path / "b", "validation") if text in documents} == held & set(documents[91:])
+
+
+@pytest.mark.usefixtures("letters")
+def test_official_validation_text_is_used_as_it_is(tmp_path):
+    train, official = write(tmp_path / "a.txt", ["one", "two"]), write(tmp_path / "b.txt", ["three"])
+    manifest = prepare([train], tmp_path / "out", source="test", validation=[official])
+    assert (told(tmp_path / "out", "train"), told(tmp_path / "out", "validation")) == (["one", "two"], ["three"])
+    assert manifest.split == "validation: b.txt"
+    prepare([official], tmp_path / "all", source="test", validation=1.0)
+    assert (told(tmp_path / "all", "train"), told(tmp_path / "all", "validation")) == ([], ["three"])
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_preparation_that_broke_off_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt", [document(number) for number in range(100)])
+    prepare([path], tmp_path / "whole", source="test")
+    made, count = [], text._make
+
+    def breaks(shard):
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        made.append(shard)
+        count(shard)
+
+    monkeypatch.setattr(text, "_make", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([path], tmp_path / "out", source="test")
+    with pytest.raises(FileNotFoundError, match="not to the end"):
+        Tokens.open(tmp_path / "out")
+    # As if the process had died while it wrote the sixth, and the disk had lost half of the fifth.
+    (tmp_path / "out" / "shards" / "other.1.part").write_bytes(b"half")
+    made[4].path.write_bytes(made[4].path.read_bytes()[:-2])
+    again, seen = [], []
+    monkeypatch.setattr(text, "_make", lambda shard: (again.append(shard), count(shard)))
+    prepare([path], tmp_path / "out", source="test", on_progress=lambda done, total: seen.append((done, total)))
+    assert not {shard.path for shard in again} & {shard.path for shard in made[:4]}
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    size = path.stat().st_size
+    assert seen[0][0] > 0
+    assert seen[-1] == (size, size)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.usefixtures("letters")
+def test_what_is_prepared_is_kept_and_what_differs_is_not(tmp_path, monkeypatch):
+    path, out = write(tmp_path / "a.txt", [document(number) for number in range(30)]), tmp_path / "out"
+    first = prepare([path], out, source="test")
+    with monkeypatch.context() as patch:
+        patch.setattr(text, "_make", None)
+        assert prepare([path], out, source="test") == first
+    assert prepare([path], out, source="test", validation=0.5).validation.documents > first.validation.documents
+    write(path, ["other text"])
+    assert prepare([path], out, source="test").train.documents == 1
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path, vocabulary, monkeypatch):
+    path = write(tmp_path / "a.txt", [document(number) for number in range(300)])
+    monkeypatch.setattr(text_documents, "PIECE_BYTES", 1000)
+    for folder, count in (("alone", 1), ("together", 3)):
+        prepare([path], tmp_path / folder, source="test", vocabulary=vocabulary, validation=0.1, workers=count)
+    assert contents(tmp_path / "together") == contents(tmp_path / "alone")
+
+
+def test_tokens_are_gpt2s_and_decode_to_the_text(tmp_path, vocabulary):
+    texts = ["Hello world", "It's 2026,\n\n  größer than 日本 <|endoftext|> inside"]
+    prepare([write(tmp_path / "a.txt", texts)], tmp_path / "out", source="test", validation=0, vocabulary=vocabulary)
+    tokens = Tokens.open(tmp_path / "out", checksum=True)
+    assert tokens.window(0, 3).tolist() == [15496, 995, END_OF_TEXT]
+    rest = tokens.window(3, len(tokens) - 3).tolist()
+    assert rest.count(END_OF_TEXT) == 1
+    assert text_bpe.encoding(vocabulary).decode(rest) == texts[1] + "<|endoftext|>"
+
+
+def test_a_vocabulary_that_was_altered_is_refused(tmp_path, vocabulary):
+    for known in text_bpe.FILES:
+        (tmp_path / known.name).write_bytes((vocabulary / known.name).read_bytes()[:-1] + b"x")
+    with pytest.raises(DamagedFile, match=r"encoder\.json"):
+        text_bpe.encoding(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"validation": 1.5}, r"validation=1\.5 is not a share"), ({}, "files is empty")]
+)
+def test_errors_of_prepare_name_the_argument(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        prepare([], tmp_path / "out", source="test", **settings)
+
+
+# Documents
+
+
+def documents_of(path):
+    return [text for piece in text_documents.pieces(path) for text in text_documents.documents(piece)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 10**6])
+def test_pieces_of_any_size_have_the_same_documents(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(text_documents, "PIECE_BYTES", size)
+    path = tmp_path / "a.txt"
+    path.write_bytes(
+        b"<|endoftext|>\none\n<|endoftext|>\n<|endoftext|>\r\ntwo <|endoftext|> lines\n\n\n<|endoftext|>\n "
+    )
+    assert documents_of(path) == ["one", "two <|endoftext|> lines\n\n"]
+    path.write_bytes(b"")
+    assert documents_of(path) == []
+
+
+def test_articles_of_wikitext_begin_with_their_headings(tmp_path):
+    articles = [" = One = \n \n text \n = 1 henry = \n \n = = Part = = \n \n", " = Two ( film ) = \n \n more \n"]
+    path = tmp_path / "wiki.train.tokens"
+    path.write_text(" \n" + articles[0] + " \n" + articles[1])
+    assert documents_of(path) == [" \n" + articles[0] + " \n", articles[1]]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs WikiText-103's validation text")
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_wikitext103_has_sixty_articles_to_validate_and_sixty_to_test_on(tmp_path, part):
+    content = lzma.decompress((DATA / "wikitext103" / f"wiki.{part}.tokens.xz").read_bytes())
+    path = tmp_path / f"wiki.{part}.tokens"
+    path.write_bytes(content)
+    assert "".join(documents_of(path)).encode() == content
+    assert len(documents_of(path)) == 60
+
+
+def archive(members):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def openwebtext(*subsets):
+    packed = {f"openwebtext/urlsf_subset00-{i}_data.xz": lzma.compress(archive(each)) for i, each in enumerate(subsets)}
+    return archive(packed)
+
+
+def test_openwebtext_is_read_from_the_archives_in_its_archive(tmp_path):
+    path = tmp_path / "openwebtext.tar"
+    path.write_bytes(openwebtext({"1.txt": b"one\n\n\n\nmore\n", "2.txt": b" \n"}, {"3.txt": "zwölf".encode()}))
+    assert len(text_documents.pieces(path)) == 2
+    assert documents_of(path) == ["one\n\nmore", "zwölf"]
+    path.write_bytes(lzma.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="not a plain tar archive"):
+        text_documents.pieces(path)
+
+
+def test_text_that_is_not_utf8_is_an_error_that_says_where(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"gr\xf6\xdfer")
+    with pytest.raises(ValueError, match=r"a\.txt, in bytes 0 to 6: not UTF-8"):
+        documents_of(path)
+    with pytest.raises(ValueError, match=r"a\.pdf is no text by its name"):
+        text_documents.pieces(tmp_path / "a.pdf")
+
+
+# Where text comes from
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Small archives in the place of the published ones; `downloads` counts how often each is asked for."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for part in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-103/wiki.{part}.tokens", f" \n = {part} = \n \n words \n")
+    contents = {
+        "wikitext103": packed.getvalue(),
+        "openwebtext": lzma.compress(openwebtext({"1.txt": b"one"}, {"2.txt": b"two"})),
+    }
+    for name, known in text_corpora.ARCHIVES.items():
+        digest = hashlib.sha256(contents[name]).hexdigest()
+        monkeypatch.setitem(text_corpora.ARCHIVES, name, KnownFile(known.name, len(contents[name]), digest, True))
+    valid = b" \n = valid = \n \n words \n"
+    known = KnownFile("wiki.valid.tokens", len(valid), hashlib.sha256(valid).hexdigest())
+    monkeypatch.setattr(text_corpora, "WIKITEXT103_VALIDATION", known)
+    downloads = []
+
+    def transfer(url, part):
+        downloads.append(url)
+        part.write_bytes(contents["wikitext103" if "wikitext" in url else "openwebtext"])
+
+    monkeypatch.setattr(files, "_transfer", transfer)
+    return downloads
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize(
+    ("name", "documents"), [("wikitext103", [" \n = train = \n \n words \n"]), ("openwebtext", ["one", "two"])]
+)
+def test_a_published_text_is_downloaded_once_verified_and_prepared(tmp_path, published, name, documents):
+    with pytest.raises(FileNotFoundError, match=f"mvngrad data get {name}"):
+        text_corpora.corpus(name)
+    text_corpora.download(name, tmp_path)
+    assert text_corpora.download(name, tmp_path) == tmp_path
+    assert len(published) == 1
+    corpus = text_corpora.corpus(name, tmp_path)
+    prepare(corpus.files, tmp_path / "out", source=corpus.source, validation=corpus.validation)
+    assert told(tmp_path / "out", "train") == documents
+    archive = tmp_path / name / text_corpora.ARCHIVES[name].name
+    archive.write_bytes(archive.read_bytes()[:-1])
+    with pytest.raises(DamagedFile, match="download it again"):
+        text_corpora.download(name, tmp_path)
+
+
+def test_the_stand_in_is_called_one(tmp_path):
+    write(tmp_path / "wikipedia_en" / "wikipedia_en.0.txt", ["one"])
+    assert "stand-in" in text_corpora.corpus("wikipedia_en", tmp_path).source
+
+
+def test_a_folder_of_text_is_taken_in_the_order_of_its_names(tmp_path):
+    for name in ("b.txt", "a.txt", "deep/c.txt", "d.md"):
+        write(tmp_path / "mine" / name, [name])
+    corpus = text_corpora.in_folder(tmp_path / "mine")
+    assert [path.name for path in corpus.files] == ["a.txt", "b.txt", "c.txt"]
+    assert corpus.source == "text of the folder mine"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"has no \.txt files"):
+        text_corpora.in_folder(tmp_path / "empty")
+
+
+# Reading
+
+
+@pytest.fixture
+def prepared(letters, tmp_path):
+    prepare([write(tmp_path / "a.txt", ["abc", "defg"])], tmp_path / "out", source="test", validation=0)
+    return tmp_path / "out"
+
+
+def test_windows_are_where_they_should_be(prepared):
+    tokens = Tokens.open(prepared, checksum=True)
+    assert tokens.window(2, 4).tolist() == [ord("c"), END_OF_TEXT, ord("d"), ord("e")]
+    assert tokens.window(2, 4).dtype == torch.int64
+    found = windows(tokens.data, torch.tensor([2, 0]), 4)
+    assert found.tolist() == [tokens.window(2, 4).tolist(), tokens.window(0, 4).tolist()]
+    assert len(tokens.window(5, len(tokens) - 5)) == 4
+    for start in (-1, 6):
+        with pytest.raises(IndexError, match=f"start={start}"):
+            tokens.window(start, 4)
+
+
+def test_a_file_cut_short_or_altered_is_not_read(prepared):
+    path = prepared / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2])
+    with pytest.raises(DamagedFile, match="has 16 bytes and not 18"):
+        Tokens.open(prepared)
+    path.write_bytes(b"\0" + content[1:])
+    with pytest.raises(DamagedFile, match="sha256"):
+        Tokens.open(prepared, checksum=True)
+    path.unlink()
+    with pytest.raises(DamagedFile, match="has 0 bytes"):
+        Tokens.open(prepared)
+    (prepared / "manifest.json").write_text("{")
+    with pytest.raises(DamagedFile, match="cannot be read"):
+        Manifest.read(prepared)
+    with pytest.raises(ValueError, match="split='test'"):
+        Tokens.open(prepared, "test")
+
+
+# Which windows a step sees
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 12, 13])
+def test_ranks_together_see_the_batch_of_one(ranks, batch):
+    whole = offsets(3, 17, batch, context=8, tokens=10_000)
+    parts = [whole[share(rank, ranks, batch)] for rank in range(ranks)]
+    assert torch.equal(torch.cat(parts), whole)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_offsets_are_even_reach_both_ends_and_differ_by_seed_and_step():
+    drawn = torch.stack([offsets(0, step, 100, context=4, tokens=14) for step in range(100)])
+    counts = torch.bincount(drawn.flatten(), minlength=10)
+    assert len(counts) == 10
+    assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
+    first = offsets(0, 0, 50, 4, 10**9)
+    assert torch.equal(first, offsets(0, 0, 50, 4, 10**9))
+    for other in (offsets(1, 0, 50, 4, 10**9), offsets(0, 1, 50, 4, 10**9)):
+        assert not torch.isin(first, other).any()
+    assert offsets(0, 0, 3, context=4, tokens=5).tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="tokens=4 are too few"):
+        offsets(0, 0, 3, context=4, tokens=4)
