@@ -1,9 +1,10 @@
 """CIFAR-100 training: our captured loop, compiled or not, beside a plain eager torch loop, in one run on one device.
 
-    python -m benchmarks.train [--data FOLDER] [--batch-sizes 128 1024] [--seconds 20] [--rounds 3] [--workers N]
+    python -m benchmarks.train [--data FOLDER] [--batch-sizes 128 1024] [--seconds 20] [--rounds 3] [--within 500]
 
-Every round trains each arm for its share of `--seconds`. Writes train-DEVICE.json and .md, anew after each batch size,
-so that a run cut short keeps what it has.
+Every round trains each arm for its share of `--seconds`, or less where all is to end within a time; then each batch
+size gets its part of what is left. Writes train-DEVICE.json and .md, anew after each batch size, so that a run cut
+short keeps what it has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import statistics
 import time
@@ -26,8 +28,9 @@ from benchmarks.plain_loop import PlainLoop
 from mvngrad.lab.recipes.cifar100 import Cifar100, paper
 from mvngrad.lab.step import Bench, Stepper
 from mvngrad.lab.task import Task, of
+from mvngrad.lab.train import kernels
 
-ARMS = ("captured", "captured, compiled", "plain")
+ARMS = ("captured", "captured, compiled", "captured, deterministic", "plain")
 TARGETS = {  # of one H200: the row's name, its figure, and whether that may be at most or must be at least so much
     1024: [("captured, compiled", "projected_seconds", "at most", 120.0)],
     128: [
@@ -38,11 +41,12 @@ TARGETS = {  # of one H200: the row's name, its figure, and whether that may be 
 INTRODUCTION = """\
 Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad.lab.train`: images on the device, and
 augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with torch.compile for the
-augmentation and the model. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a
-DataLoader's worker processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second
-are medians over rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of
-the recipe at that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is
-what comes once: compilation and capture. *Memory* is what an arm made torch reserve on the device."""
+augmentation and the model; *deterministic*, with such kernels alone as give the same bits every time, which are not
+compiled. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a DataLoader's worker
+processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second are medians over
+rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of the recipe at
+that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is what comes
+once: compilation and capture. *Memory* is what an arm made torch reserve on the device."""
 
 
 class Arm(Protocol):
@@ -55,9 +59,10 @@ class Captured:
 
     def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
         self.recipe, self.task, self.epoch = recipe, task, 0
-        self.stepper = Stepper(recipe, Bench(task, compiled), captured=task.device.type == "cuda")
-        self.stepper.begin(recipe.seed)
-        self.images()
+        with kernels(recipe, task.device):
+            self.stepper = Stepper(recipe, Bench(task, compiled), captured=task.device.type == "cuda")
+            self.stepper.begin(recipe.seed)
+            self.images()
 
     def images(self) -> int:
         """Train one epoch; how many images it had."""
@@ -73,8 +78,9 @@ class Captured:
 
     def train(self, seconds: float) -> float:
         start, images = time.perf_counter(), 0
-        while (passed := time.perf_counter() - start) < seconds or not images:
-            images += self.images()
+        with kernels(self.recipe, self.task.device):
+            while (passed := time.perf_counter() - start) < seconds or not images:
+                images += self.images()
         return images / passed
 
     def evaluation_seconds(self) -> float:
@@ -96,17 +102,23 @@ def reserved(device: torch.device) -> int:
     return torch.cuda.memory_reserved()
 
 
-def measure(recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[str]) -> list[dict[str, Any]]:
-    """A row for each arm that can run here."""
+def measure(
+    recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[str], end: float = math.inf
+) -> list[dict[str, Any]]:
+    """A row for each arm that can run here; none is begun after `end`, and they share the time to it."""
     makers = {
         "captured": partial(Captured, recipe, task, compiled=False),
         "captured, compiled": partial(Captured, recipe, task, compiled=True),
+        "captured, deterministic": partial(Captured, replace(recipe, deterministic=True), task, compiled=False),
         "plain": partial(PlainLoop, recipe, task, args.workers),
     }
     arms: dict[str, Arm] = {}
     rows: dict[str, dict[str, Any]] = {}
     for name, make in ((name, makers[name]) for name in args.arms):
         before, start = reserved(task.device), time.perf_counter()
+        if start >= end:
+            notes.append(f"{name}, batch {recipe.batch_size}: no time was left of --within {args.within:g}")
+            continue
         try:
             arms[name] = make()
         except (ImportError, RuntimeError) as error:
@@ -115,9 +127,11 @@ def measure(recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[
         rows[name] = {"name": name, "setup_seconds": time.perf_counter() - start}
         rows[name]["memory_bytes"] = reserved(task.device) - before
     rates: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(args.rounds):
-        for name, arm in arms.items():
-            rates[name].append(arm.train(args.seconds / args.rounds))
+    for done in range(args.rounds):
+        for number, (name, arm) in enumerate(arms.items()):
+            turns = (args.rounds - done) * len(arms) - number
+            share = max(0.0, end - time.perf_counter()) / turns
+            rates[name].append(arm.train(min(args.seconds / args.rounds, share)))
     images = recipe.epochs * task.steps_per_epoch * recipe.batch_size
     for name, row in rows.items():
         row["images_per_second"] = statistics.median(rates[name])
@@ -125,6 +139,8 @@ def measure(recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[
         arm = arms[name]
         row["evaluation_seconds"] = arm.evaluation_seconds() if isinstance(arm, Captured) else 0.0
         row["projected_seconds"] = images / row["images_per_second"] + row["evaluation_seconds"]
+        if name == "captured, deterministic" and "captured" in rates:
+            row["deterministic_cost"] = statistics.median(rates["captured"]) / row["images_per_second"]
         if "plain" in rates:
             row["ratio"] = row["images_per_second"] / statistics.median(rates["plain"])
     return list(rows.values())
@@ -175,6 +191,11 @@ def markdown(result: dict[str, Any]) -> str:
             )
         head = ["loop", "images/s", "of plain", "projected, s", "of these evaluating", "set-up, s", "memory, GiB"]
         text += [f"## Batch {batch_size}, {result['epochs']} epochs", _lines(head, body)]
+        text += [
+            f"Deterministic mode takes {row['deterministic_cost']:.2f} times as long as the captured loop."
+            for row in rows
+            if "deterministic_cost" in row
+        ]
     if result["notes"]:
         text += ["## Not measured", "\n".join(f"- {note}" for note in result["notes"])]
     return "\n\n".join(text) + "\n"
@@ -188,21 +209,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--seconds", type=float, default=20.0, help="training time of each arm")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all, set-up and one epoch aside")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the plain loop's loader")
     parser.add_argument("--train-limit", type=int, help="use so many images, for a try-out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
 
+    end = time.perf_counter() + args.within
     torch.backends.cudnn.benchmark = True
     args.out.mkdir(parents=True, exist_ok=True)
     where, notes = environment(args.device), list[str]()
     result: dict[str, Any] = {"environment": where, "workers": args.workers, "targets": [], "notes": notes}
     result["batch_sizes"] = {}
-    for batch_size in args.batch_sizes:
+    for number, batch_size in enumerate(args.batch_sizes):
+        now = time.perf_counter()
+        part = now + (end - now) / (len(args.batch_sizes) - number)
         settings = paper("mvngrad", batch_size if batch_size in TARGETS else 1024)
         recipe = replace(settings, batch_size=batch_size, train_limit=args.train_limit)
         task = of(recipe, args.data, torch.device(args.device))
-        rows = measure(recipe, task, args, notes)
+        rows = measure(recipe, task, args, notes, part)
         result["batch_sizes"][batch_size] = rows
         result["targets"] += judged(batch_size, rows, where["device"])
         result |= {"data": task.source, "epochs": recipe.epochs}

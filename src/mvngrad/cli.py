@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 try:
     import tyro
@@ -26,8 +27,6 @@ DESCRIPTION = "MVN-Grad and the optimizers beside it: reproduce the paper, diagn
 DATA = ("mnist", "cifar100")
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
-RESULTS = Path("results")
-"""Where this repository keeps results that need more than a CPU, if it is here."""
 Data = Annotated[
     Path | None,
     arg(
@@ -78,14 +77,26 @@ class Report:
         Path | None,
         arg(metavar="FILE", help="the page", help_behavior_hint=f"(default: {REPORT} in the folder of results)"),
     ] = None
+    keep: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help=f"first put the trainings behind the tables there, as {store.KEPT / store.BUNDLE}",
+            help_behavior_hint="",
+        ),
+    ] = None
 
     def __call__(self) -> int:
-        from mvngrad.lab.report.gather import gathered
+        from mvngrad.lab.report.gather import gathered, worth_keeping
         from mvngrad.lab.report.page import render
         from mvngrad.lab.report.verdicts import judge
         from mvngrad.lab.store import now
 
-        runs, path = gathered(store.runs(self.runs, RESULTS)), self.out or self.runs / REPORT
+        if self.keep is not None:
+            found = worth_keeping(store.runs(self.runs))
+            store.bundle(self.keep, found)
+            print(f"{len(found)} runs of {self.runs} are in {self.keep}")
+        runs, path = gathered(store.runs(self.runs, store.KEPT)), self.out or self.runs / REPORT
         store.write(path, render(judge(runs), runs, version=__version__, made=now()))
         print(path.resolve())
         return 0
@@ -167,25 +178,42 @@ class Train:
     device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
     compile: Annotated[bool, arg(help="compile the model first: a minute that long runs earn back")] = False
     checkpoint_every: Annotated[float, arg(metavar="SECONDS", help="between checkpoints")] = 60.0
+    tensorboard: Annotated[
+        Path | None, arg(metavar="FOLDER", help="also write TensorBoard's files there", help_behavior_hint="")
+    ] = None
+    wandb: Annotated[str | None, arg(metavar="PROJECT", help="also log to Weights & Biases", help_behavior_hint="")] = (
+        None
+    )
 
     def __call__(self) -> int:
         import torch
+        from rich.console import Console
 
+        from mvngrad.lab import sinks
+        from mvngrad.lab.progress import Training
         from mvngrad.lab.train import Interrupted, train
 
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        try:
-            run = train(
-                self.recipe,
-                root=self.runs,
-                data=self.data,
-                device=device,
-                compile=self.compile,
-                checkpoint_every=self.checkpoint_every,
-            )
-        except Interrupted as stop:
-            print(f"mvngrad: {stop}", file=sys.stderr)
-            return 128 + stop.signal_number
+        with ExitStack() as stack:
+            listeners: list[Any] = []
+            if self.tensorboard is not None:
+                listeners.append(stack.enter_context(closing(sinks.TensorBoard(self.tensorboard, self.recipe))))
+            if self.wandb is not None:
+                listeners.append(stack.enter_context(closing(sinks.WandB(self.wandb, self.recipe))))
+            listeners.append(stack.enter_context(Training(Console())))
+            try:
+                run = train(
+                    self.recipe,
+                    root=self.runs,
+                    data=self.data,
+                    device=device,
+                    compile=self.compile,
+                    checkpoint_every=self.checkpoint_every,
+                    on_event=lambda event: [listen(event) for listen in listeners],
+                )
+            except Interrupted as stop:
+                print(f"mvngrad: {stop}", file=sys.stderr)
+                return 128 + stop.signal_number
         for name, value in run.result.items():
             print(f"{name}: {value}")
         print(self.runs / run.key)

@@ -34,15 +34,30 @@ def mnist_gap():
     return {"data": "a sample", "K": 128, "seeds": [0, 1, 2], "steps": [1, 10, 100, 1000], "trained_with": trained}
 
 
+def cifar_gap():
+    before = np.linspace(0.3, 0.2, 4)
+    measured = {"before": before, "after": 0.9 * before, "gap": 0.1 * before, "error": 0.01 * before}
+    trained = {"AdaBelief": measured, "MVN-Grad": measured | {"gap": -0.1 * before}}
+    return {"data": "a sample", "K": 128, "epochs": [1, 5, 20, 50], "trained_with": trained}
+
+
+def state_precision():
+    row = {"test_accuracy": [79.5, None], "seconds": [9.0, 9.0], "state_bytes": [None, 36], "parameters": [3, 3]}
+    states = {state: {**row, "seeds": [0, 1], "diverged": 1} for state in ("float32", "bf16", "int8")}
+    return {"states": states, "done": 6, "of": 9, "data": "a sample"}
+
+
 def runs():
     """One of each target, at small sizes, as a store would give them."""
     panels = {"long horizon": spike.LONG_HORIZON, "early carry-over": spike.EARLY_CARRY_OVER}
     results = {
+        "cifar-gap": cifar_gap(),
         "convergence": convergence.convergence(longest=300, runs=4, points=4),
         "memory": {"state": {"AdamW": 2.0, "MVN-GradW": 3.0}, "smaller": {"lean": 2.0}},
         "mnist-curves": mnist_curves(),
         "mnist-gap": mnist_gap(),
         "separation": dimension.separation(largest=100, steps=40, horizon=100, d=10),
+        "state-precision": state_precision(),
         "spike": {
             "panels": {name: spike.curves(panel, per_decade=4) for name, panel in panels.items()},
             "trains": multi_spike.spike_trains(per_decade=1),

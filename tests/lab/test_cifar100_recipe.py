@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from benchmarks import train as benchmark
 from mvngrad.lab import augment, step
 from mvngrad.lab.recipes.cifar100 import Cifar100, paper
+from mvngrad.lab.targets import cifar_gap
 from mvngrad.lab.tasks import cifar100
 from mvngrad.lab.train import train
 
@@ -214,6 +216,54 @@ def test_a_captured_run_on_the_gpu_is_the_uncaptured_one(tmp_path, deterministic
         assert runs[0][figure] == pytest.approx(runs[1][figure], rel=1e-3)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_measuring_the_gap_does_not_change_the_run(tmp_path, device):
+    """Through augmentation, MixUp and batch normalization, beside a captured step on a GPU."""
+    recipe = small(epochs=3, deterministic=True, precision="bf16")
+    options = {"device": device, "on_event": lambda event: None}
+    alone = train(recipe, root=tmp_path / "alone", **options).result
+    step.forget()
+    frozen = cifar_gap.Frozen(trainings=(recipe,), K=8, epochs=(1, 2))
+    measured = cifar_gap.measure(frozen, tmp_path / "measured", None, lambda share: None, **options).result
+    (row,) = measured["trained_with"].values()
+    assert len(row["gap"]) == 2
+    assert min(row["before"]) > 0
+    beside = json.loads((tmp_path / "measured" / recipe.key / "result.json").read_text())
+    assert beside["weights"] == alone["weights"]
+
+
+def test_the_command_trains_and_tells_everyone_who_listens(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tyro")
+    pytest.importorskip("rich")
+    from mvngrad import cli
+    from mvngrad.lab import sinks
+
+    heard = {"TensorBoard": [], "WandB": []}
+
+    def sink(name):
+        def make(where, recipe):
+            def listen(event):
+                heard[name].append(event.epoch)
+
+            heard[name] += [str(where), recipe.epochs]
+            listen.close = lambda: heard[name].append("closed")
+            return listen
+
+        return make
+
+    for name in heard:
+        monkeypatch.setattr(sinks, name, sink(name))
+    words = (
+        "train cifar100 --batch-size 32 --epochs 2 --warmup-epochs 1 --eval-every 2 --precision float32 --device cpu"
+    )
+    given = [*words.split(), "--runs", str(tmp_path), "--tensorboard", "board", "--wandb", "project"]
+    assert cli.main(given) == 0
+    assert heard == {"TensorBoard": ["board", 2, 1, 2, "closed"], "WandB": ["project", 2, 1, 2, "closed"]}
+    lines = capsys.readouterr().out.splitlines()
+    assert "epoch 2/2" in lines[0], "an evaluation is a line"
+    assert "status: finished" in lines
+
+
 @pytest.mark.gpu
 def test_deterministic_runs_on_the_gpu_are_equal_bit_for_bit(tmp_path):
     runs = []
@@ -237,6 +287,28 @@ def test_the_benchmark_projects_a_run_from_what_it_measured(tmp_path):
     page = (tmp_path / "train-cpu.md").read_text()
     assert "| captured |" in page
     assert "brightness" in page
+
+
+def test_the_benchmark_states_the_cost_of_deterministic_mode(tmp_path):
+    options = ["--device", "cpu", "--seconds", "0", "--rounds", "1", "--train-limit", "40", "--batch-sizes", "20"]
+    benchmark.main([*options, "--arms", "captured", "captured, deterministic", "--out", str(tmp_path)])
+    plain, exact = json.loads((tmp_path / "train-cpu.json").read_text())["batch_sizes"]["20"]
+    assert exact["deterministic_cost"] == pytest.approx(plain["images_per_second"] / exact["images_per_second"])
+    assert f"takes {exact['deterministic_cost']:.2f} times as long" in (tmp_path / "train-cpu.md").read_text()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_benchmark_ends_within_its_time_and_says_what_it_left_out(tmp_path):
+    options = ["--device", "cpu", "--seconds", "600", "--rounds", "2", "--train-limit", "40", "--arms", "captured"]
+    start = time.perf_counter()
+    benchmark.main([*options, "--batch-sizes", "20", "10", "--within", "2", "--out", str(tmp_path)])
+    assert time.perf_counter() - start < 30
+    found = json.loads((tmp_path / "train-cpu.json").read_text())
+    assert [len(rows) for rows in found["batch_sizes"].values()] == [1, 1]
+    benchmark.main([*options, "--batch-sizes", "20", "--within", "0", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "train-cpu.json").read_text())
+    assert found["batch_sizes"] == {"20": []}
+    assert found["notes"] == ["captured, batch 20: no time was left of --within 0"]
 
 
 def test_targets_are_judged_on_their_machine_alone():

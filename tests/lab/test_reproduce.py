@@ -1,5 +1,6 @@
 """What is done is kept, through errors, kill -9 and a full disk; and the command around it."""
 
+import io
 import json
 import os
 import signal
@@ -15,8 +16,8 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from mvngrad import cli
-from mvngrad.lab import reproduce, store
-from mvngrad.lab.progress import Bars
+from mvngrad.lab import events, reproduce, store
+from mvngrad.lab.progress import Bars, Training
 from mvngrad.lab.targets import TARGETS, spike
 
 
@@ -32,6 +33,9 @@ class Recorder:
     def begin(self, target, interrupted):
         self.begun.append((target.name, interrupted))
         return lambda share: None
+
+    def event(self, event):
+        pass
 
     def end(self, outcome):
         self.ended.append(outcome)
@@ -94,14 +98,18 @@ def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch
 
 
 def test_what_needs_a_gpu_is_run_only_where_it_is_named(tmp_path):
-    assert "table1" not in [target.name for target in reproduce.chosen([])]
-    outcomes, _ = go(tmp_path, "table1", "memory")
+    on_gpu = {"table1", "cifar-gap", "state-precision"}
+    assert not on_gpu & {target.name for target in reproduce.chosen([])}
+    if torch.cuda.is_available():
+        return  # they would run
+    outcomes, _ = go(tmp_path, *on_gpu, "memory")
     assert statuses(outcomes)["memory"] == "ran"
-    if not torch.cuda.is_available():
-        (failed,) = [outcome for outcome in outcomes if outcome.target == "table1"]
-        assert failed.status == "failed"
-        assert "needs a CUDA device" in failed.error
-        assert "mvngrad train cifar100 --train-limit" in failed.error
+    failed = [outcome for outcome in outcomes if outcome.target in on_gpu]
+    assert len(failed) == 3
+    for outcome in failed:
+        assert outcome.status == "failed"
+        assert "needs a CUDA device" in outcome.error
+        assert "mvngrad train cifar100 --train-limit" in outcome.error
 
 
 def test_unknown_targets_list_the_known_ones(capsys):
@@ -219,6 +227,56 @@ def test_bars_estimate_what_is_left():
     assert "did not finish" in told
     assert "[/] broke" in told, "an error is text and not markup"
     console.file.close()
+
+
+def told(epoch, key="cifar100-0", **metrics):
+    return events.Progress(key, epoch, 200, 48 * epoch, 9600, 3.25, 41000.0, 60.0, 125.0, metrics)
+
+
+def terminal():
+    return Console(force_terminal=True, width=120, file=io.StringIO())
+
+
+def test_a_training_shows_where_it_is_on_a_terminal(capsys):
+    with Training(terminal()) as live:
+        live(told(3, test_accuracy=40.5, test_loss=2.0))
+        live(told(4))
+        (bar,) = live.tasks
+        assert (bar.completed, bar.total) == (48 * 4, 9600)
+        assert bar.fields["now"] == "epoch 4/200  loss 3.2500  test_accuracy 40.50  41,000/s  2:05 left"
+        live(events.Message("cifar100-0", "goes on [after] step 4"))
+    assert "goes on [after] step 4" in live.console.file.getvalue() + capsys.readouterr().out
+
+
+def test_elsewhere_a_training_is_a_line_for_each_evaluation(capsys):
+    with Training(Console(file=io.StringIO())) as live:
+        live(told(3))
+        live(told(4, test_accuracy=40.5))
+    assert capsys.readouterr().out == (
+        "cifar100-0  epoch 4/200  loss 3.2500  test_accuracy 40.5000  41000/s  1:00 + 2:05\n"
+    )
+    assert live.console.file.getvalue().strip() == ""
+
+
+def test_a_target_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatch):
+    class Module:
+        @staticmethod
+        def train_all(root, data, tick, on_event):
+            on_event(told(10, test_accuracy=60.0))
+            seen.append(bars.tasks[-1].fields["left"])
+            on_event(told(1, key="cifar100-1"))
+            seen.append(bars.tasks[-1].fields["left"])
+            tick(1.0)
+
+    seen = []
+    monkeypatch.setattr(type(TARGETS["table1"]), "load", lambda self: Module)
+    with Bars(terminal()) as bars:
+        (outcome,) = reproduce.reproduce([TARGETS["table1"]], bars, root=tmp_path)
+    assert outcome.status == "ran", outcome.error
+    assert seen == [
+        "epoch 10/200  loss 3.2500  test_accuracy 60.00  41,000/s  2:05 left",
+        "epoch 1/200  loss 3.2500  41,000/s  2:05 left",
+    ]
 
 
 def test_the_report_is_drawn_without_torch(tmp_path):

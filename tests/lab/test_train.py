@@ -17,6 +17,7 @@ from tiny import Tiny, TinyTask
 
 from mvngrad.lab import checkpoint, metrics, step
 from mvngrad.lab.events import Message, Progress
+from mvngrad.lab.targets.cifar_gap import gap as variance_gap
 from mvngrad.lab.train import Interrupted, train
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
@@ -54,6 +55,7 @@ def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
     assert json.loads((at / "result.json").read_text()) == done.result
     assert done.result["status"] == "finished"
     assert done.result["steps"] == 3 * 7
+    assert done.result["state_bytes"] == 4 * (3 * done.result["parameters"] + 6)  # m, s, u, and six counts of steps
     assert [(row["epoch"], row["step"], "test_loss" in row) for row in metrics.rows(at / "metrics.jsonl")] == [
         (1, 7, False), (2, 14, True), (3, 21, True),
     ]  # fmt: skip
@@ -310,6 +312,41 @@ def test_a_run_whose_last_step_broke_it_is_diverged_too(run):
     """The loss of that step was finite; the weights after it are not."""
     result = run(Tiny(break_at=20)).result
     assert (result["status"], result["step"]) == ("diverged", 21)
+
+
+def test_a_device_that_is_too_small_names_the_setting_to_change(run, tmp_path):
+    class Large(TinyTask):
+        def batch(self, row):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand so on")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"make batch_size=16 smaller.*\(CUDA out of memory.*GiB\.\)$"):
+        run(Tiny(), task=Large)
+    assert not step._steppers
+    assert run(Tiny()).result["status"] == "finished", "and nothing of it is in the way"
+
+
+# Observers
+
+
+@each_device
+def test_an_observer_changes_nothing_and_its_time_is_not_the_runs(run, tmp_path, device):
+    """One that computes gradients and runs the model, with batch normalization, in the mode of training."""
+    recipe, seen = Tiny(deterministic=True), []
+
+    def observe(epoch, stepper):
+        gap = variance_gap(recipe, stepper, epoch, K=4)
+        time.sleep(0.2)
+        seen.append((epoch, gap.batches, stepper.state["at"].item()))
+
+    alone = run(recipe, "alone", device=device)
+    step.forget()
+    observed = run(recipe, "observed", device=device, observe=observe)
+    assert seen == [(epoch, 4, 7) for epoch in (1, 2, 3)]
+    assert observed.result["weights"] == alone.result["weights"]
+    assert observed.result["test_loss"] == alone.result["test_loss"]
+    tables = [rows(folder(tmp_path, recipe, root) / "metrics.jsonl") for root in ("alone", "observed")]
+    assert tables[0] == tables[1]
+    assert observed.result["seconds"] < alone.result["seconds"] + 0.3
 
 
 # On a GPU

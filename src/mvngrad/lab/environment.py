@@ -9,21 +9,43 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
+GIT = ("git", "-C", str(PACKAGE))
+LONGEST_DIFF = 1_000_000
+"""Characters."""
 
 
 def commit(*parts: Path) -> str:
     """The commit of the working tree, "+changes" if the package or `parts` differ; else what MVNGRAD_COMMIT says."""
     if given := os.environ.get("MVNGRAD_COMMIT"):
         return given
-    git = ["git", "-C", str(PACKAGE)]
     try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", "rule.py"], capture_output=True, check=True)  # ours?
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        status = [*git, "status", "--porcelain", "--", str(PACKAGE), *map(str, parts)]
-        dirty = subprocess.run(status, capture_output=True, text=True, check=True)
+        _git("ls-files", "--error-unmatch", "rule.py")  # ours?
+        head = _git("rev-parse", "--short=12", "HEAD").strip()
+        dirty = _git("status", "--porcelain", "--", str(PACKAGE), *map(str, parts))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.stdout.strip() + ("+changes" if dirty.stdout else "")
+    return head + ("+changes" if dirty else "")
+
+
+def changes() -> str:
+    """How the package differs from its commit, as a diff; "" where it does not, or where there is no repository.
+
+    Of files that were never added only the names: what lies about may be anything, and results are passed around.
+    """
+    try:
+        _git("ls-files", "--error-unmatch", "rule.py")
+        found = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE))
+        added = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE)).splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    if len(found) > LONGEST_DIFF:
+        found = f"{found[:LONGEST_DIFF]}\n# cut off: {len(found)} characters in all\n"
+    return found + "".join(f"# not in the repository: {name}\n" for name in added)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run([*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", check=True)
+    return done.stdout
 
 
 def processor() -> str:

@@ -1,4 +1,4 @@
-"""Progress of `mvngrad reproduce`: bars and an estimate on a terminal, a line for each target everywhere."""
+"""Progress of `mvngrad reproduce` and `train`: bars and an estimate on a terminal, lines everywhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from mvngrad.lab import events
 from mvngrad.lab.reproduce import Outcome
 from mvngrad.lab.targets import TARGETS, Target, Tick
 
@@ -20,6 +21,35 @@ def clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
+def told(event: events.Progress, metrics: dict[str, float]) -> str:
+    """Where a training is, for the end of a bar; of the `metrics` known so far the first, a task's main one.
+
+    >>> told(events.Progress("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120), {"test_accuracy": 0.5, "test_loss": 1.0})
+    'epoch 2/10  loss 2.5000  test_accuracy 0.50  40,000/s  2:00 left'
+    """
+    shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
+    left = f"{int(event.seconds_left) // 60}:{int(event.seconds_left) % 60:02d} left"
+    where = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{shown}"
+    return f"{where}  {event.samples_per_second:,.0f}/s  {left}"
+
+
+class Training(Progress):
+    """The `on_event` of `train`: one bar with its numbers on a terminal, a line for each evaluation elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (BarColumn(20), TaskProgressColumn(), TextColumn("{task.fields[now]}", markup=False))
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.metrics: dict[str, float] = {}
+        self.bar = self.add_task("", total=None, now="getting ready")
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.Message) or self.disable:
+            events.printed(event)
+            return
+        self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
+        self.update(self.bar, total=event.steps, completed=event.step, now=told(event, self.metrics))
+
+
 class Bars(Progress):
     """The display of `reproduce`: one bar for the target that runs, one for everything."""
 
@@ -28,12 +58,14 @@ class Bars(Progress):
             TextColumn("{task.description:<14}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[left]}", markup=False),
         )
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.expected: dict[str, float] = {}
         self.passed = 0.0
         """Expected seconds of the targets that are over."""
+        self.training, self.metrics = "", dict[str, float]()
+        """The run that trains now, and what is known of it."""
 
     def plan(self, seconds: dict[str, float]) -> None:
         self.expected = seconds
@@ -51,6 +83,15 @@ class Bars(Progress):
             self._everything(self.passed + share * self.expected[target.name])
 
         return tick
+
+    def event(self, event: events.Event) -> None:
+        if isinstance(event, events.Message) or self.disable:
+            events.printed(event)
+            return
+        if event.key != self.training:
+            self.training, self.metrics = event.key, {}
+        self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
+        self.update(self.current, left=told(event, self.metrics))
 
     def _everything(self, done: float) -> None:
         total = sum(self.expected.values())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mvngrad.lab.environment import PACKAGE, environment
+from mvngrad.lab.events import Event
 from mvngrad.lab.store import Slot, now
 from mvngrad.lab.targets import TARGETS, Module, Target, Tick
 
@@ -35,6 +36,9 @@ class Display(Protocol):
         """What will run, and about how long each takes."""
 
     def begin(self, target: Target, interrupted: bool) -> Tick: ...
+
+    def event(self, event: Event) -> None:
+        """What a training of a target tells."""
 
     def end(self, outcome: Outcome) -> None: ...
 
@@ -77,7 +81,7 @@ def reproduce(
         tick, start = display.begin(target, slot is not None and slot.interrupted), time.perf_counter()
         try:
             if slot is None:
-                module.train_all(root, data, tick)
+                module.train_all(root, data, tick, display.event)
             else:
                 slot.begin({**environment(), "code": version, "quick": quick, "made": now()})
                 result = module.run(slot.recipe, data, tick)

@@ -18,6 +18,8 @@ from typing import Any
 from mvngrad.lab.recipe import Recipe
 
 ROOT = Path("runs")
+KEPT = Path("results")
+"""Where this repository keeps results that need more than a CPU, if it is here."""
 BUNDLE = "runs.jsonl"
 """One finished run a line: how small results are kept in a repository."""
 
@@ -72,9 +74,12 @@ class Slot:
         """Whether a run began here and did not finish."""
         return self.folder.is_dir() and self.run is None
 
-    def begin(self, environment: dict[str, Any]) -> None:
-        """Note what is about to run, and on what. A result that was here, of other code, goes."""
-        (self.folder / "result.json").unlink(missing_ok=True)
+    def begin(self, environment: dict[str, Any], changes: str = "") -> None:
+        """Note what is about to run, and on what: the `changes` to the commit too. A result of other code goes."""
+        for old in ("result.json", "changes.diff"):
+            (self.folder / old).unlink(missing_ok=True)
+        if changes:
+            write(self.folder / "changes.diff", changes)
         note = {"name": self.recipe.name, **self.recipe.settings}
         write(self.folder / "recipe.json", json.dumps(note, indent=1) + "\n")
         write(self.folder / "environment.json", json.dumps(environment, indent=1) + "\n")

@@ -11,18 +11,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from mvngrad.lab import checkpoint, task as tasks
-from mvngrad.lab.environment import environment
+from mvngrad.lab.environment import changes, environment
 from mvngrad.lab.events import Event, Message, Progress, printed
+from mvngrad.lab.lock import held
 from mvngrad.lab.metrics import Metrics
 from mvngrad.lab.recipes.training import Training
-from mvngrad.lab.step import Stepper, ready
+from mvngrad.lab.step import Stepper, forget, ready
 from mvngrad.lab.store import ROOT, Run, Slot
+
+Observer: TypeAlias = Callable[[int, Stepper], Any]
+"""Called with the number of an epoch that has ended and the stepper after it, which it may read and must not change."""
 
 
 class Interrupted(Exception):
@@ -45,6 +49,7 @@ def train(
     checkpoint_every: float = 60.0,
     keep: int = 2,
     on_event: Callable[[Event], Any] = printed,
+    observe: Observer | None = None,
     task: tasks.Factory = tasks.of,
 ) -> Run:
     """Train a recipe, or go on with it where a process before this one stopped; a finished run is returned as it is.
@@ -62,20 +67,25 @@ def train(
         checkpoint_every: seconds from one checkpoint to the next; 0 writes one after every step.
         keep: how many checkpoints are kept while training; of a finished run the last is.
         on_event: called with a `Progress` at the end of an epoch and with a `Message` in between.
+        observe: called after each epoch, before it can be in a checkpoint; its time is not counted as training.
         task: makes what the recipe trains; the module of its name in `mvngrad.lab.tasks` by default.
 
     Raises:
         Interrupted: SIGTERM or SIGINT came; a checkpoint of the step at hand has been written.
+        Locked: another process trains this recipe in this store.
+        torch.OutOfMemoryError: the step does not fit the device.
     """
     slot, where = Slot(recipe, root), torch.device(device)
     if (finished := slot.run) is not None:
         return finished
-    with _kernels(recipe, where), _signals() as signals:
+    with held(slot.folder), kernels(recipe, where), _memory(recipe, where), _signals() as signals:
+        if (finished := slot.run) is not None:  # by the process that held it a moment ago
+            return finished
         started = time.perf_counter()
         captured = where.type == "cuda" if capture is None else capture
         stepper = ready(recipe, data, where, compile and not recipe.deterministic, captured, task)
-        slot.begin(measured_on := environment(where.type))
-        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, keep, on_event, signals)
+        slot.begin(measured_on := environment(where.type), changes())
+        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, keep, on_event, observe, signals)
         result = {**sitting.train(), "setup_seconds": sitting.started - started}
         slot.finish(result)
     return Run(recipe.key, recipe.name, recipe.settings, measured_on, result)
@@ -92,10 +102,11 @@ class Sitting:
         checkpoint_every: float,
         keep: int,
         on_event: Callable[[Event], Any],
+        observe: Observer | None,
         signals: list[int],
     ) -> None:
         self.recipe, self.stepper, self.checkpoints, self.keep = recipe, stepper, folder / "checkpoints", keep
-        self.every, self.on_event, self.signals = checkpoint_every, on_event, signals
+        self.every, self.on_event, self.observe, self.signals = checkpoint_every, on_event, observe, signals
         self.per_epoch = stepper.task.steps_per_epoch
         self.steps = recipe.epochs * self.per_epoch
         stepper.begin(recipe.seed)
@@ -111,15 +122,15 @@ class Sitting:
         if self.step < self.steps:
             stepper.turn(self.plan, self.step % self.per_epoch)  # and capture it, outside of what is timed
         self.started = self.saved_at = time.perf_counter()
+        self.observing = 0.0
 
     @property
     def seconds(self) -> float:
-        """Of all sittings; capture and compilation are not in it."""
-        return self.seconds_before + time.perf_counter() - self.started
+        """Of all sittings; capture, compilation and what an observer takes are not in it."""
+        return self.seconds_before + time.perf_counter() - self.started - self.observing
 
     def train(self) -> dict[str, Any]:
         """Train to the end; the result."""
-        model = self.stepper.model
         for epoch in range(self.step // self.per_epoch, self.recipe.epochs):
             if epoch > self.first // self.per_epoch:
                 self.stepper.turn(self.plan, 0)
@@ -130,8 +141,11 @@ class Sitting:
             return self._diverged(self.steps)
         result = {"status": "finished", **found, "steps": self.steps, "seconds": self.seconds}
         self._save(keep=1)
-        weights = {name: value for name, value in self.stepper.state.items() if name.startswith("model.")}
-        result |= {"parameters": sum(p.numel() for p in model.parameters()), "data": self.stepper.task.source}
+        state = self.stepper.state.items()
+        weights = {name: value for name, value in state if name.startswith("model.")}
+        result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
+        result["state_bytes"] = sum(value.nbytes for name, value in state if name.startswith("optimizer."))
+        result["data"] = self.stepper.task.source
         if self.stepper.at.is_cuda:
             result["memory_bytes"] = torch.cuda.max_memory_reserved(self.stepper.at.device)
         return {**result, "weights": fingerprint(weights)}
@@ -164,6 +178,10 @@ class Sitting:
         left = pace * (self.steps - self.step)
         counts = epoch + 1, self.recipe.epochs, self.step, self.steps
         self.on_event(Progress(self.recipe.key, *counts, loss, rate, seconds, left, found))
+        if self.observe is not None:
+            start = time.perf_counter()
+            self.observe(epoch + 1, stepper)
+            self.observing += time.perf_counter() - start
         if self.step < self.steps:
             self._pause()
         return None
@@ -234,7 +252,20 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _kernels(recipe: Training, device: torch.device) -> Iterator[None]:
+def _memory(recipe: Training, device: torch.device) -> Iterator[None]:
+    """Say what to change where the device is too small, and leave its memory to who tries again."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        forget()
+        raise torch.OutOfMemoryError(
+            f"{recipe.key} does not fit the memory of {device}; make batch_size={recipe.batch_size} smaller, or free "
+            f"memory that others hold there ({str(error).splitlines()[0]})"
+        ) from error
+
+
+@contextmanager
+def kernels(recipe: Training, device: torch.device) -> Iterator[None]:
     """Which kernels torch may choose: the fastest it finds by trying, or only such as give the same bits each time."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product of a process

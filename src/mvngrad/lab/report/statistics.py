@@ -32,6 +32,29 @@ def welch(low: Sequence[float], high: Sequence[float]) -> float:
     return student_above(difference / math.sqrt(total), freedom)
 
 
+def worse_by_at_most(values: Sequence[float], reference: Sequence[float], level: float = 0.05) -> float:
+    """The upper bound, at `level`, of how far the mean behind `values` is below that behind `reference`.
+
+    It is the margin at which Welch's one-sided test just decides, found by halving.
+
+    >>> round(worse_by_at_most([9.0, 10.0, 11.0], [9.5, 10.5, 11.5]), 3)  # 0.5 + 2.132 sqrt(1/3 + 1/3)
+    2.241
+    """
+    if min(len(values), len(reference)) < 2:
+        return math.nan
+    low = fmean(reference) - fmean(values)
+    if welch(reference, [value + low + 1e-9 for value in values]) < level:
+        return low  # none of them varies
+    high = low + 1.0
+    while welch(reference, [value + high for value in values]) >= level:
+        high += high - low
+    for _ in range(50):
+        middle = (low + high) / 2
+        decides = welch(reference, [value + middle for value in values]) < level
+        low, high = (low, middle) if decides else (middle, high)
+    return high
+
+
 def student_above(t: float, freedom: float) -> float:
     """P(T > t) of Student's distribution with any, also fractional, number of degrees of freedom.
 

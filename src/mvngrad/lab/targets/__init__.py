@@ -11,10 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from mvngrad.lab.events import Event
 from mvngrad.lab.recipe import Recipe
 
 Tick = Callable[[float], None]
 """Called with the share of a target that is done."""
+OnEvent = Callable[[Event], Any]
+"""Called with what a training tells."""
 
 
 class Module(Protocol):
@@ -24,7 +27,7 @@ class Module(Protocol):
     def run(self, recipe: Any, data: Path | None, tick: Tick) -> dict[str, Any]:
         """The result, as JSON knows it."""
 
-    def train_all(self, root: Path, data: Path | None, tick: Tick) -> None:
+    def train_all(self, root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
         """What a target with `gpu` has in their place."""
 
 
@@ -37,7 +40,7 @@ class Target:
     seconds: tuple[int, int]
     """About what it takes on two cores, in full and with `quick`: where an estimate starts."""
     gpu: bool = False
-    """Only run where it is named. Its module has `train_all(root, data, tick)`, which keeps many runs, instead."""
+    """Only run where it is named. Its module has `train_all`, which keeps many runs, instead."""
 
     def load(self) -> Module:
         return cast(Module, import_module(f"mvngrad.lab.targets.{self.name.replace('-', '_')}"))
@@ -51,8 +54,10 @@ TARGETS = {
         Target("separation", "steps against the dimension", "thm:separation_MVN-Grad_LaProp_smallvar", (15, 2)),
         Target("convergence", "the nonconvex rate and its floor", "thm:mvngrad_convergence", (15, 3)),
         Target("memory", "what an optimizer keeps", "subsec:lm", (1, 1)),
-        Target("mnist-curves", "training loss, smooth or not", "fig:loss_smallbatch, fig:loss_largebatch", (90, 15)),
-        Target("mnist-gap", "the variance gap in a real training", "fig:thm_vgap_ada_prop", (60, 15)),
+        Target("mnist-curves", "training loss, smooth or not", "fig:loss_smallbatch, fig:loss_largebatch", (120, 30)),
+        Target("mnist-gap", "the variance gap in a real training", "fig:thm_vgap_ada_prop", (120, 20)),
         Target("table1", "ResNet-18 on CIFAR-100, 24 runs", "tab:cifar-bs128", (3800, 3800), gpu=True),
+        Target("cifar-gap", "the variance gap on CIFAR-100", "fig:thm_vgap_ada_prop_cifar", (500, 500), gpu=True),
+        Target("state-precision", "state in bf16 and int8, 6 runs", "", (780, 780), gpu=True),
     )
 }

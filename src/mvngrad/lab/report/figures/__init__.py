@@ -5,12 +5,14 @@ from __future__ import annotations
 import matplotlib
 
 from mvngrad.lab.report.figures import (
+    cifar_gap,
     convergence,
     memory,
     mnist_curves,
     mnist_gap,
     separation,
     spike,
+    state_precision,
     table1,
     variance_gap,
 )
@@ -27,6 +29,8 @@ TARGETS = {
     "convergence": convergence.draw,
     "memory": memory.draw,
     "table1": table1.draw,
+    "cifar-gap": cifar_gap.draw,
+    "state-precision": state_precision.draw,
 }
 
 

@@ -1,0 +1,107 @@
+"""Two processes never train one run: the living keep their folder, and the dead give theirs up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny import Tiny, TinyTask
+
+from mvngrad.lab import lock, step
+from mvngrad.lab.lock import Locked, held
+from mvngrad.lab.train import train
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from mvngrad.lab.lock import held\n"
+    "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(float(sys.argv[2]))"
+)
+RACE = (
+    "import sys, time; from pathlib import Path; from mvngrad.lab.lock import Locked, held\n"
+    "time.sleep(max(0.0, float(sys.argv[2]) - time.time()))\n"
+    "try:\n    with held(Path(sys.argv[1])):\n        print('won'); time.sleep(3)\n"
+    "except Locked:\n    print('lost')"
+)
+
+
+def process(code, folder, number):
+    command = [sys.executable, "-c", code, str(folder), str(number)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    holder = process(HOLD, tmp_path / "run", 60)
+    assert holder.stdout.readline() == "held\n"
+    yield holder
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+def test_a_living_process_is_named_and_keeps_its_folder(tmp_path, holder):
+    with pytest.raises(Locked, match=f"in use by process {holder.pid} on this machine"), held(tmp_path / "run"):
+        pass
+    assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == holder.pid
+    assert not (tmp_path / "run" / lock.TAKING).exists()
+
+
+def test_training_is_refused_where_another_process_trains(tmp_path, holder):
+    (tmp_path / "run").rename(tmp_path / Tiny().key)
+    with pytest.raises(Locked, match=str(holder.pid)):
+        train(Tiny(), root=tmp_path, task=TinyTask)
+    holder.kill()
+    holder.wait()
+    assert train(Tiny(), root=tmp_path, task=TinyTask, on_event=id).result["status"] == "finished"
+    step.forget()
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, reaped):
+    holder.kill()
+    if reaped:
+        holder.wait()
+    else:  # a parent that does not ask leaves a zombie, which still has a number
+        while lock.began(holder.pid) is not None:
+            time.sleep(0.01)
+    with held(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_many_that_take_over_one_wins(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    start = time.time() + 2
+    others = [process(RACE, tmp_path / "run", start) for _ in range(4)]
+    said = sorted(other.communicate(timeout=60)[0].strip() for other in others)
+    assert said == ["lost", "lost", "lost", "won"]
+
+
+def test_a_number_that_was_given_again_is_another_process(tmp_path):
+    (tmp_path / "lock").write_text(
+        json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
+    )
+    with held(tmp_path):
+        pass
+
+
+def test_what_is_not_known_is_left_to_a_person(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "began": "1"}))
+    with pytest.raises(Locked, match=r"process 1 on elsewhere; wait for it, or delete .*lock"), held(tmp_path):
+        pass
+    path.write_text("")
+    with pytest.raises(Locked, match="cannot be read"), held(tmp_path):
+        pass
+    path.unlink()
+    with held(tmp_path):
+        (tmp_path / "result.json").write_text("{}")
+    assert [left.name for left in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_one_process_does_not_hold_a_folder_twice(tmp_path):
+    with held(tmp_path), pytest.raises(Locked, match=str(os.getpid())), held(tmp_path):
+        pass
