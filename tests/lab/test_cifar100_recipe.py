@@ -302,9 +302,11 @@ def test_the_benchmark_ends_within_its_time_and_says_what_it_left_out(tmp_path):
     options = ["--device", "cpu", "--seconds", "600", "--rounds", "2", "--train-limit", "40", "--arms", "captured"]
     start = time.perf_counter()
     benchmark.main([*options, "--batch-sizes", "20", "10", "--within", "2", "--out", str(tmp_path)])
-    assert time.perf_counter() - start < 30
+    assert time.perf_counter() - start < 300, "an arm took its 600 seconds"
     found = json.loads((tmp_path / "train-cpu.json").read_text())
-    assert [len(rows) for rows in found["batch_sizes"].values()] == [1, 1]
+    assert found["batch_sizes"].keys() == {"20", "10"}
+    for size, rows in found["batch_sizes"].items():  # on a slow machine the first may leave the second nothing
+        assert rows or f"captured, batch {size}: no time was left of --within 2" in found["notes"]
     benchmark.main([*options, "--batch-sizes", "20", "--within", "0", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "train-cpu.json").read_text())
     assert found["batch_sizes"] == {"20": []}
