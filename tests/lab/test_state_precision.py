@@ -8,8 +8,9 @@ from test_table1 import run as made
 
 from mvngrad import cli
 from mvngrad.lab import store
+from mvngrad.lab.recipes.cifar100 import state_precision, table1
 from mvngrad.lab.report.figures import draw
-from mvngrad.lab.report.gather import gathered, state_precision, table1
+from mvngrad.lab.report.gather import gathered
 from mvngrad.lab.report.statistics import welch, worse_by_at_most
 from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, judge
 from mvngrad.lab.targets import trainings

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mvngrad.lab import store
+from mvngrad.lab.recipes.cifar100 import SELECTED, state_precision, table1
 from mvngrad.lab.report.figures import draw
-from mvngrad.lab.report.gather import CELLS, gathered, state_precision, table1
+from mvngrad.lab.report.gather import CELLS, gathered
 from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, judge
 
 PAPER = {
@@ -41,6 +42,8 @@ def test_there_are_24_runs_and_seeds_are_neighbours():
     assert len({recipe.key for recipe in recipes}) == 24
     assert [recipe.seed for recipe in recipes] == [0, 1, 2] * 8
     assert all(recipe.epochs == 200 for recipe in recipes)
+    assert {(recipe.optimizer, recipe.batch_size) for recipe in recipes} == SELECTED.keys()
+    assert {recipe.optimizer for recipe in recipes} == set(CELLS.values())
 
 
 def test_the_papers_own_numbers_reproduce_it():

@@ -70,7 +70,7 @@ class Bars(Progress):
     def plan(self, seconds: dict[str, float]) -> None:
         self.expected = seconds
         if seconds:
-            self.console.print(f"{len(seconds)} to run, about {clock(sum(seconds.values()))} on two cores")
+            self.console.print(f"{len(seconds)} to run, about {clock(sum(seconds.values()))}")
             self.everything = self.add_task("everything", total=sum(seconds.values()), left="")
 
     def begin(self, target: Target, interrupted: bool) -> Tick:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from mvngrad.lab.recipes.training import OptimizerName, Training
+from mvngrad.lab.recipes.training import OptimizerName, StateDtype, Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,11 @@ SELECTED: dict[tuple[str, int], tuple[float, float, float, float | None]] = {
 """lr, beta1, beta2 and eps_s as the paper selected them: tab:hparams-cifar-bs128 and tab:hparams-cifar-bs1024."""
 
 
+SEEDS = (0, 1, 2)
+BATCH_SIZES = (128, 1024)
+STATES: tuple[StateDtype, ...] = ("float32", "bf16", "int8")
+
+
 def paper(optimizer: OptimizerName, batch_size: int, seed: int = 0) -> Cifar100:
     """A run of Table 1."""
     if (optimizer, batch_size) not in SELECTED:
@@ -89,3 +94,14 @@ def paper(optimizer: OptimizerName, batch_size: int, seed: int = 0) -> Cifar100:
         )
     lr, beta1, beta2, eps_s = SELECTED[optimizer, batch_size]
     return Cifar100(optimizer=optimizer, batch_size=batch_size, seed=seed, lr=lr, beta1=beta1, beta2=beta2, eps_s=eps_s)
+
+
+def table1() -> list[Cifar100]:
+    """The 24 runs of Table 1, seeds innermost: neighbours share what is compiled and captured."""
+    optimizers: tuple[OptimizerName, ...] = ("adam", "laprop", "adabelief", "mvngrad")
+    return [paper(optimizer, batch, seed) for batch in BATCH_SIZES for optimizer in optimizers for seed in SEEDS]
+
+
+def state_precision() -> list[Cifar100]:
+    """MVN-Grad at batch 1024 with its state in each precision; those in float32 are runs of Table 1 as well."""
+    return [dataclasses.replace(paper("mvngrad", 1024, seed), state_dtype=state) for state in STATES for seed in SEEDS]

@@ -13,6 +13,7 @@ from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
 OptimizerName = Literal[
     "mvngrad", "mvngradw", "adabelief", "adabeliefw", "laprop", "lapropw", "adam", "adamw"
 ]  # fmt: skip
+StateDtype = Literal["float32", "bf16", "int8"]
 CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": ADAM}
 
 
@@ -32,7 +33,7 @@ class Training(Recipe, ABC):
     eps_s: float | None = None
     """Added to s at every step; the variance cells need it, the others have none."""
     weight_decay: float = 0.0
-    state_dtype: Literal["float32", "bf16", "int8"] = "float32"
+    state_dtype: StateDtype = "float32"
     """How the optimizer keeps its state."""
     epochs: int = 1
     eval_every: int = 1

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from mvngrad.lab.recipes.cifar100 import SELECTED, Cifar100, paper
+from mvngrad.lab.recipes.cifar100 import BATCH_SIZES, STATES, Cifar100, state_precision, table1
 from mvngrad.lab.store import Run
 from mvngrad.lab.targets import TARGETS
 
-SEEDS = (0, 1, 2)
 CELLS = {"Adam": "adam", "LaProp": "laprop", "AdaBelief": "adabelief", "MVN-Grad": "mvngrad"}
-BATCHES = (128, 1024)
 KEPT = ("test_accuracy", "train_accuracy", "seconds", "setup_seconds")
-STATES = ("float32", "bf16", "int8")
-
-
-def table1() -> list[Cifar100]:
-    """The 24 runs of Table 1, seeds innermost: neighbours share what is compiled and captured."""
-    return [paper(optimizer, batch, seed) for batch in BATCHES for optimizer in CELLS.values() for seed in SEEDS]  # type: ignore[arg-type]
-
-
-def state_precision() -> list[Cifar100]:
-    """MVN-Grad at batch 1024 with its state in each precision; those in float32 are runs of Table 1 as well."""
-    return [replace(paper("mvngrad", 1024, seed), state_dtype=state) for state in STATES for seed in SEEDS]  # type: ignore[arg-type]
 
 
 def gathered(runs: Sequence[Run]) -> list[Run]:
@@ -72,7 +58,7 @@ def _row(recipes: list[Cifar100], found: dict[str, Run], kept: Sequence[str]) ->
 
 def _cells(found: dict[str, Run]) -> dict[str, Any]:
     cells: dict[str, dict[str, Any]] = {}
-    for batch in BATCHES:
+    for batch in BATCH_SIZES:
         for cell, optimizer in CELLS.items():
             mine = [recipe for recipe in table1() if (recipe.batch_size, recipe.optimizer) == (batch, optimizer)]
             cells.setdefault(str(batch), {})[cell] = _row(mine, found, KEPT)
@@ -86,6 +72,3 @@ def _states(found: dict[str, Run]) -> dict[str, Any]:
         for state in STATES
     }
     return {"states": states}
-
-
-assert {(optimizer, batch) for optimizer in CELLS.values() for batch in BATCHES} == SELECTED.keys()

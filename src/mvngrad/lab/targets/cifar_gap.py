@@ -20,15 +20,10 @@ from mvngrad.lab.recipes.training import CELLS, Training
 from mvngrad.lab.step import Stepper
 from mvngrad.lab.store import Run, Slot, now
 from mvngrad.lab.targets import OnEvent, Tick
+from mvngrad.lab.targets.mnist_gap import NAMES, OTHER_BATCHES
 from mvngrad.lab.targets.trainings import done, need_gpu
 from mvngrad.lab.task import Row
 from mvngrad.lab.train import Interrupted, train
-
-OTHER_BATCHES = 10_000
-"""Added to the seed of the batches at a frozen state, which are not those of the training."""
-
-NAMES = ("before", "after", "gap", "error")
-"""Of a `VarianceGap`, what is kept."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mvngrad.lab.report.gather import table1
+from mvngrad.lab.recipes.cifar100 import table1
 from mvngrad.lab.targets import OnEvent, Tick
 from mvngrad.lab.targets.trainings import need_gpu, train_missing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from mvngrad.lab.report.gather import SEEDS
+from mvngrad.lab.recipes.cifar100 import SEEDS
 from mvngrad.lab.report.statistics import mean_and_deviation, worse_by_at_most
 from mvngrad.lab.report.verdicts import NOT_RUN, Verdict, decided, judges
 

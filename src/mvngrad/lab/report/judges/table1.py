@@ -6,8 +6,9 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
+from mvngrad.lab.recipes.cifar100 import SEEDS
 from mvngrad.lab.report.claims import load
-from mvngrad.lab.report.gather import CELLS, SEEDS
+from mvngrad.lab.report.gather import CELLS
 from mvngrad.lab.report.statistics import mean_and_deviation, welch
 from mvngrad.lab.report.verdicts import NOT_RUN, Verdict, decided, judges
 
