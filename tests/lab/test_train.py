@@ -43,6 +43,11 @@ def folder(tmp_path, recipe, root="runs"):
     return tmp_path / root / recipe.key
 
 
+def kept(checkpoints):
+    """The content of the newest checkpoint."""
+    return torch.load(checkpoint.newest(checkpoints), weights_only=True)
+
+
 def rows(path):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in metrics.rows(path)]
 
@@ -64,8 +69,8 @@ def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
     assert events[-1].seconds_left == 0
     assert events[-1].metrics["test_loss"] == done.result["test_loss"]
     assert events[-1].loss < events[0].loss
-    (last,) = checkpoint.found(at / "checkpoints")
-    assert checkpoint.newest(last.parent)["step"] == 21
+    assert len(checkpoint.found(at / "checkpoints")) == 1
+    assert kept(at / "checkpoints")["step"] == 21
 
 
 def test_a_finished_run_is_not_trained_again(run):
@@ -112,9 +117,9 @@ def test_the_seed_decides_the_first_weights(run, tmp_path):
     for seed in (0, 3):
         recipe = Tiny(seed=seed, lr=0.0, epochs=1)
         run(recipe)
-        kept = checkpoint.newest(folder(tmp_path, recipe) / "checkpoints")["state"]["model.0.weight"]
+        found = kept(folder(tmp_path, recipe) / "checkpoints")["state"]["model.0.weight"]
         torch.manual_seed(seed)
-        assert torch.equal(kept, TinyTask(recipe, None, torch.device("cpu")).build()[0].weight)
+        assert torch.equal(found, TinyTask(recipe, None, torch.device("cpu")).build()[0].weight)
 
 
 @each_device
@@ -210,7 +215,7 @@ def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(tmp_path, number
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number, output
-    stopped = checkpoint.newest(folder(tmp_path, recipe, ".") / "checkpoints")["step"]
+    stopped = kept(folder(tmp_path, recipe, ".") / "checkpoints")["step"]
     assert f"stopped by {number.name} after step {stopped}; start it again" in output
     assert f"goes on after step {stopped} of 21" in finished(started(tmp_path))
 
@@ -269,16 +274,15 @@ def test_a_run_that_only_lacks_its_result_is_finished(run, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
     run(Tiny(), "other")
     step.forget()
-    wrong = checkpoint.newest(folder(tmp_path, Tiny(), "other") / "checkpoints")
-    wrong["state"]["model.0.weight"] = torch.zeros(3)
-    checkpoint.save(folder(tmp_path, Tiny()) / "checkpoints", 1, wrong, keep=1)
+    wrong = kept(folder(tmp_path, Tiny(), "other") / "checkpoints")["state"] | {"model.0.weight": torch.zeros(3)}
+    checkpoint.save(folder(tmp_path, Tiny()) / "checkpoints", 1, {"seconds": 0.0}, wrong, keep=1)
     with pytest.raises(ValueError, match=r"model.0.weight does not fit; delete the run's folder"):
         run(Tiny())
 
 
 def test_checkpoints_come_at_their_interval(run, tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(checkpoint, "save", lambda folder, step, content, keep: saved.append(step))
+    monkeypatch.setattr(checkpoint, "save", lambda folder, step, notes, state, keep: saved.append(step))
     run(Tiny(), checkpoint_every=1e9)
     assert saved == [21]
     run(Tiny(seed=1), checkpoint_every=0)

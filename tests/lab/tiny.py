@@ -17,6 +17,7 @@ from mvngrad.lab.task import Task
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiny(Training):
     name: ClassVar[str] = "tiny"
+    trained: ClassVar[str] = "tiny"
     optimizer: str = "mvngrad"
     batch_size: int = 16
     lr: float = 1e-2

@@ -1,62 +1,150 @@
 """Checkpoints of a run in one folder: written whole or not at all, checked when read, the newest few kept.
 
-A file is a plain `torch.save` of tensors, numbers and strings. Its name carries the step and the beginning of its
-sha256, so that a file which was cut short or changed is known by its name alone.
+One process writes a file, a plain `torch.save` of tensors, numbers and strings. Several write a folder of
+torch.distributed.checkpoint, each its part, which any number of processes can read. The name carries the step and the
+beginning of the sha256 of the content, so that what was cut short or changed is known by its name alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Callable
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 
-NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.pt")
+from mvngrad.lab import parallel
+from mvngrad.lab.store import write
+
+NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
 PARTIAL = ".partial"
+NOTES = "notes.json"
+State = Mapping[str, Tensor]
 
 
 def digest(path: Path) -> str:
+    """Of a file, or of all files of a folder and their names."""
     found = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if path.is_dir():
+            found.update(file.name.encode())
+        for piece in _pieces(file):
             found.update(piece)
     return found.hexdigest()[:16]
 
 
-def save(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`, this one among them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / PARTIAL
-    with partial.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    path = folder / f"step-{step:08d}-{digest(partial)}.pt"
-    os.replace(partial, path)
-    _sync(folder)
-    for old in [other for other in found(folder) if other != path][max(keep, 1) - 1 :]:
-        old.unlink()
-    return path
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            yield piece
+
+
+def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int) -> None:
+    """Write a checkpoint and remove all but the newest `keep`, this one among them.
+
+    Of several processes all have to ask.
+
+    Args:
+        folder: of the checkpoints.
+        step: of the run.
+        notes: numbers that belong to it.
+        state: all tensors, whole or this process's parts.
+        keep: how many are kept.
+    """
+    partial, first = folder / PARTIAL, parallel.rank() == 0
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{PARTIAL}*"):
+            _remove(left)
+    if dist.is_initialized():
+        parallel.barrier()
+        state_dict_saver.save(dict(state), storage_writer=filesystem.FileSystemWriter(partial))
+        if first:
+            write(partial / NOTES, json.dumps({"step": step, **notes}))
+    else:
+        with partial.open("wb") as file:
+            kept = {name: value.cpu() for name, value in state.items()}
+            torch.save({"step": step, **notes, "state": kept}, file)
+            file.flush()
+            os.fsync(file.fileno())
+    if first:
+        path = folder / f"step-{step:08d}-{digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
+        if path.is_dir():  # the same was written before, and a folder is not replaced
+            _remove(path)
+        os.replace(partial, path)
+        _sync(folder)
+        for old in [other for other in found(folder) if other != path][max(keep, 1) - 1 :]:
+            _remove(old)
+    parallel.barrier()
 
 
 def found(folder: Path) -> list[Path]:
     """All checkpoints by name, the newest first."""
-    named = [(match, path) for path in folder.glob("step-*.pt") if (match := NAME.fullmatch(path.name))]
+    named = [(match, path) for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))]
     return [path for match, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True)]
 
 
-def newest(folder: Path, tell: Callable[[str], Any] = print) -> dict[str, Any] | None:
-    """The content of the newest checkpoint that can be read, on the CPU; `tell` is told of those that cannot."""
+def newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
+    """The newest checkpoint that is as it was written; `tell` is told of those that are not."""
     for path in found(folder):
-        if path.name.endswith(f"-{digest(path)}.pt"):
-            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            return content
+        if path.stem.endswith(f"-{digest(path)}"):
+            return path
         tell(f"{path.name} is damaged, its content is not what was written; the checkpoint before it is used")
     return None
+
+
+def load(path: Path, state: State) -> dict[str, Any]:
+    """Give the tensors of `state` what a checkpoint has for them, however many processes wrote it; its notes."""
+    if path.is_dir():
+        notes: dict[str, Any] = json.loads((path / NOTES).read_text(encoding="utf-8"))
+        stored: dict[str, Any] = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+        _fits(state, {name: (value.size, value.properties.dtype) for name, value in stored.items()})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read it as well
+            state_dict_loader.load(dict(state), storage_reader=filesystem.FileSystemReader(path))
+        return notes
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    saved: dict[str, Tensor] = content.pop("state")
+    _fits(state, {name: (value.shape, value.dtype) for name, value in saved.items()})
+    copy(saved, state)
+    return content
+
+
+def copy(saved: State, state: State) -> None:
+    """Give tensors the values of others, whole ones."""
+    with torch.no_grad():
+        for name, value in state.items():
+            parallel.fill(value, saved[name])
+
+
+def _fits(state: State, saved: Mapping[str, Any]) -> None:
+    """Whether names, shapes and dtypes are the same."""
+    strange = sorted(state.keys() ^ saved.keys()) or [
+        name for name, value in state.items() if (value.shape, value.dtype) != saved[name]
+    ]
+    if strange:
+        raise ValueError(
+            f"the checkpoint is of another version of the model or optimizer: {strange[0]} does not fit; "
+            "delete the run's folder to train it anew"
+        )
+
+
+def _remove(path: Path) -> None:
+    """A folder leaves its name first: half of one must not be taken for a checkpoint."""
+    if path.is_dir():
+        doomed = path if path.name.startswith(PARTIAL) else path.rename(path.with_name(f"{PARTIAL}.{path.name}"))
+        shutil.rmtree(doomed)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

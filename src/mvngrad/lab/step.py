@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mvngrad.lab import checkpoint, parallel
 from mvngrad.lab.recipes.training import Training
-from mvngrad.lab.task import Factory, Plan, Task, initial, optimizer
+from mvngrad.lab.task import Factory, Plan, Row, Task, initial, optimizer
 
 WARM_UP = 3
 """Steps before a capture, in which libraries choose their kernels and compilers compile."""
@@ -19,12 +20,15 @@ WARM_UP = 3
 class Bench:
     """A task's model on its device and the functions of its step, compiled or not: what optimizers may share."""
 
-    def __init__(self, task: Task, compiled: bool) -> None:
-        self.task = task
+    def __init__(
+        self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
+    ) -> None:
+        self.task, self.mode = task, mode
         self.model: nn.Module = initial(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.spread = parallel.spread(self.model, mode, bfloat16, compiled)
         self.batch: Callable[..., Any] = task.batch
         self.loss: Callable[..., Any] = task.loss
-        if compiled:
+        if compiled and mode is None:
             self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (task.batch, task.loss))
 
 
@@ -39,11 +43,13 @@ class Stepper:
     def __init__(self, recipe: Training, bench: Bench, captured: bool) -> None:
         task, device = bench.task, bench.task.device
         self.bench, self.task, self.model, self.captured = bench, task, bench.model, captured
-        self.autocast = recipe.precision == "bf16"
+        self.autocast = recipe.precision == "bf16" and bench.mode != "fsdp"
+        self.micro_batch_size, self.clip = recipe.micro_batch_size, recipe.clip
         self.lr = torch.zeros((), device=device)
         self.optimizer = optimizer(recipe, self.model, self.lr)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(task.steps_per_epoch, device=device)
+        self.norms = torch.zeros(task.steps_per_epoch, device=device)
         self.numbers = torch.arange(task.steps_per_epoch, device=device)
         self.plan: Plan = {}
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -56,6 +62,7 @@ class Stepper:
             },
             "at": self.at,
             "losses": self.losses,
+            **({} if self.clip is None else {"norms": self.norms}),
         }
 
     def begin(self, seed: int) -> None:
@@ -63,23 +70,7 @@ class Stepper:
         start = {f"model.{name}": value for name, value in initial(self.task, seed).state_dict().items()}
         with torch.no_grad():
             for name, value in self.state.items():
-                value.copy_(start[name]) if name in start else value.zero_()
-
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Become as a `state` of earlier."""
-        strange = sorted(saved.keys() ^ self.state.keys()) or [
-            name
-            for name, value in self.state.items()
-            if (value.shape, value.dtype) != (saved[name].shape, saved[name].dtype)
-        ]
-        if strange:
-            raise ValueError(
-                f"the checkpoint is of another version of the model or optimizer: {strange[0]} does not fit; "
-                "delete the run's folder to train it anew"
-            )
-        with torch.no_grad():
-            for name, value in self.state.items():
-                value.copy_(saved[name])
+                parallel.fill(value, start[name]) if name in start else value.zero_()
 
     def turn(self, plan: Plan, at: int) -> None:
         """Lay the plan of an epoch where `step` reads it, to go on from its step `at`; nothing waits for the device."""
@@ -91,6 +82,7 @@ class Stepper:
         self.model.train()
         if at == 0:
             self.losses.zero_()
+            self.norms.zero_()
         if self.captured and self.graph is None:
             self.graph = self._capture()
 
@@ -109,13 +101,41 @@ class Stepper:
             row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
             batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
         self.optimizer.zero_grad()
-        with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
-            loss = loss_of(self.model, batch(row))
-        loss.backward()
-        self.optimizer.step()
-        # Not an indexed write: the deterministic form of that sorts.
-        self.losses.copy_(torch.where(self.numbers == self.at, loss.detach(), self.losses))
+        loss = self._gradients(row, batch, loss_of)
+        if self.clip is None:
+            self.optimizer.step()
+        else:
+            self._clipped_step(loss, self.clip)
+        self._note(self.losses, loss)
         self.at += 1
+
+    def _gradients(self, row: Row, batch: Callable[..., Any], loss_of: Callable[..., Any]) -> Tensor:
+        """Of the mean loss of a batch, on all processes and in micro-batches; that loss."""
+        micro = _micro_batches(row, self.micro_batch_size)
+        losses = []
+        for number, part in enumerate(micro, start=1):
+            parallel.exchange(self.bench.spread, last=number == len(micro))
+            with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
+                loss = loss_of(self.bench.spread, batch(part))
+            (loss if len(micro) == 1 else loss / len(micro)).backward()
+            losses.append(loss.detach())
+        return parallel.average(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
+
+    def _clipped_step(self, loss: Tensor, clip: float) -> None:
+        """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""
+        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), clip))
+        finite = loss.isfinite() & norm.isfinite()
+        if self.optimizer._step_supports_amp_scaling:
+            # As GradScaler tells it; nothing is read back.
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif finite:
+            self.optimizer.step()
+        self._note(self.norms, norm)
+
+    def _note(self, numbers: Tensor, number: Tensor) -> None:
+        """Write down a number of the step at hand; not by index: the deterministic form of that sorts."""
+        numbers.copy_(torch.where(self.numbers == self.at, number.detach(), numbers))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         before = {name: value.clone() for name, value in self.state.items()}
@@ -126,7 +146,7 @@ class Stepper:
                 self.at.zero_()
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
-        self.restore(before)
+        checkpoint.copy(before, self.state)
         self.optimizer.zero_grad()  # the graph's own gradients are to lie in its memory
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -134,24 +154,41 @@ class Stepper:
         return graph
 
 
+def _micro_batches(row: Row, size: int) -> list[Row]:
+    """A row cut along its samples; numbers that all of them share go with every part."""
+    samples = max((len(value) for value in row.values() if value.dim()), default=0)
+    if samples <= size:
+        return [row]
+    return [
+        {name: value[first : first + size] if value.dim() else value for name, value in row.items()}
+        for first in range(0, samples, size)
+    ]
+
+
 _benches: dict[Any, Bench] = {}
 _steppers: dict[Any, Stepper] = {}
 
 
 def ready(
-    recipe: Training, data: Path | None, device: torch.device, compiled: bool, captured: bool, make: Factory
+    recipe: Training,
+    data: Path | None,
+    device: torch.device,
+    compiled: bool,
+    captured: bool,
+    make: Factory,
+    mode: parallel.Mode | None = None,
 ) -> Stepper:
     """A stepper for a recipe: that of the run before, captured and all, where the two differ outside the step alone.
 
     Models and what is compiled of them are kept for the life of the process; of steppers only the last, because a
     captured one holds the memory of a whole step.
     """
-    shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make
+    shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make, mode
     whole = shared, recipe.part(*recipe.outside_step), recipe.rounding_seed, captured
     if whole not in _steppers:
         _steppers.clear()
         if shared not in _benches:
-            _benches[shared] = Bench(make(recipe, data, device), compiled)
+            _benches[shared] = Bench(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
         _steppers[whole] = Stepper(recipe, _benches[shared], captured)
     return _steppers[whole]
 

@@ -32,7 +32,8 @@ class Task(ABC):
     """The data on its device, the model, and how a step's loss comes from both.
 
     One task serves all recipes that differ in `Training.outside_step` and `of_optimizer` alone: what such fields decide
-    is asked with the recipe at hand. For a language model an "epoch" is any fixed number of steps.
+    is asked with the recipe at hand. For a language model an "epoch" is any fixed number of steps. Where several
+    processes train one model, a task draws the plan of its own share of each batch, `parallel.share`.
     """
 
     device: torch.device
@@ -67,8 +68,8 @@ Factory: TypeAlias = Callable[[Any, Path | None, torch.device], Task]
 
 
 def of(recipe: Training, data: Path | None, device: torch.device) -> Task:
-    """The task of a recipe: `task` in the module of `mvngrad.lab.tasks` that has its name."""
-    made: Task = import_module(f"mvngrad.lab.tasks.{recipe.name}").task(recipe, data, device)
+    """The task of a recipe: `task` in the module of `mvngrad.lab.tasks` that it names."""
+    made: Task = import_module(f"mvngrad.lab.tasks.{recipe.trained}").task(recipe, data, device)
     return made
 
 
@@ -83,8 +84,12 @@ def optimizer(recipe: Training, model: nn.Module, lr: Tensor) -> RuleOptimizer:
     """The recipe's optimizer with its state, ready to be captured where the model is on a GPU."""
     cell = recipe.optimizer.removesuffix("w")
     make = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))
+    groups = [
+        {"params": [p for p in model.parameters() if recipe.decays(p.dim()) == decays], **options}
+        for decays, options in ((True, {}), (False, {"weight_decay": 0.0}))
+    ]
     made: RuleOptimizer = make(
-        model.parameters(),
+        [group for group in groups if group["params"]],
         lr=lr,
         betas=(recipe.beta1, recipe.beta2),
         eps=recipe.eps,

@@ -43,6 +43,8 @@ MIRRORS = {
 }
 """WikiText-103's first is its author's; the second, the first publisher's, was reported gone."""
 ARCHIVES = {"wikitext103": WIKITEXT103, "openwebtext": OPENWEBTEXT}
+HELD_OUT = "validation.txt"
+"""The file of somebody's folder that is not trained on, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -73,25 +75,31 @@ def download(name: str, folder: Path | None = None) -> Path:
 
 
 def corpus(name: str, folder: Path | None = None) -> Corpus:
-    """A text by its name, from `folder`, that of MVNGRAD_DATA, or the cache: wikitext103, openwebtext, wikipedia_en."""
-    if name not in _FINDERS:
-        raise ValueError(f"name={name!r} is no known text; there are {', '.join(_FINDERS)}, or name a folder")
-    looked = places(name, folder)
+    """A text by its name, from `folder`, that of MVNGRAD_DATA, or the cache: wikitext103, openwebtext, wikipedia_en.
+
+    Its official validation text alone, which is part of wikitext103, is wikitext103-validation.
+    """
+    if name not in TEXTS:
+        raise ValueError(f"name={name!r} is no known text; there are {', '.join(TEXTS)}, or name a folder")
+    whole = name.removesuffix("-validation")
+    looked = places(whole, folder)
     for place in looked:
-        if place.is_dir() and (found := _FINDERS[name](place)) is not None:
+        if place.is_dir() and (found := TEXTS[name](place)) is not None:
             return found
-    remedy = f"`mvngrad data get {name}` downloads it" if name in ARCHIVES else "name a folder that has it"
+    remedy = f"`mvngrad data get {whole}` downloads it" if whole in ARCHIVES else "name a folder that has it"
     raise FileNotFoundError(f"{name} is not in {', '.join(map(str, looked))}; {remedy}")
 
 
 def in_folder(folder: Path) -> Corpus:
-    """All text of a folder and of the folders in it, in the order of their names."""
+    """All text of a folder and of the folders in it, in the order of their names; its validation.txt is held out."""
     if not folder.is_dir():
         raise FileNotFoundError(f"folder={str(folder)!r} is not a folder; name one that has .txt files")
-    files = tuple(sorted((path for path in folder.rglob("*.txt") if path.is_file()), key=lambda path: path.parts))
+    held = folder / HELD_OUT
+    there = (path for path in folder.rglob("*.txt") if path.is_file() and path != held)
+    files = tuple(sorted(there, key=lambda path: path.parts))
     if not files:
-        raise FileNotFoundError(f"{folder} has no .txt files")
-    return Corpus(f"text of the folder {folder.resolve().name}", files, VALIDATION_SHARE)
+        raise FileNotFoundError(f"{folder} has no .txt files to train on")
+    return Corpus(f"text of the folder {folder.resolve().name}", files, (held,) if held.is_file() else VALIDATION_SHARE)
 
 
 def _unpack(archive: Path) -> None:
@@ -123,6 +131,14 @@ def _wikitext103(place: Path) -> Corpus | None:
     return Corpus("WikiText-103, its official training and validation text", (train,), (validation,))
 
 
+def _wikitext103_validation(place: Path) -> Corpus | None:
+    path = place / WIKITEXT103_VALIDATION.name
+    if not path.is_file():
+        return None
+    read(path, WIKITEXT103_VALIDATION)
+    return Corpus("WikiText-103, its official validation text alone", (path,), 1.0)
+
+
 def _openwebtext(place: Path) -> Corpus | None:
     whole = place / "openwebtext.tar"
     files = (whole,) if whole.is_file() else tuple(sorted(place.glob("urlsf_subset*.tar")))
@@ -137,8 +153,9 @@ def _wikipedia(place: Path) -> Corpus | None:
     return Corpus(what, files, VALIDATION_SHARE) if files else None
 
 
-_FINDERS: dict[str, Callable[[Path], Corpus | None]] = {
+TEXTS: dict[str, Callable[[Path], Corpus | None]] = {
     "wikitext103": _wikitext103,
+    "wikitext103-validation": _wikitext103_validation,
     "openwebtext": _openwebtext,
     "wikipedia_en": _wikipedia,
 }

@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvngrad.lab.data.files import DamagedFile
+from mvngrad.lab.data.files import DamagedFile, places
 from mvngrad.lab.store import write
 
 END_OF_TEXT = 50256
 """The token after every document."""
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
+_AGAIN = "Delete its folder and prepare the text again"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Manifest:
             files = tuple((name, size, digest) for name, size, digest in found.pop("files"))
             return cls(files=files, train=parts["train"], validation=parts["validation"], **found)
         except (ValueError, TypeError, KeyError) as error:
-            raise DamagedFile(f"{path} cannot be read ({error}). Delete it and prepare the text again") from error
+            raise DamagedFile(f"{path} cannot be read ({error}). {_AGAIN}") from error
 
     def write(self, folder: Path) -> None:
         write(folder / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")
@@ -87,9 +88,9 @@ class Tokens:
         path = folder / f"{split}.bin"
         size = path.stat().st_size if path.is_file() else 0
         if size != 2 * part.tokens or not path.is_file():
-            raise DamagedFile(f"{path} has {size} bytes and not {2 * part.tokens} as {MANIFEST} says; prepare it again")
+            raise DamagedFile(f"{path} has {size} bytes and not {2 * part.tokens} as {MANIFEST} says. {_AGAIN}")
         if checksum and (actual := sha256(path)) != part.sha256:
-            raise DamagedFile(f"{path} has sha256 {actual} and not {part.sha256}; prepare it again")
+            raise DamagedFile(f"{path} has sha256 {actual} and not {part.sha256}. {_AGAIN}")
         if not size:
             return cls(manifest, torch.empty(0, dtype=torch.int16))
         return cls(manifest, torch.from_file(str(path), size=part.tokens, dtype=torch.int16))
@@ -101,15 +102,47 @@ class Tokens:
         """The tokens from `start` on, int64 [length]."""
         if not 0 <= start <= len(self) - length:
             raise IndexError(f"no {length} tokens from start={start} on: there are {len(self)}")
-        return _numbers(self.data[start : start + length])
+        return numbers(self.data[start : start + length])
+
+
+def found(text: str, folder: Path | None = None) -> Path | None:
+    """Where the tokens of a text are: tokens/`text` in `folder`, in that of MVNGRAD_DATA, or in the cache."""
+    return next((place for place in _looked(text, folder) if (place / MANIFEST).is_file()), None)
+
+
+def located(text: str, folder: Path | None = None) -> Path:
+    """As `found`, with an error that says what to do if they are nowhere."""
+    if (place := found(text, folder)) is not None:
+        return place
+    raise FileNotFoundError(
+        f"no tokens of text={text!r} are in {', '.join(map(str, _looked(text, folder)))}; `mvngrad data get {text}` "
+        "prepares a text of the paper, `mvngrad data prepare FOLDER` any other and prints the name to use here"
+    )
+
+
+def texts(folder: Path | None = None) -> dict[str, Path]:
+    """All texts whose tokens are prepared, by name, and where."""
+    homes = [place for place in places("tokens", folder) if place.name == "tokens" and place.is_dir()]
+    return {
+        place.name: place for home in reversed(homes) for place in sorted(home.iterdir()) if found(place.name, folder)
+    }
+
+
+def _looked(text: str, folder: Path | None) -> list[Path]:
+    return [place / text for place in places("tokens", folder)]
 
 
 def windows(data: Tensor, starts: Tensor, length: int) -> Tensor:
     """The tokens from each of `starts` on, int64 [len(starts), length]; on the device of `data`, nothing read back."""
-    return _numbers(data[starts[:, None] + torch.arange(length, device=starts.device)])
+    return numbers(packed(data, starts, length))
 
 
-def _numbers(data: Tensor) -> Tensor:
+def packed(data: Tensor, starts: Tensor, length: int) -> Tensor:
+    """`windows` as they lie in the file, int16: a quarter of the memory for what waits to be trained on."""
+    return data.unfold(0, length, 1).index_select(0, starts)
+
+
+def numbers(data: Tensor) -> Tensor:
     """What int16 stands for: most of torch, on a GPU even more of it, knows no uint16."""
     return data.long() & 0xFFFF
 

@@ -30,6 +30,8 @@ class Shape:
     vocabulary: int = PADDED_VOCABULARY
 
 
+GPT2_TINY = Shape(layers=2, width=64, heads=4, context=64)
+"""Nobody's model: what a CPU trains in a minute, to try a text or a change."""
 GPT2_30M = Shape(layers=6, width=384, heads=6, context=512)
 GPT2_124M = Shape(layers=12, width=768, heads=12, context=1024)
 

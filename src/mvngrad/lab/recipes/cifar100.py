@@ -28,6 +28,7 @@ class Cifar100(Training):
     """
 
     name: ClassVar[str] = "cifar100"
+    trained: ClassVar[str] = "cifar100"
     outside_step: ClassVar[tuple[str, ...]] = (*Training.outside_step, "warmup_epochs", "mixup")
 
     weight_decay: float = 5e-4

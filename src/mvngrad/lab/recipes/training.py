@@ -35,7 +35,6 @@ class Training(Recipe, ABC):
     weight_decay: float = 0.0
     state_dtype: StateDtype = "float32"
     """How the optimizer keeps its state."""
-    epochs: int = 1
     eval_every: int = 1
     """Epochs from one evaluation to the next; the last epoch always ends with one."""
     precision: Literal["bf16", "float32"] = "bf16"
@@ -46,6 +45,8 @@ class Training(Recipe, ABC):
     deterministic: bool = False
     """Only kernels that give the same bits every time, at some cost; on a CPU they do anyway."""
 
+    trained: ClassVar[str]
+    """The module of `mvngrad.lab.tasks` that makes the task."""
     outside_step: ClassVar[tuple[str, ...]] = ("seed", "lr", "epochs", "eval_every")
     """Fields that no captured or compiled step contains, so that runs which differ in these alone share theirs."""
     of_optimizer: ClassVar[tuple[str, ...]] = (
@@ -66,6 +67,30 @@ class Training(Recipe, ABC):
         if variance != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if variance else "leave it None"
             raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
+
+    @property
+    @abstractmethod
+    def epochs(self) -> int:
+        """How long a run is: a field of images' recipes; those of text count steps."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples that are on a device at a time; the gradients of a step's micro-batches are added up."""
+        return self.batch_size
+
+    @property
+    def clip(self) -> float | None:
+        """The largest norm of a step's gradient; a larger one is scaled down to it. None does not ask for the norm."""
+        return None
+
+    @property
+    def nonfinite_limit(self) -> int:
+        """So many steps in a row without a finite loss and gradient norm end a run as diverged; fewer are left out."""
+        return 1
+
+    def decays(self, dimensions: int) -> bool:
+        """Whether a parameter of so many dimensions gets weight decay."""
+        return True
 
     @abstractmethod
     def rate(self, step: int, steps_per_epoch: int) -> float:

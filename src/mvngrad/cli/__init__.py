@@ -1,0 +1,155 @@
+"""The command `mvngrad`: the only place that parses arguments. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import tyro
+    from tyro.conf import Positional, arg, subcommand
+except ModuleNotFoundError:
+    sys.exit("mvngrad: the command needs packages that the optimizers do not: pip install 'mvngrad[lab]'")
+
+from mvngrad import __version__
+from mvngrad.cli.data import DataSets
+from mvngrad.cli.options import Data, Runs
+from mvngrad.lab import store
+from mvngrad.lab.targets import TARGETS
+
+DESCRIPTION = "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training."
+CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
+REPORT = "report.html"
+
+
+@dataclass
+class Reproduce:
+    """Run the paper's theorems and figures on this machine and write a report. What is done is not done again."""
+
+    targets: Annotated[
+        Positional[tuple[str, ...]],
+        arg(metavar="[TARGET ...]", help=", ".join(TARGETS), help_behavior_hint="(default: all that need no GPU)"),
+    ] = ()
+    quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False
+    data: Data = None
+    runs: Runs = store.ROOT
+
+    def __call__(self) -> int:
+        from rich.console import Console
+
+        from mvngrad.lab.progress import Bars
+        from mvngrad.lab.reproduce import chosen, reproduce
+
+        targets, console = chosen(self.targets), Console()
+        display = Bars(console)
+        try:
+            with display:
+                outcomes = reproduce(targets, display, root=self.runs, quick=self.quick, data=self.data)
+        except KeyboardInterrupt:
+            console.print("Interrupted. What is done is kept; run the same command to go on.")
+            return 130
+        Report(runs=self.runs)()
+        return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+@dataclass
+class Report:
+    """Write the report from the results there are: one HTML file that needs nothing else."""
+
+    runs: Runs = store.ROOT
+    out: Annotated[
+        Path | None,
+        arg(metavar="FILE", help="the page", help_behavior_hint=f"(default: {REPORT} in the folder of results)"),
+    ] = None
+    keep: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help=f"first put the trainings behind the tables there, as {store.KEPT / store.BUNDLE}",
+            help_behavior_hint="",
+        ),
+    ] = None
+
+    def __call__(self) -> int:
+        from mvngrad.lab.report.gather import gathered, worth_keeping
+        from mvngrad.lab.report.page import render
+        from mvngrad.lab.report.verdicts import judge
+        from mvngrad.lab.store import now
+
+        if self.keep is not None:
+            found = worth_keeping(store.runs(self.runs))
+            store.bundle(self.keep, found)
+            print(f"{len(found)} runs of {self.runs} are in {self.keep}")
+        runs, path = gathered(store.runs(self.runs, store.KEPT)), self.out or self.runs / REPORT
+        store.write(path, render(judge(runs), runs, version=__version__, made=now()))
+        print(path.resolve())
+        return 0
+
+
+@dataclass
+class Diagnose:
+    """Say which regime a training is in, from the record of a Monitor, and write a page about it."""
+
+    record: Annotated[Positional[Path], arg(metavar="RUN", help="a JSONL file of a Monitor, or a folder with one")]
+    out: Annotated[
+        Path | None, arg(metavar="FILE", help="the page", help_behavior_hint="(default: beside the record)")
+    ] = None
+
+    def __call__(self) -> int:
+        from mvngrad.diagnostics import diagnose, read_records
+        from mvngrad.lab.report.diagnosis import render
+
+        path = self.record / "monitor.jsonl" if self.record.is_dir() else self.record
+        records = read_records(path)
+        found = diagnose(records)
+        print(found)
+        page = self.out or path.with_suffix(".html")
+        store.write(page, render(records, found, source=path.name))
+        print(page.resolve())
+        return 0
+
+
+@dataclass
+class Train:
+    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run goes on."""
+
+    def __call__(self) -> int:
+        """Never: `main` asks `mvngrad.cli.train` itself, whose defaults depend on the other arguments."""
+        raise AssertionError
+
+
+Command = (
+    Annotated[Reproduce, subcommand("reproduce")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Diagnose, subcommand("diagnose")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[DataSets, subcommand("data")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; errors that a person can mend are one line on stderr, and exit code 2."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given in (["--version"], ["-V"]):
+        print(f"mvngrad {__version__}")
+        return 0
+    try:
+        if given[:1] == ["train"]:
+            from mvngrad.cli import train
+
+            words = train.with_text(given[1:])
+            command: Callable[[], int] = tyro.cli(
+                train.commands(words), prog="mvngrad train", args=words, config=CONFIG
+            )
+            return command()
+        return tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)()
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"mvngrad: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""`mvngrad data`: get data sets, prepare text, see what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg, subcommand
+
+from mvngrad.cli.options import Data
+
+IMAGES = ("mnist", "cifar100")
+TEXTS = ("wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation")
+Home = Annotated[
+    Path | None,
+    arg(metavar="FOLDER", help="where it is, or is put", help_behavior_hint="(default: MVNGRAD_DATA's, or the cache)"),
+]
+
+
+@dataclass
+class Get:
+    """Download a data set, with checksums, and make tokens of a text. What is there is verified and kept.
+
+    wikipedia_en, our stand-in for the texts of the paper, and wikitext103-validation are not downloaded: FOLDER has
+    the text.
+    """
+
+    name: Annotated[
+        Positional[
+            Literal["mnist", "cifar100", "wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation"]
+        ],
+        arg(metavar="NAME", help=", ".join((*IMAGES, *TEXTS))),
+    ]
+    data: Home = None
+
+    def __call__(self) -> int:
+        if self.name in TEXTS:
+            from mvngrad.lab.data.prepared import prepared
+
+            with progress() as on_progress:
+                print(described(prepared(self.name, self.data, on_progress=on_progress)))
+            return 0
+        module = import_module(f"mvngrad.lab.data.{self.name}")
+        folder = module.download(self.data)
+        print(f"{folder / self.name}: {module.load(folder).source}")
+        return 0
+
+
+@dataclass
+class Prepare:
+    """Make tokens of the .txt files of a folder, and print the name by which `train --text` knows them."""
+
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="a folder with text, and with others in it")]
+    data: Home = None
+
+    def __call__(self) -> int:
+        from mvngrad.lab.data.prepared import prepare_folder
+
+        with progress() as on_progress:
+            name, place = prepare_folder(self.folder, self.data, on_progress=on_progress)
+        print(f"{described(place)}\n{name}")
+        return 0
+
+
+@dataclass
+class List:
+    """Say which data sets are here, and which digits a reproduction would use."""
+
+    data: Data = None
+
+    def __call__(self) -> int:
+        from mvngrad.lab.data import tokens
+
+        for name in IMAGES:
+            try:
+                found = import_module(f"mvngrad.lab.data.{name}").load(self.data).source
+            except (FileNotFoundError, ValueError) as error:
+                found = str(error)
+            print(f"{name}: {found}")
+        try:
+            texts = tokens.texts(self.data)
+        except FileNotFoundError:
+            return 0  # as was said of every data set
+        for name, place in texts.items():
+            print(f"{name}: {described(place)}")
+        return 0
+
+
+@dataclass
+class DataSets:
+    """Get data sets, make tokens of text, and see what is here."""
+
+    command: (
+        Annotated[Get, subcommand("get")]
+        | Annotated[Prepare, subcommand("prepare")]
+        | Annotated[List, subcommand("list")]
+    )
+
+    def __call__(self) -> int:
+        return self.command()
+
+
+def described(folder: Path) -> str:
+    """Tokens in words."""
+    from mvngrad.lab.data.tokens import Manifest
+
+    found = Manifest.read(folder)
+    return (
+        f"{folder}: {found.source}; {found.train.tokens:,} tokens to train on, {found.validation.tokens:,} to validate"
+    )
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], Any]]:
+    """A bar of the text that is tokenized, on a terminal."""
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("tokens", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,151 @@
+"""`mvngrad train NAME`: the paper's settings as defaults of all options, on one device or under torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union
+
+from tyro.conf import arg, subcommand
+
+from mvngrad.cli.options import Data, Runs
+from mvngrad.lab import store
+from mvngrad.lab.recipes import cifar100, language
+from mvngrad.lab.recipes.cifar100 import Cifar100
+from mvngrad.lab.recipes.language import OpenWebText, WikiText103
+from mvngrad.lab.recipes.training import CELLS, Training
+
+R = TypeVar("R", bound=Training)
+
+
+@dataclass
+class Train(Generic[R]):
+    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run goes on."""
+
+    recipe: Annotated[R, arg(name="")]
+    data: Data = None
+    runs: Runs = store.ROOT
+    device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
+    compile: Annotated[bool, arg(help="compile the model first: a minute that long runs earn back")] = False
+    parallel: Annotated[
+        Literal["ddp", "fsdp"] | None,
+        arg(
+            help="train on all processes of torchrun, with the whole model in each or a part",
+            help_behavior_hint="(default: one process)",
+        ),
+    ] = None
+    checkpoint_every: Annotated[float, arg(metavar="SECONDS", help="between checkpoints")] = 60.0
+    tensorboard: Annotated[
+        Path | None, arg(metavar="FOLDER", help="also write TensorBoard's files there", help_behavior_hint="")
+    ] = None
+    wandb: Annotated[str | None, arg(metavar="PROJECT", help="also log to Weights & Biases", help_behavior_hint="")] = (
+        None
+    )
+
+    def __call__(self) -> int:
+        import torch
+        from rich.console import Console
+
+        from mvngrad.lab import sinks
+        from mvngrad.lab.progress import Training
+        from mvngrad.lab.train import Interrupted, train
+
+        processes, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+        if processes > 1 and self.parallel is None:
+            raise ValueError(f"{processes} processes would each train the whole; add --parallel ddp or --parallel fsdp")
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        with ExitStack() as stack:
+            listeners: list[Any] = []
+            if first and self.tensorboard is not None:
+                listeners.append(stack.enter_context(closing(sinks.TensorBoard(self.tensorboard, self.recipe))))
+            if first and self.wandb is not None:
+                listeners.append(stack.enter_context(closing(sinks.WandB(self.wandb, self.recipe))))
+            if first:
+                listeners.append(stack.enter_context(Training(Console())))
+            try:
+                run = train(
+                    self.recipe,
+                    root=self.runs,
+                    data=self.data,
+                    device=device,
+                    compile=self.compile,
+                    parallel=self.parallel,
+                    checkpoint_every=self.checkpoint_every,
+                    on_event=lambda event: [listen(event) for listen in listeners],
+                )
+            except Interrupted as stop:
+                if first:
+                    print(f"mvngrad: {stop}", file=sys.stderr)
+                return 128 + stop.signal_number
+        if first:
+            for name, value in run.result.items():
+                if not isinstance(value, list):  # what happened at every step is in the folder
+                    print(f"{name}: {value}")
+            print(self.runs / run.key)
+        return 0
+
+
+def with_text(given: Sequence[str]) -> list[str]:
+    """The arguments, with the name of its tokens for a folder after --text; they are made where they are missing."""
+    words = list(given)
+    for at, word in enumerate(words[:-1]):
+        folder = Path(words[at + 1])
+        if word == "--text" and (folder.is_dir() or folder.parent != Path()):
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise ValueError(f"--text {folder}: not by several processes at once; `mvngrad data prepare` it before")
+            from mvngrad.cli.data import progress
+            from mvngrad.lab.data.prepared import prepare_folder
+
+            data = next((Path(words[i + 1]) for i, other in enumerate(words[:-1]) if other == "--data"), None)
+            with progress() as on_progress:
+                words[at + 1], _ = prepare_folder(folder, data, on_progress=on_progress)
+    return words
+
+
+def commands(given: Sequence[str]) -> Any:
+    """The recipes by name, each with the defaults that the optimizer among the arguments has in the paper."""
+    first = ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--optimizer")
+    first.add_argument("--batch-size", default="128")
+    known, _ = first.parse_known_args([part.replace("_", "-") if part.startswith("--") else part for part in given])
+    size = int(known.batch_size) if known.batch_size.isdecimal() else 128
+
+    def settings(usual: str, make: Callable[[Any], R]) -> R:
+        """What the paper selected for this cell. A name that no recipe has is left for the parser proper to refuse."""
+        asked: Any = known.optimizer or usual
+        cell = asked.removesuffix("w")
+        if cell not in CELLS:
+            return make(usual)
+        return replace(make(cell + "w" * usual.endswith("w")), optimizer=asked)
+
+    return Union[  # noqa: UP007 (made at run time)
+        Annotated[
+            Train[Cifar100],
+            subcommand(
+                "cifar100",
+                default=Train(settings("mvngrad", lambda name: cifar100.paper(name, 128 if size < 362 else 1024))),
+                description="ResNet-18 on CIFAR-100, Table 1.",
+            ),
+        ],
+        Annotated[
+            Train[WikiText103],
+            subcommand(
+                "wikitext103",
+                default=Train(settings("mvngrad", language.wikitext103)),
+                description="GPT-2 30M on WikiText-103 with coupled decay, Table 2.",
+            ),
+        ],
+        Annotated[
+            Train[OpenWebText],
+            subcommand(
+                "openwebtext",
+                default=Train(settings("mvngradw", language.openwebtext)),
+                description="GPT-2 124M on OpenWebText with decoupled decay, Table 2.",
+            ),
+        ],
+    ]

@@ -1,0 +1,131 @@
+"""One training on several processes: who this process is, and how a model is spread over them.
+
+Everything here also works without a process group: then there is one process, and nothing to agree on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+Mode = Literal["ddp", "fsdp"]
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def ranks() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextmanager
+def joined(mode: Mode | None, device: torch.device) -> Iterator[torch.device]:
+    """Be in the group of processes that torchrun started, or in one that is there already; the device of this process.
+
+    Gloo carries what the processes agree on, NCCL what their GPUs exchange.
+    """
+    if mode is None or dist.is_initialized():
+        yield device
+        return
+    if "RANK" not in os.environ:
+        raise RuntimeError(
+            f"parallel={mode!r} needs processes that know of each other: "
+            f"torchrun --nproc-per-node 2 -m mvngrad train ... --parallel {mode}"
+        )
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) -> nn.Module:
+    """What to call in place of `model`, whose parameters are sharded in place with fsdp and stay whole with ddp.
+
+    Under fsdp each entry of a ModuleList, a layer of a network, is gathered when it is needed, and `bfloat16` products
+    are of bfloat16 parameters; gradients are reduced in float32 either way.
+    """
+    if mode is None:
+        return model
+    if mode == "ddp":
+        if compiled:
+            model.compile(dynamic=False)
+        return DistributedDataParallel(model)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for layer in layers:
+            if compiled:
+                layer.compile(dynamic=False)
+            fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return model
+
+
+def exchange(model: nn.Module, last: bool) -> None:
+    """Whether the backward pass that comes next exchanges gradients: only that of the `last` micro-batch has to."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = last
+
+
+def average(value: Tensor) -> Tensor:
+    """Over the processes, in place; nothing waits for a GPU."""
+    if dist.is_initialized():
+        dist.all_reduce(value)
+        value /= ranks()
+    return value
+
+
+def agreed(*flags: bool) -> tuple[bool, ...]:
+    """Those that any process raised: clocks and signals differ, and all must do the same."""
+    if not dist.is_initialized():
+        return flags
+    raised = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(raised, dist.ReduceOp.MAX)
+    return tuple(bool(flag) for flag in raised)
+
+
+def told(value: Any) -> Any:
+    """What process 0 found."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, device=torch.device("cpu"))
+    return box[0]
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    agreed(False)
+
+
+def fill(value: Tensor, whole: Tensor) -> None:
+    """Give a tensor, or this process's part of it, the values of a whole one."""
+    if isinstance(value, DTensor):
+        shared = distribute_tensor(
+            whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None
+        )  # which asks nobody: every process has the whole
+        value.to_local().copy_(shared.to_local())
+    else:
+        value.copy_(whole)
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor; where it is in parts, every process has to ask."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,0 +1,194 @@
+"""One process's part of a run: from its beginning, or a checkpoint, to its end or an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mvngrad.lab import checkpoint, history, parallel, task as tasks
+from mvngrad.lab.events import Event, Message, Progress
+from mvngrad.lab.metrics import Metrics, rows
+from mvngrad.lab.recipes.training import Training
+from mvngrad.lab.step import Stepper
+
+Observer: TypeAlias = Callable[[int, Stepper], Any]
+"""Called with the number of an epoch that has ended and the stepper after it, which it may read and must not change."""
+
+
+class Interrupted(Exception):
+    """A signal ended the process's part of a run; its checkpoint is written, and `train` goes on from there."""
+
+    def __init__(self, key: str, step: int, signal_number: int) -> None:
+        name = signal.Signals(signal_number).name
+        super().__init__(f"{key} was stopped by {name} after step {step}; start it again to go on from there")
+        self.key, self.step, self.signal_number = key, step, signal_number
+
+
+class Sitting:
+    """The loop. Of several processes each has one, and all of them take the same steps."""
+
+    def __init__(
+        self,
+        recipe: Training,
+        stepper: Stepper,
+        folder: Path,
+        checkpoint_every: float,
+        keep: int,
+        on_event: Callable[[Event], Any],
+        observe: Observer | None,
+        signals: list[int],
+    ) -> None:
+        self.recipe, self.stepper, self.checkpoints, self.keep = recipe, stepper, folder / "checkpoints", keep
+        self.every, self.on_event, self.observe, self.signals = checkpoint_every, on_event, observe, signals
+        self.per_epoch = stepper.task.steps_per_epoch
+        self.steps = recipe.epochs * self.per_epoch
+        stepper.begin(recipe.seed)
+        self.step, self.seconds_before, self.missed = 0, 0.0, 0
+        saved = parallel.told(checkpoint.newest(self.checkpoints, self._tell) if parallel.rank() == 0 else None)
+        if saved is not None:
+            notes = checkpoint.load(saved, stepper.state)
+            self.step, self.seconds_before, self.missed = notes["step"], notes["seconds"], notes.get("missed", 0)
+            self._tell(f"goes on after step {self.step} of {self.steps}")
+        self.first = self.step
+        self.metrics = Metrics(folder / "metrics.jsonl", self.step) if parallel.rank() == 0 else None
+        self.plan = self._plan(self.step // self.per_epoch)
+        if self.step < self.steps:
+            stepper.turn(self.plan, self.step % self.per_epoch)  # and capture it, outside of what is timed
+        self.started = self.saved_at = time.perf_counter()
+        self.observing = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all sittings; capture, compilation and what an observer takes are not in it."""
+        return self.seconds_before + time.perf_counter() - self.started - self.observing
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; the result."""
+        for epoch in range(self.step // self.per_epoch, self.recipe.epochs):
+            if epoch > self.first // self.per_epoch:
+                self.stepper.turn(self.plan, 0)
+            if (bad := self._epoch(epoch)) is not None:
+                return self._diverged(bad)
+        found = self._evaluate(final=True)
+        if None in found.values():
+            return self._diverged(self.steps)
+        result = {"status": "finished", **found, "steps": self.steps, "seconds": self.seconds}
+        self._save(keep=1)
+        state = self.stepper.state.items()
+        weights = {name: parallel.whole(value) for name, value in state if name.startswith("model.")}
+        result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
+        result["state_bytes"] = sum(value.nbytes for name, value in state if name.startswith("optimizer."))
+        if self.metrics is not None and self.recipe.clip is not None:
+            result |= history.summary(rows(self.metrics.path))
+        result["data"] = self.stepper.task.source
+        if self.stepper.at.is_cuda:
+            result["memory_bytes"] = torch.cuda.max_memory_reserved(self.stepper.at.device)
+        return {**result, "weights": fingerprint(weights)}
+
+    def _diverged(self, step: int) -> dict[str, Any]:
+        return {"status": "diverged", "step": step, "steps": self.steps, "seconds": self.seconds}
+
+    def _epoch(self, epoch: int) -> int | None:
+        """The rest of an epoch; the first step whose loss is not finite, if there is one."""
+        stepper, start, first = self.stepper, time.perf_counter(), self.step
+        for at in range(self.step % self.per_epoch, self.per_epoch):
+            last = at + 1 == self.per_epoch
+            stepper.step(stepper.task.rest if last else 0)
+            self.step += 1
+            if not last:  # the last step is saved with its row, below
+                self._pause()
+        self.plan = self._plan(epoch + 1)  # while the device is still at work
+        losses, norms = stepper.losses.tolist(), stepper.norms.tolist()
+        missing = self.recipe.batch_size - (stepper.task.rest or self.recipe.batch_size)
+        rate = ((self.step - first) * self.recipe.batch_size - missing) / (time.perf_counter() - start)
+        bad = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
+        if (end := self._diverges(epoch, bad)) is not None:
+            return end
+        if bad:
+            count, number = f"{len(bad)} of {self.per_epoch}", epoch * self.per_epoch + bad[-1] + 1
+            self._tell(f"left out, for a loss or gradient norm that was not finite: {count}, the last {number}")
+        loss = math.fsum(losses[at] for at in range(len(losses)) if at not in bad) / (len(losses) - len(bad) or 1)
+        every = {"losses": _plain(losses), "norms": _plain(norms), "nonfinite": len(bad)}
+        due = (epoch + 1) % self.recipe.eval_every == 0 or epoch + 1 == self.recipe.epochs
+        found = self._evaluate(final=False) if due else {}
+        seconds = self.seconds
+        if self.metrics is not None:
+            row = {"step": self.step, "epoch": epoch + 1, "loss": loss, **found, "seconds": seconds}
+            self.metrics.add(row if self.recipe.clip is None else {**row, **every})
+        pace = (seconds - self.seconds_before) / (self.step - self.first)
+        left = pace * (self.steps - self.step)
+        counts = epoch + 1, self.recipe.epochs, self.step, self.steps
+        self.on_event(Progress(self.recipe.key, *counts, loss, rate, seconds, left, found))
+        if self.observe is not None:
+            start = time.perf_counter()
+            self.observe(epoch + 1, stepper)
+            self.observing += time.perf_counter() - start
+        if self.step < self.steps:
+            self._pause()
+        return None
+
+    def _diverges(self, epoch: int, bad: list[int]) -> int | None:
+        """The step with which `nonfinite_limit` of them in a row were not finite, if one did; counted across epochs."""
+        row, limit = self.missed, self.recipe.nonfinite_limit
+        for at in range(self.per_epoch):
+            row = row + 1 if at in bad else 0
+            if row == limit:
+                return epoch * self.per_epoch + at + 1
+        self.missed = row
+        return None
+
+    def _plan(self, epoch: int) -> tasks.Plan:
+        if epoch == self.recipe.epochs:
+            return {}
+        first, recipe = epoch * self.per_epoch, self.recipe
+        rates = [recipe.rate(first + at, self.per_epoch) for at in range(self.per_epoch)]
+        return {**self.stepper.task.plan(recipe, epoch), "lr": torch.tensor(rates)}
+
+    def _evaluate(self, final: bool) -> dict[str, float | None]:
+        """Metrics by name; what is not finite is missing."""
+        self.stepper.model.eval()
+        with (
+            torch.no_grad(),
+            torch.autocast(self.stepper.at.device.type, torch.bfloat16, enabled=self.stepper.autocast),
+        ):
+            found = self.stepper.task.evaluate(self.stepper.model, final)
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+    def _pause(self) -> None:
+        """Between two steps: save where it is time to, stop where a signal asks for it."""
+        due = bool(self.signals) or time.perf_counter() - self.saved_at >= self.every
+        due, stop = parallel.agreed(due, bool(self.signals))
+        if due:
+            self._save(self.keep)
+        if stop:
+            raise Interrupted(self.recipe.key, self.step, self.signals[0] if self.signals else signal.SIGTERM)
+
+    def _save(self, keep: int) -> None:
+        notes = {"seconds": self.seconds, "missed": self.missed}
+        checkpoint.save(self.checkpoints, self.step, notes, self.stepper.state, keep)
+        self.saved_at = time.perf_counter()
+
+    def _tell(self, text: str) -> None:
+        self.on_event(Message(self.recipe.key, text))
+
+
+def _plain(values: list[float]) -> list[float | None]:
+    """As JSON knows them, to seven digits: about what float32 has."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """The sha256 of tensors: equal for equal bits, in whatever order and on whatever device they lie."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

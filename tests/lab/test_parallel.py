@@ -1,0 +1,244 @@
+"""One training on two real processes, started by torchrun: the run of one process, and nothing lost to kill -9."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mvngrad.lab import checkpoint, metrics, step
+from mvngrad.lab.data.tokens import Manifest, Part
+from mvngrad.lab.parallel import agreed, joined, ranks, told
+from mvngrad.lab.recipes.language import wikitext103
+from mvngrad.lab.train import train
+
+MODES = ["ddp", "fsdp"]
+RECIPE = dataclasses.replace(
+    wikitext103("mvngrad"),
+    text="made",
+    model="tiny",
+    precision="float32",
+    batch_size=4,
+    micro_batch_size=1,  # two of them on each of two processes
+    steps=8,
+    epoch_steps=4,
+    warmup_steps=2,
+    eval_every=1,
+    eval_windows=5,  # which two processes cannot share evenly
+)
+EXACT = dataclasses.replace(RECIPE, deterministic=True)
+OPTIONS = {name: value for name, value in RECIPE.settings.items() if value is not None}
+
+
+def write_tokens(folder):
+    """Tokens that a model can learn something about: each number follows from the one before, or is anew."""
+    generator, parts = torch.Generator().manual_seed(0), {}
+    for split, count in (("train", 4000), ("validation", 600)):
+        numbers = torch.randint(200, (count,), generator=generator)
+        for at in range(1, count):
+            if numbers[at] % 3:
+                numbers[at] = (numbers[at - 1] * 7 + 1) % 200
+        content = numbers.to(torch.int16).numpy().tobytes()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{split}.bin").write_bytes(content)
+        parts[split] = Part(count, 1, hashlib.sha256(content).hexdigest())
+    Manifest(source="made", tokenizer="none", split="none", files=(), **parts).write(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "tokens" / "made")
+    return folder
+
+
+def started(root, data, mode, every=0.0):
+    """`torchrun -m mvngrad train` on two processes."""
+    options = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value)) if value]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "mvngrad", "train", "wikitext103", *options, "--device", "cpu", "--data", str(data)]
+    command += ["--runs", str(root), "--parallel", mode, "--checkpoint-every", str(every)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
+    )
+
+
+def kill(process):
+    """With -9 and all at once: torchrun, and its processes, which are in sessions of their own and would go on."""
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for number in (process.pid, *map(int, workers)):
+        os.kill(number, signal.SIGKILL)
+    process.communicate()
+
+
+def finished(process, code=0):
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == code, output
+    return output
+
+
+def reached(process, root, steps, recipe=RECIPE):
+    """Wait until a run has written a checkpoint of so many steps."""
+    for _ in range(9000):
+        found = checkpoint.found(root / recipe.key / "checkpoints")
+        if found and int(found[0].name[5:13]) >= steps:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    raise AssertionError(f"no checkpoint of step {steps} in 90 s")
+
+
+def alone(root, data):
+    """Train, or go on, in this process."""
+    try:
+        return train(RECIPE, root=root, data=data, on_event=lambda event: None)
+    finally:
+        step.forget()
+
+
+def read(root):
+    """The result of a run and its rows without clocks."""
+    folder = root / RECIPE.key
+    rows = [
+        {name: value for name, value in row.items() if name != "seconds"}
+        for row in metrics.rows(folder / "metrics.jsonl")
+    ]
+    return json.loads((folder / "result.json").read_text()), rows
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A store for each way to train, with a run that nothing interrupted."""
+    home = tmp_path_factory.mktemp("whole")
+    alone(home / "one", data)
+    for mode in MODES:
+        finished(started(home / mode, data, mode, every=1e9))
+    return {name: home / name for name in ("one", *MODES)}
+
+
+def close(a, b):
+    """To rounding: what eight steps make of sums in another order. Norms are the least exact, since a gradient that
+    hardly varies is divided by next to nothing.
+    """
+    (result, rows), (other, others) = a, b
+    assert result["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-5)
+    assert result["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+    for row, beside in zip(rows, others, strict=True):
+        assert row["losses"] == pytest.approx(beside["losses"], rel=1e-5)
+        assert row["norms"] == pytest.approx(beside["norms"], rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_train_what_one_does(whole, mode):
+    close(read(whole[mode]), read(whole["one"]))
+    environment = json.loads((whole[mode] / RECIPE.key / "environment.json").read_text())
+    assert (environment["parallel"], environment["ranks"]) == (mode, 2)
+    (kept,) = (whole[mode] / RECIPE.key / "checkpoints").iterdir()
+    assert kept.suffix == ".dcp"
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("ddp", 1), ("fsdp", 5)])
+def test_killed_with_all_its_processes_a_run_ends_in_the_same_weights(whole, data, tmp_path, mode, steps):
+    process = started(tmp_path, data, mode)
+    reached(process, tmp_path, steps)
+    kill(process)
+    assert "goes on after step" in finished(started(tmp_path, data, mode))
+    (result, rows), (unharmed, others) = read(tmp_path), read(whole[mode])
+    assert result["weights"] == unharmed["weights"]
+    assert rows == others
+
+
+def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one_and_the_other_way(whole, data, tmp_path):
+    process = started(tmp_path / "a", data, "fsdp")
+    reached(process, tmp_path / "a", 2)
+    kill(process)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    alone(tmp_path / "a", data)  # from fsdp to one
+    close(read(tmp_path / "a"), read(whole["one"]))
+    assert "goes on after step" in finished(started(tmp_path / "b", data, "ddp"))
+    close(read(tmp_path / "b"), read(whole["one"]))
+    single = tmp_path / "c" / RECIPE.key
+    shutil.copytree(whole["one"] / RECIPE.key, single)
+    (single / "result.json").unlink()
+    (kept,) = checkpoint.found(single / "checkpoints")
+    assert kept.suffix == ".pt"
+    assert "goes on after step 8 of 8" in finished(started(tmp_path / "c", data, "fsdp"))
+    assert read(tmp_path / "c")[0]["weights"] == read(whole["one"])[0]["weights"]
+
+
+ON_GPU = """
+import sys
+from pathlib import Path
+from test_parallel import EXACT, train
+train(EXACT, root=Path(sys.argv[1]), data=Path(sys.argv[2]), device="cuda", checkpoint_every=0)
+"""
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
+    """One process; and the captured step is the one that is not."""
+    command = [sys.executable, "-c", ON_GPU, str(tmp_path / "killed"), str(data)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent
+    )
+    reached(process, tmp_path / "killed", 3, EXACT)
+    process.kill()
+    process.communicate()
+    found = {}
+    for name, capture in {"captured": True, "plain": False, "killed": True}.items():
+        options = {"data": data, "device": "cuda", "capture": capture, "on_event": lambda event: None}
+        found[name] = train(EXACT, root=tmp_path / name, **options).result["weights"]
+        step.forget()
+    assert len(set(found.values())) == 1
+
+
+def test_a_signal_to_one_process_stops_all_of_them_at_one_step(data, tmp_path):
+    process = started(tmp_path, data, "ddp")
+    reached(process, tmp_path, 1)
+    process.send_signal(signal.SIGTERM)  # which torchrun passes on, when it likes to
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "stopped by SIGTERM after step" in output
+    newest = checkpoint.newest(tmp_path / RECIPE.key / "checkpoints")
+    assert newest is not None
+    assert f"after step {int(newest.name[5:13])};" in output
+
+
+def test_a_damaged_part_of_a_folder_is_noticed(whole, tmp_path):
+    home = tmp_path / "checkpoints"
+    shutil.copytree(whole["fsdp"] / RECIPE.key / "checkpoints", home)
+    (path,) = checkpoint.found(home)
+    part = next(path.glob("*.distcp"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    told = []
+    assert checkpoint.newest(home, told.append) is None
+    assert path.name in told[0]
+
+
+def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_path, monkeypatch, capsys):
+    from mvngrad import cli
+
+    with pytest.raises(RuntimeError, match=r"parallel='ddp' needs processes that know of each other: torchrun"):
+        train(RECIPE, root=tmp_path, data=data, parallel="ddp")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["train", "wikitext103", "--runs", str(tmp_path)]) == 2
+    assert "2 processes would each train the whole; add --parallel ddp" in capsys.readouterr().err
+
+
+def test_one_process_has_nobody_to_ask():
+    with joined(None, torch.device("cpu")) as device:
+        assert (device.type, ranks(), told("x"), agreed(True, False)) == ("cpu", 1, "x", (True, False))
