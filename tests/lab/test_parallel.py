@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from tiny import Tiny, TinyTask
 
-from mvngrad.lab import checkpoint, metrics, step
+from mvngrad.lab import checkpoint, metrics, parallel as processes, step
 from mvngrad.lab.data.tokens import Manifest, Part
 from mvngrad.lab.parallel import agreed, joined, ranks, told
 from mvngrad.lab.recipes.language import wikitext103
@@ -108,9 +110,9 @@ def alone(root, data):
         step.forget()
 
 
-def read(root):
+def read(root, recipe=RECIPE):
     """The result of a run and its rows without clocks."""
-    folder = root / RECIPE.key
+    folder = root / recipe.key
     rows = [
         {name: value for name, value in row.items() if name != "seconds"}
         for row in metrics.rows(folder / "metrics.jsonl")
@@ -182,7 +184,8 @@ ON_GPU = """
 import sys
 from pathlib import Path
 from test_parallel import EXACT, train
-train(EXACT, root=Path(sys.argv[1]), data=Path(sys.argv[2]), device="cuda", checkpoint_every=0)
+root, data, *mode = sys.argv[1:]
+train(EXACT, root=Path(root), data=Path(data), device="cuda", checkpoint_every=0, parallel=mode[0] if mode else None)
 """
 
 
@@ -202,6 +205,27 @@ def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
         found[name] = train(EXACT, root=tmp_path / name, **options).result["weights"]
         step.forget()
     assert len(set(found.values())) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
+    """All that can be tried of NCCL on one GPU."""
+    script = tmp_path / "script.py"
+    script.write_text(ON_GPU)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, str(tmp_path / mode), str(data), mode],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    train(EXACT, root=tmp_path / "one", data=data, device="cuda", on_event=lambda event: None)
+    step.forget()
+    close(read(tmp_path / mode, EXACT), read(tmp_path / "one", EXACT))
 
 
 def test_a_signal_to_one_process_stops_all_of_them_at_one_step(data, tmp_path):
@@ -230,6 +254,7 @@ def test_a_damaged_part_of_a_folder_is_noticed(whole, tmp_path):
 
 
 def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tyro")
     from mvngrad import cli
 
     with pytest.raises(RuntimeError, match=r"parallel='ddp' needs processes that know of each other: torchrun"):
@@ -237,6 +262,25 @@ def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["train", "wikitext103", "--runs", str(tmp_path)]) == 2
     assert "2 processes would each train the whole; add --parallel ddp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "message"),
+    [
+        ("fsdp", {"state_dtype": "int8"}, "take bf16, or take ddp"),
+        ("ddp", {"batch_size": 6, "micro_batch_size": 2}, "batch_size=6 on 2 processes does not make whole"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(data, tmp_path, monkeypatch, mode, change, message):
+    monkeypatch.setattr(processes, "joined", lambda mode, device: nullcontext(device))
+    monkeypatch.setattr(processes, "ranks", lambda: 2)
+    with pytest.raises(ValueError, match=message):
+        train(dataclasses.replace(RECIPE, **change), root=tmp_path, data=data, parallel=mode)
+
+
+def test_a_task_that_does_not_share_its_batches_has_one_process():
+    with pytest.raises(ValueError, match="parallel='ddp' is for language models; TinyTask has one process"):
+        step.Bench(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
 
 
 def test_one_process_has_nobody_to_ask():

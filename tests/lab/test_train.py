@@ -15,8 +15,10 @@ import pytest
 import torch
 from tiny import Tiny, TinyTask
 
+from mvngrad.diagnostics import diagnose, read_records
 from mvngrad.lab import checkpoint, metrics, step
 from mvngrad.lab.events import Message, Progress
+from mvngrad.lab.monitored import monitored
 from mvngrad.lab.targets.cifar_gap import gap as variance_gap
 from mvngrad.lab.train import Interrupted, train
 
@@ -411,3 +413,20 @@ def test_a_second_run_replays_the_first_ones_graph(run):
 def test_a_compiled_run_is_the_uncompiled_one(run, device):
     runs = [run(Tiny(), f"compile={compile}", device=device, compile=compile) for compile in (False, True)]
     assert runs[0].result["test_loss"] == pytest.approx(runs[1].result["test_loss"], rel=1e-2)
+
+
+@each_device
+def test_a_monitor_writes_a_record_after_each_epoch_and_changes_nothing(run, tmp_path, device):
+    recipe = Tiny(deterministic=True)
+    alone = run(recipe, "alone", device=device).result["weights"]
+    at = folder(tmp_path, recipe)
+    with pytest.raises(Interrupted):
+        run(recipe, device=device, on_event=interrupt(2), observe=monitored(at))
+    with (at / "monitor.jsonl").open("a") as file:
+        file.write('{"step": 21, "groups": []}\n')  # as a process leaves it that was killed before its checkpoint
+    watched = run(recipe, device=device, observe=monitored(at)).result["weights"]
+    assert watched == alone
+    records = read_records(at / "monitor.jsonl")
+    assert [record["step"] for record in records] == [7, 14, 21]
+    assert all(record["groups"][0]["snr"]["0.5"] > 0 for record in records)
+    diagnose(records)

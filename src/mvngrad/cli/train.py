@@ -40,6 +40,9 @@ class Train(Generic[R]):
         ),
     ] = None
     checkpoint_every: Annotated[float, arg(metavar="SECONDS", help="between checkpoints")] = 60.0
+    monitor: Annotated[
+        bool, arg(help="also write what `mvngrad diagnose` reads: the optimizer's regime, after each epoch")
+    ] = False
     tensorboard: Annotated[
         Path | None, arg(metavar="FOLDER", help="also write TensorBoard's files there", help_behavior_hint="")
     ] = None
@@ -52,6 +55,7 @@ class Train(Generic[R]):
         from rich.console import Console
 
         from mvngrad.lab import sinks
+        from mvngrad.lab.monitored import monitored
         from mvngrad.lab.progress import Training
         from mvngrad.lab.train import Interrupted, train
 
@@ -77,6 +81,7 @@ class Train(Generic[R]):
                     parallel=self.parallel,
                     checkpoint_every=self.checkpoint_every,
                     on_event=lambda event: [listen(event) for listen in listeners],
+                    observe=monitored(self.runs / self.recipe.key) if first and self.monitor else None,
                 )
             except Interrupted as stop:
                 if first:

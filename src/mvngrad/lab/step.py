@@ -23,6 +23,8 @@ class Bench:
     def __init__(
         self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
     ) -> None:
+        if mode is not None and not task.spreads:
+            raise ValueError(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
         self.task, self.mode = task, mode
         self.model: nn.Module = initial(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.spread = parallel.spread(self.model, mode, bfloat16, compiled)

@@ -32,8 +32,8 @@ class Task(ABC):
     """The data on its device, the model, and how a step's loss comes from both.
 
     One task serves all recipes that differ in `Training.outside_step` and `of_optimizer` alone: what such fields decide
-    is asked with the recipe at hand. For a language model an "epoch" is any fixed number of steps. Where several
-    processes train one model, a task draws the plan of its own share of each batch, `parallel.share`.
+    is asked with the recipe at hand. For a language model an "epoch" is any fixed number of steps. Of several
+    processes that train one model, each has a task, which plans its own share of every batch.
     """
 
     device: torch.device
@@ -42,6 +42,9 @@ class Task(ABC):
     steps_per_epoch: int
     rest: int = 0
     """Samples of the last step of an epoch where it has fewer than the others, else 0."""
+
+    spreads: bool = False
+    """Whether several processes may train it, each with its share of every batch."""
 
     @abstractmethod
     def build(self) -> nn.Module:

@@ -84,6 +84,7 @@ def train(
             return cast(Run, finished)
         started = time.perf_counter()
         captured = where.type == "cuda" and parallel is None if capture is None else capture
+        _spreadable(recipe, parallel)
         stepper = ready(recipe, data, where, compile and not recipe.deterministic, captured, task, parallel)
         measured_on = environment(where.type)
         if parallel is not None:
@@ -99,6 +100,18 @@ def train(
             slot.finish(result)
         processes.barrier()
     return Run(recipe.key, recipe.name, recipe.settings, measured_on, result)
+
+
+def _spreadable(recipe: Training, mode: processes.Mode | None) -> None:
+    """Whether shares are equal, so that the mean over processes is the mean of the batch, and state can be cut."""
+    share, rest = divmod(recipe.batch_size, processes.ranks())
+    if rest or share % min(recipe.micro_batch_size, share):
+        raise ValueError(
+            f"batch_size={recipe.batch_size} on {processes.ranks()} processes does not make whole micro-batches of "
+            f"micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
+        )
+    if mode == "fsdp" and recipe.state_dtype == "int8":
+        raise ValueError("state_dtype='int8' cannot be cut into shards; with parallel='fsdp' take bf16, or take ddp")
 
 
 def _nobody(event: Event) -> None:

@@ -26,6 +26,8 @@ class LanguageTask(Task):
     processes reads its share of them.
     """
 
+    spreads = True
+
     def __init__(self, recipe: Language, folder: Path | None, device: torch.device) -> None:
         self.device, self.steps_per_epoch = device, recipe.epoch_steps
         self.shape = SHAPES[recipe.model]

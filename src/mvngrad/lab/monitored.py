@@ -1,0 +1,30 @@
+"""A Monitor beside a run: monitor.jsonl in its folder, a record after each epoch, for `mvngrad diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mvngrad.diagnostics import Monitor
+from mvngrad.lab.metrics import Metrics
+from mvngrad.lab.sitting import Observer
+from mvngrad.lab.step import Stepper
+
+NAME = "monitor.jsonl"
+
+
+def monitored(folder: Path) -> Observer:
+    """The `observe` of `train` that writes a Monitor's records, each once, however often the run was interrupted.
+
+    It samples and does not follow spikes: a captured step calls no hook, and the loop has the norm of every gradient.
+    """
+    kept: list[Metrics] = []
+
+    def observe(epoch: int, stepper: Stepper) -> None:
+        step = epoch * stepper.task.steps_per_epoch
+        if not kept:
+            kept.append(Metrics(folder / NAME, step - 1))
+        with Monitor(stepper.optimizer, every=step + 1, sink=kept[0].add, follow=False) as monitor:
+            monitor.step = step
+            monitor.record()
+
+    return observe
