@@ -47,6 +47,35 @@ def state_precision():
     return {"states": states, "done": 6, "of": 9, "data": "a sample"}
 
 
+def table2():
+    """One run is diverged, one is to come, and the official text was not there."""
+    done = {
+        "validation_loss": [4.1, None],
+        "validation_perplexity": [60.3, None],
+        "wikitext103_loss": [None, None],
+        "wikitext103_perplexity": [None, None],
+        "train_loss": [4.0, None],
+        "loss_spikes": [[120, 250], None],
+        "norm_spikes": [[], None],
+        "nonfinite_steps": [1, None],
+        "curve": [[[25, 9.0], [50, 7.5], [75, 6.0]], None],
+        "seconds": [100.0, 20.0],
+        "seeds": [0, 1],
+        "diverged": 1,
+    }
+    one = {name: value[:1] if isinstance(value, list) else 0 for name, value in done.items()}
+    none = {name: [] if isinstance(value, list) else 0 for name, value in done.items()}
+    return {
+        "cells": {cell: none if cell == "LaProp" else done for cell in style.CELLS},
+        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": none} for cell in style.CELLS},
+        "best_rate": dict.fromkeys(style.CELLS),
+        "large": {f"{cell}W": none if cell == "LaProp" else one for cell in style.CELLS},
+        "done": 9,
+        "of": 28,
+        "data": "a sample",
+    }
+
+
 def runs():
     """One of each target, at small sizes, as a store would give them."""
     panels = {"long horizon": spike.LONG_HORIZON, "early carry-over": spike.EARLY_CARRY_OVER}
@@ -62,6 +91,7 @@ def runs():
             "panels": {name: spike.curves(panel, per_decade=4) for name, panel in panels.items()},
             "trains": multi_spike.spike_trains(per_decade=1),
         },
+        "table2": table2(),
         "variance-gap": variance_gap.variance_gap(points=21, samples=20_000),
     }
     environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}

@@ -305,10 +305,8 @@ def test_on_the_gpu_it_is_the_same_function_eager_and_captured(every_pair):
 
 
 @pytest.mark.gpu
-def test_compiled_for_the_gpu_a_blend_may_round_one_level_lower(every_pair):
-    """Narrowed to float32, a product is fused with its sum: in Color and Sharpness, one pixel in a thousand."""
+def test_compiled_for_the_gpu_it_is_the_same_function(every_pair):
+    """Also where a product could be fused with its sum, in Color and Sharpness: factors are float64 by birth."""
     images, uniforms = (tensor.cuda() for tensor in every_pair)
-    expected = augment(images, uniforms, operations=1).int()
-    off = (torch.compile(augment, fullgraph=True)(images, uniforms, operations=1).int() - expected).abs()
-    assert off.max() <= 1
-    assert (off > 0).float().mean() < 2e-3
+    compiled = torch.compile(augment, fullgraph=True)
+    assert torch.equal(compiled(images, uniforms, operations=1), augment(images, uniforms, operations=1))

@@ -127,7 +127,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) ->
         loss: Tensor = _CrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
         return loss
     parts = _parts(hidden, targets, rows)
-    return torch.stack([_losses(_float(F.linear(x, weight)), y).sum() for x, y in parts]).sum() / len(targets)
+    return torch.stack([_losses(_float(F.linear(x, weight)).log_softmax(1), y) for x, y in parts]).sum() / len(targets)
 
 
 def _parts(hidden: Tensor, targets: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -139,8 +139,9 @@ def _float(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    return logits.logsumexp(1) - logits.gather(1, targets[:, None]).squeeze(1)
+def _losses(logs: Tensor, targets: Tensor) -> Tensor:
+    """The sum, given the logarithms of all probabilities."""
+    return -logs.gather(1, targets[:, None]).sum()
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -152,10 +153,10 @@ class _CrossEntropy(torch.autograd.Function):
         losses, hidden_grads, weight_grad = [], [], _float(torch.zeros_like(weight))
         for x, y in _parts(hidden, targets, rows):
             product = F.linear(x, weight)
-            logits = _float(product)
-            losses.append(_losses(logits, y).sum())
+            logs = _float(product).log_softmax(1)  # which loss and gradient share, so that it is computed once
+            losses.append(_losses(logs, y))
             # A comparison and not a scatter: the deterministic form of that is slow, and this one fuses.
-            grad = (logits.softmax(1) - (classes == y[:, None]).to(logits.dtype)) / len(targets)
+            grad = (logs.exp() - (classes == y[:, None]).to(logs.dtype)) / len(targets)
             grad = grad.to(product.dtype)
             hidden_grads.append((grad @ weight).to(hidden.dtype))
             weight_grad += grad.T @ x

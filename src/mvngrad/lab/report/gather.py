@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mvngrad.lab.recipes.cifar100 import BATCH_SIZES, STATES, Cifar100, state_precision, table1
+from mvngrad.lab.recipes.cifar100 import BATCH_SIZES, STATES, state_precision, table1
+from mvngrad.lab.recipes.language import RATES, rates, shortened, table2
+from mvngrad.lab.recipes.training import Training
 from mvngrad.lab.store import Run
 from mvngrad.lab.targets import TARGETS
 
 CELLS = {"Adam": "adam", "LaProp": "laprop", "AdaBelief": "adabelief", "MVN-Grad": "mvngrad"}
 KEPT = ("test_accuracy", "train_accuracy", "seconds", "setup_seconds")
+KEPT_OF_TEXT = (
+    "validation_loss", "validation_perplexity", "wikitext103_loss", "wikitext103_perplexity", "train_loss",
+    "loss_spikes", "norm_spikes", "nonfinite_steps", "curve", "seconds",
+)  # fmt: skip
 
 
 def gathered(runs: Sequence[Run]) -> list[Run]:
@@ -22,17 +28,18 @@ def gathered(runs: Sequence[Run]) -> list[Run]:
         _table("state-precision", state_precision(), found, _states)
         if any(recipe.key in found for recipe in state_precision() if recipe.state_dtype != "float32")
         else None,
+        _table("table2", [*table2(), *rates(), *shortened()], found, _language),
     )
     return [*runs, *(table for table in tables if table is not None)]
 
 
 def worth_keeping(runs: Sequence[Run]) -> list[Run]:
     """What a repository should keep: the runs behind the tables, and what else took a GPU; no try-outs."""
-    behind = {recipe.key for recipe in (*table1(), *state_precision())}
+    behind = {recipe.key for recipe in (*table1(), *state_precision(), *table2(), *rates(), *shortened())}
     return [run for run in runs if run.key in behind or (run.name in TARGETS and TARGETS[run.name].gpu)]
 
 
-def _table(name: str, recipes: list[Cifar100], found: dict[str, Run], fill: Any) -> Run | None:
+def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: Any) -> Run | None:
     """A run that stands for many, with what they share: settings, and devices and versions, all that they had."""
     done = [found[recipe.key] for recipe in recipes if recipe.key in found]
     if not done:
@@ -42,11 +49,12 @@ def _table(name: str, recipes: list[Cifar100], found: dict[str, Run], fill: Any)
     environment = {
         key: ", ".join(sorted({str(run.environment.get(key)) for run in done})) for key in done[0].environment
     }
-    result = {**fill(found), "done": len(done), "of": len(recipes), "data": done[0].result.get("data", "")}
+    data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
+    result = {**fill(found), "done": len(done), "of": len(recipes), "data": data}
     return Run(name, name, same, environment, result)
 
 
-def _row(recipes: list[Cifar100], found: dict[str, Run], kept: Sequence[str]) -> dict[str, Any]:
+def _row(recipes: Sequence[Training], found: dict[str, Run], kept: Sequence[str]) -> dict[str, Any]:
     """Values over the seeds that are there."""
     mine = [found[recipe.key] for recipe in recipes if recipe.key in found]
     return {
@@ -72,3 +80,34 @@ def _states(found: dict[str, Run]) -> dict[str, Any]:
         for state in STATES
     }
     return {"states": states}
+
+
+def _language(found: dict[str, Run]) -> dict[str, Any]:
+    """The 30M runs, the rates that were tried beside them, and the 124M runs."""
+    tried = {
+        cell: {
+            f"{lr:g}": _row([r for r in rates() if (r.optimizer, r.lr) == (optimizer, lr)], found, KEPT_OF_TEXT)
+            for lr in RATES
+        }
+        for cell, optimizer in CELLS.items()
+    }
+    return {
+        "cells": {
+            cell: _row([recipe for recipe in table2() if recipe.optimizer == optimizer], found, KEPT_OF_TEXT)
+            for cell, optimizer in CELLS.items()
+        },
+        "rates": tried,
+        "best_rate": {cell: _best(row) for cell, row in tried.items()},
+        "large": {
+            f"{cell}W": _row([r for r in shortened() if r.optimizer == f"{optimizer}w"], found, KEPT_OF_TEXT)
+            for cell, optimizer in CELLS.items()
+        },
+    }
+
+
+def _best(tried: dict[str, dict[str, Any]]) -> str | None:
+    """The rate of the lowest validation loss; None while one is to come. A run that diverged has lost."""
+    if not all(row["seeds"] for row in tried.values()):
+        return None
+    losses = {lr: row["validation_loss"][0] for lr, row in tried.items() if not row["diverged"]}
+    return min(losses, key=losses.__getitem__, default=None)

@@ -11,10 +11,16 @@ from mvngrad.lab.report.claims import Claim
 from mvngrad.lab.report.figures import draw
 from mvngrad.lab.report.figures.svg import Figure
 from mvngrad.lab.report.template import ENVIRONMENT
-from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict, latest
+from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, latest
 from mvngrad.lab.store import Run
 
-KINDS = {REPRODUCED: "reproduced", CAVEAT: "caveat", NOT_REPRODUCED: "refuted", NOT_RUN: "open"}
+KINDS = {
+    REPRODUCED: "reproduced",
+    CAVEAT: "caveat",
+    NOT_REPRODUCED: "refuted",
+    UNDECIDED: "undecided",
+    NOT_RUN: "open",
+}
 """Status -> the word for it in HTML and CSS."""
 
 Judged = tuple[Claim, Verdict]

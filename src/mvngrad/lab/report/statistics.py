@@ -55,6 +55,23 @@ def worse_by_at_most(values: Sequence[float], reference: Sequence[float], level:
     return high
 
 
+def spread_above(values: Sequence[float], others: Sequence[Sequence[float]]) -> float:
+    """The p-value of the F test that the variance behind three `values` is above the one that all `others` share.
+
+    Of three values the numerator has two degrees of freedom, and then P(F > f) = (1 + 2 f / n)^(-n/2).
+
+    >>> round(spread_above([1.0, 2.0, 6.0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), 4)  # F = 7, n = 4
+    0.0494
+    """
+    if len(values) != 3:
+        raise ValueError(f"values={list(values)!r} are {len(values)}; the test is written for 3")
+    freedom = sum(len(other) - 1 for other in others)
+    shared = sum(stdev(other) ** 2 * (len(other) - 1) for other in others) / freedom
+    if shared == 0:
+        return 0.0 if stdev(values) > 0 else 1.0
+    return float((1 + 2 * stdev(values) ** 2 / shared / freedom) ** (-freedom / 2))
+
+
 def student_above(t: float, freedom: float) -> float:
     """P(T > t) of Student's distribution with any, also fractional, number of degrees of freedom.
 

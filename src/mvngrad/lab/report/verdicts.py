@@ -9,10 +9,11 @@ from typing import Any
 from mvngrad.lab.report.claims import Claim, load
 from mvngrad.lab.store import Run
 
-REPRODUCED, CAVEAT, NOT_REPRODUCED, NOT_RUN = STATUSES = (
+REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
     "reproduced",
     "reproduced with a caveat",
     "not reproduced",
+    "undecided",
     "not run",
 )
 
@@ -23,7 +24,7 @@ class Verdict:
     """One of STATUSES."""
     measured: str
     note: str = ""
-    """The caveat, or why it was not run."""
+    """The caveat, what limits another verdict, or why it was not run."""
 
 
 Judge = Callable[[dict[str, Any]], Verdict]

@@ -57,6 +57,7 @@ TARGETS = {
         Target("mnist-curves", "training loss, smooth or not", "fig:loss_smallbatch, fig:loss_largebatch", (120, 30)),
         Target("mnist-gap", "the variance gap in a real training", "fig:thm_vgap_ada_prop", (120, 20)),
         Target("table1", "ResNet-18 on CIFAR-100, 24 runs", "tab:cifar-bs128", (3800, 3800), gpu=True),
+        Target("table2", "GPT-2 on a stand-in text, 28 runs", "tab:GPT-Wiki", (2700, 2700), gpu=True),
         Target("cifar-gap", "the variance gap on CIFAR-100", "fig:thm_vgap_ada_prop_cifar", (500, 500), gpu=True),
         Target("state-precision", "state in bf16 and int8, 6 runs", "", (780, 780), gpu=True),
     )

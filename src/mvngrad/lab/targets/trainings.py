@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from mvngrad.lab import store
+from mvngrad.lab.monitored import monitored
 from mvngrad.lab.recipes.training import Training
 from mvngrad.lab.targets import OnEvent, Tick
 from mvngrad.lab.train import Interrupted, train
 
 
-def need_gpu(target: str, what: str) -> None:
+SMALL_IMAGES = "`mvngrad train cifar100 --train-limit 2048 --epochs 2 --warmup-epochs 1`"
+SMALL_TEXT = "`mvngrad train wikitext103 --model tiny --text FOLDER --steps 100 --warmup-steps 10 --batch-size 8`"
+
+
+def need_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"{target} {what} and needs a CUDA device; on a CPU, try a small one with "
-            "`mvngrad train cifar100 --train-limit 2048 --epochs 2 --warmup-epochs 1`"
-        )
+        raise RuntimeError(f"{target} {what} and needs a CUDA device; on a CPU, try a small one with {small}")
 
 
 def done(root: Path) -> set[str]:
@@ -26,13 +28,24 @@ def done(root: Path) -> set[str]:
     return {run.key for run in store.runs(root, store.KEPT)}
 
 
-def train_missing(recipes: Sequence[Training], root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    """Train on the GPU what is not done. A run that is interrupted goes on from its last checkpoint."""
+def train_missing(
+    recipes: Sequence[Training],
+    root: Path,
+    data: Path | None,
+    tick: Tick,
+    on_event: OnEvent,
+    watched: Callable[[Training], bool] = lambda recipe: False,
+) -> None:
+    """Train on the GPU what is not done, with a Monitor beside those that are `watched`.
+
+    A run that is interrupted goes on from its last checkpoint.
+    """
     finished = done(root)
     for number, recipe in enumerate(recipes, start=1):
         if recipe.key not in finished:
             try:
-                train(recipe, root=root, data=data, device="cuda", compile=True, on_event=on_event)
+                observe = monitored(root / recipe.key) if watched(recipe) else None
+                train(recipe, root=root, data=data, device="cuda", compile=True, on_event=on_event, observe=observe)
             except Interrupted as stop:
                 raise KeyboardInterrupt from stop
         tick(number / len(recipes))

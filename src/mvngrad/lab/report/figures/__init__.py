@@ -14,6 +14,7 @@ from mvngrad.lab.report.figures import (
     spike,
     state_precision,
     table1,
+    table2,
     variance_gap,
 )
 from mvngrad.lab.report.figures.style import RC
@@ -29,6 +30,7 @@ TARGETS = {
     "convergence": convergence.draw,
     "memory": memory.draw,
     "table1": table1.draw,
+    "table2": table2.draw,
     "cifar-gap": cifar_gap.draw,
     "state-precision": state_precision.draw,
 }

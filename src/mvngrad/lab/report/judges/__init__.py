@@ -9,5 +9,6 @@ from mvngrad.lab.report.judges import (
     spike as spike,
     state_precision as state_precision,
     table1 as table1,
+    table2 as table2,
     variance_gap as variance_gap,
 )

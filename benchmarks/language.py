@@ -1,0 +1,401 @@
+"""Language models on one device: our loop beside plain torch ones, and what each optimizer adds to a step.
+
+    python -m benchmarks.language [--models 30M 124M] [--seconds 8] [--rounds 3] [--within 200] [--data FOLDER]
+
+First tokens a second, then, on the model with decoupled decay, time and memory of every optimizer and state. Writes
+language-DEVICE.json and .md, anew after each part, so that a run cut short keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.environment import RESULTS, environment
+from benchmarks.traffic import state_bytes
+from benchmarks.train import Captured, reserved
+from mvngrad.lab.data import tokens
+from mvngrad.lab.models.gpt2 import VOCABULARY
+from mvngrad.lab.recipes.language import DECOUPLED, STAND_IN, Language, openwebtext, wikitext103
+from mvngrad.lab.step import Bench, Stepper
+from mvngrad.lab.task import STATE_DTYPES, Plan, Task, initial, of
+from mvngrad.lab.tasks.language import SHAPES, LanguageTask
+from mvngrad.lab.train import kernels
+
+RECIPES = {  # epochs so short that every round has a whole one
+    "30M": replace(wikitext103("mvngrad"), epoch_steps=50),
+    "124M": replace(openwebtext("mvngradw"), micro_batch_size=48, epoch_steps=3),
+    "tiny": replace(
+        openwebtext("mvngradw"), model="tiny", batch_size=4, micro_batch_size=2, steps=20, warmup_steps=2, epoch_steps=2
+    ),
+}
+OURS, PLAIN_COMPILED, PLAIN = "ours", "plain, compiled", "plain"
+TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"
+TARGETS = {"30M": 1.9e6, "124M": 0.57e6}
+"""Tokens a second of our loop on one H200."""
+RATIO = 1.00
+"""The most that a step with MVN-GradW may take, of one with torch's fused AdamW, on the same machine."""
+PAPER = {"adamw": 46.2, "mvngradw": 46.8, "lapropw": 47.4, "adabeliefw": 48.2}
+"""Thousands of seconds of a run on OpenWebText; the paper does not say on what."""
+FOR_OVERHEAD = 60.0
+"""Seconds that throughput leaves to the part after it, which compiles a kernel for each optimizer and state."""
+INTRODUCTION = """\
+Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad.lab.train` with MVN-Grad: on a GPU compiled,
+and a whole step, micro-batches, clipping and all, in one CUDA graph. *Plain* is the loop most people write: the same
+network and loss, bfloat16 autocast, clip_grad_norm_ and torch's fused AdamW, step by step in Python; *compiled*, with
+torch.compile, whose code is the very same as in ours. Tokens a second are medians over rounds, with the slowest and
+fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole run of the recipe
+at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or step; what is compiled
+for ours the plain loop finds ready. *Memory* is what an arm made torch reserve on the device."""
+OVERHEAD = """\
+All rows step one model, forward and backward compiled once and shared by all, not captured. *Optimizer* is the time
+on the device from the start of `optimizer.step` to its end, in a step of two micro-batches, so that the queue is as
+full as in training; medians over rounds in which each row has its turn. *Step* is that and the rest, which is the same
+for all: {shared:.4f} s, the median over {count} whole steps. *Of torch* is its ratio to that of the first row; *paper*,
+the time of a whole run over that of AdamW. *State* is bytes for each parameter, *of model* the size of parameters,
+gradients and state over that of the parameters. *Peak* is the most memory that tensors held during a step of two
+micro-batches, of which more would hold no more: parameters, gradients, state and activations."""
+
+
+class RandomText(LanguageTask):
+    """Tokens drawn evenly, once: nothing to download. Text has frequent tokens, whose gradients meet in one row."""
+
+    source = f"tokens drawn evenly of {VOCABULARY:,}"
+
+    def __init__(self, recipe: Language, device: torch.device) -> None:
+        self.device, self.steps_per_epoch, self.shape = device, recipe.epoch_steps, SHAPES[recipe.model]
+        size = (recipe.epoch_steps, recipe.batch_size, self.shape.context + 1)
+        self.drawn = torch.randint(VOCABULARY, size, generator=torch.Generator().manual_seed(0)).to(torch.int16)
+
+    def plan(self, recipe: Language, epoch: int) -> Plan:
+        return {"tokens": self.drawn[:, : recipe.batch_size].contiguous()}
+
+
+def decayed(model: nn.Module, recipe: Language) -> list[dict[str, Any]]:
+    """The parameters in groups, with weight decay and without."""
+    whole = list(model.parameters())
+    return [
+        {"params": [p for p in whole if recipe.decays(p.dim()) == decays], "weight_decay": decays * recipe.weight_decay}
+        for decays in (True, False)
+    ]
+
+
+def fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(decayed(model, recipe), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+
+
+class Plain:
+    """The same recipe as most people write it."""
+
+    def __init__(self, recipe: Language, task: Task, loss: Callable[..., Tensor]) -> None:
+        self.recipe, self.device, self.loss, self.steps = recipe, task.device, loss, 0
+        self.model = initial(task, recipe.seed).to(task.device)
+        self.optimizer = fused_adamw(self.model, recipe)
+        self.windows = task.plan(recipe, 0)["tokens"]
+        self.step()
+        self._wait()
+
+    def step(self) -> None:
+        recipe, windows = self.recipe, tokens.numbers(self.windows[self.steps % len(self.windows)])
+        for group in self.optimizer.param_groups:
+            group["lr"] = recipe.rate(self.steps % recipe.steps, recipe.epoch_steps)
+        self.optimizer.zero_grad()
+        for part in windows.split(recipe.micro_batch_size):
+            there = (part.pin_memory() if self.device.type == "cuda" else part).to(self.device, non_blocking=True)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+                loss = self.loss(self.model, (there[:, :-1], there[:, 1:]))
+            (loss * (len(part) / len(windows))).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.steps += 1
+
+    def train(self, seconds: float) -> float:
+        """Train for about so long; windows a second."""
+        self._wait()
+        start, before = time.perf_counter(), self.steps
+        while time.perf_counter() - start < seconds or self.steps == before:
+            self.step()
+        self._wait()
+        return (self.steps - before) * self.recipe.batch_size / (time.perf_counter() - start)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def throughput(
+    recipe: Language, task: Task, args: argparse.Namespace, notes: list[str], end: float
+) -> tuple[list[dict[str, Any]], Bench | None]:
+    """A row for each loop, and the model that ours compiled. No loop is begun after `end`."""
+    on_gpu, arms, rows, bench = task.device.type == "cuda", dict[str, Any](), dict[str, dict[str, Any]](), None
+    for name in [OURS, *([PLAIN_COMPILED] if on_gpu else []), *([] if recipe.model == "124M" else [PLAIN])]:
+        before, start = reserved(task.device), time.perf_counter()
+        if start >= end:
+            notes.append(f"{recipe.model}, {name}: no time was left of --within {args.within:g}")
+            continue
+        try:
+            if name == OURS:
+                arms[name] = Captured(recipe, task, compiled=on_gpu)
+                bench = arms[name].stepper.bench
+            else:
+                arms[name] = Plain(recipe, task, bench.loss if bench and name == PLAIN_COMPILED else task.loss)
+        except RuntimeError as error:
+            notes.append(f"{recipe.model}, {name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            continue
+        rows[name] = {"name": name, "setup_seconds": time.perf_counter() - start}
+        rows[name]["memory_bytes"] = reserved(task.device) - before
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    for done in range(args.rounds):
+        for number, (name, arm) in enumerate(arms.items()):
+            share = max(0.0, end - time.perf_counter()) / ((args.rounds - done) * len(arms) - number)
+            rates[name].append(task.shape.context * arm.train(min(args.seconds / args.rounds, share)))
+    beside = next((name for name in (PLAIN_COMPILED, PLAIN) if name in rates), None)
+    for name, row in rows.items():
+        row["tokens_per_second"] = statistics.median(rates[name])
+        row["tokens_per_second_range"] = [min(rates[name]), max(rates[name])]
+        row["projected_seconds"] = recipe.steps * recipe.batch_size * task.shape.context / row["tokens_per_second"]
+        if beside:
+            row["ratio"] = row["tokens_per_second"] / statistics.median(rates[beside])
+    return list(rows.values()), bench
+
+
+class Timed:
+    """Steps of a recipe on a shared model, and of each how long all of it took and how long the optimizer."""
+
+    def __init__(self, recipe: Language, bench: Bench, torch_adamw: bool = False) -> None:
+        self.stepper, self.device, self.marks = Stepper(recipe, bench, captured=False), bench.task.device, list[Any]()
+        if torch_adamw:
+            self.stepper.optimizer, self.stepper.state = fused_adamw(bench.model, recipe), {}
+            self.stepper.optimizer.register_step_pre_hook(_unconditional)
+        self.optimizer = self.stepper.optimizer
+        self.optimizer.register_step_pre_hook(self._mark)
+        self.optimizer.register_step_post_hook(self._mark)
+        plan = bench.task.plan(recipe, 0)
+        self.stepper.turn({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
+        for _ in range(2):  # kernels are compiled, state and tables are made
+            self.step()
+
+    def step(self) -> tuple[float, float]:
+        self.marks.clear()
+        self._mark()
+        self.stepper.at.zero_()
+        self.stepper.step()
+        self._mark()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        start, before, after, end = self.marks
+        return self._between(start, end), self._between(before, after)
+
+    def peak(self) -> int | None:
+        """Bytes that tensors hold in a step, those of other optimizers not counted."""
+        if self.device.type != "cuda":
+            return None
+        gc.collect()  # an optimizer that was replaced
+        torch.cuda.reset_peak_memory_stats()
+        self.step()
+        return torch.cuda.max_memory_allocated()
+
+    def _mark(self, *_: Any) -> None:
+        if self.device.type == "cuda":
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(time.perf_counter())
+
+    @staticmethod
+    def _between(start: Any, end: Any) -> float:
+        return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
+
+
+def _unconditional(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Our stepper has an optimizer leave out steps that are not finite; nobody else's does, and it costs launches."""
+    vars(optimizer).pop("found_inf", None)
+
+
+def allocated(bench: Bench) -> int:
+    """Bytes of tensors that are there between steps, beside the model and its gradients."""
+    bench.model.zero_grad()
+    gc.collect()
+    there = torch.cuda.memory_allocated() if bench.task.device.type == "cuda" else 0
+    return there - sum(p.nbytes for p in bench.model.parameters())
+
+
+def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
+    """All cells with decoupled decay in every state, as the paper selected them, and torch's."""
+    sizes = {name: getattr(recipe, name) for name in ("model", "batch_size", "micro_batch_size", "steps")}
+    sizes |= {name: getattr(recipe, name) for name in ("warmup_steps", "epoch_steps")}
+    yield TORCH, replace(openwebtext("adamw"), **sizes)
+    titles = {"adamw": "AdamW", "lapropw": "LaPropW", "adabeliefw": "AdaBeliefW", "mvngradw": "MVNGradW"}
+    for cell in DECOUPLED:
+        for state in STATE_DTYPES:
+            yield f"{titles[cell]} {state}", replace(openwebtext(cell), **sizes, state_dtype=state)
+
+
+def whole_steps(recipe: Language, bench: Bench, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Times of steps with MVN-GradW and with torch's AdamW, in turns."""
+    both = {name: Timed(each, bench, name == TORCH) for name, each in optimizers(recipe) if name in (TORCH, MVNGRAD)}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
+    for _ in range(rounds):
+        for name, timed in both.items():
+            times[name].append(timed.step())
+    return times
+
+
+def overhead(
+    recipe: Language, bench: Bench, args: argparse.Namespace, notes: list[str], end: float
+) -> Iterator[dict[str, Any]]:
+    """What an optimizer adds to a step: first of MVN-GradW and torch's AdamW by whole steps, then of all."""
+    times = whole_steps(recipe, bench, args.rounds)
+    shared = [step - own for both in times.values() for step, own in both]
+    found: dict[str, Any] = {
+        "shared_seconds": statistics.median(shared),
+        "whole_steps": len(shared),
+        "whole": {name: statistics.median(step for step, _ in both) for name, both in times.items()},
+        "whole_ratio": statistics.median(a[0] / b[0] for a, b in zip(times[MVNGRAD], times[TORCH], strict=True)),
+        "rows": [],
+    }
+    yield found
+    running: dict[str, Timed] = {}
+    for name, each in optimizers(replace(recipe, batch_size=2 * recipe.micro_batch_size)):
+        if time.perf_counter() >= end:
+            notes.append(f"{recipe.model}, {name}: no time was left of --within {args.within:g}")
+            continue
+        before = allocated(bench)
+        running[name] = timed = Timed(each, bench, name == TORCH)
+        size, peak = sum(p.numel() for p in bench.model.parameters()), timed.peak()
+        row = {"name": name, "state_bytes": state_bytes(timed.optimizer) / size}
+        row["peak_bytes"] = None if peak is None else peak - before
+        as_paper = name != TORCH and each.state_dtype == "float32"
+        row["paper"] = PAPER[each.optimizer] / PAPER["adamw"] if as_paper else None
+        found["rows"].append(row)
+    own: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(5 * args.rounds):
+        if time.perf_counter() >= end and all(own.values()):
+            break
+        for name, timed in running.items():
+            own[name].append(timed.step()[1])
+    for row in found["rows"]:
+        row["optimizer_seconds"] = statistics.median(own[row["name"]])
+        row["step_seconds"] = found["shared_seconds"] + row["optimizer_seconds"]
+        row["ratio"] = row["step_seconds"] / found["rows"][0]["step_seconds"]
+        row["rounds"] = len(own[row["name"]])
+    yield found
+
+
+def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The targets of what was measured, on the machine they were set for."""
+    if "H200" not in result["environment"]["device"]:
+        return []
+    found = []
+    for model, least in TARGETS.items():
+        rows = result["throughput"].get(model, [])
+        rate = next((row["tokens_per_second"] for row in rows if row["name"] == OURS), None)
+        found.append({"what": f"{model}: tokens a second of our loop", "target": f"at least {least:,.0f}"})
+        found[-1] |= _verdict(rate is not None and rate >= least, "" if rate is None else f"{rate:,.0f}")
+    what = "124M: a whole step with MVN-GradW over one with torch's fused AdamW"
+    ratio = result["overhead"].get("124M", {}).get("whole_ratio")
+    found.append({"what": what, "target": f"at most {RATIO:.2f}"})
+    met = ratio is not None and round(ratio, 2) <= RATIO  # the decimals of the target
+    return [*found[:-1], found[-1] | _verdict(met, "" if ratio is None else f"{ratio:.4f}")]
+
+
+def _verdict(met: bool, measured: str) -> dict[str, str]:
+    return {"measured": measured, "verdict": ("met" if met else "missed") if measured else "not measured"}
+
+
+def _lines(head: list[str], body: list[list[str]]) -> str:
+    return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
+
+
+def markdown(result: dict[str, Any]) -> str:
+    where = result["environment"]
+    text = [f"# Language-model training on {where['device']}", INTRODUCTION]
+    text += [", ".join(f"{key} {value}" for key, value in where.items()), f"Data: {result['data']}."]
+    if result["targets"]:
+        head = ["what", "target", "measured", "verdict"]
+        text += ["## Targets", _lines(head, [[each[key] for key in head] for each in result["targets"]])]
+    for model, rows in result["throughput"].items():
+        recipe, body = RECIPES[model], []
+        for row in rows:
+            low, high = row["tokens_per_second_range"]
+            rate = f"{row['tokens_per_second']:,.0f} ({low:,.0f}-{high:,.0f})"
+            body.append([row["name"], rate, f"{row['ratio']:.2f}" if "ratio" in row else ""])
+            body[-1] += [f"{row['projected_seconds'] / 3600:.2f}", f"{row['setup_seconds']:.0f}"]
+            body[-1].append(f"{row['memory_bytes'] / 2**30:.1f}")
+        size = f"{recipe.batch_size} x {SHAPES[model].context:,} tokens a step in parts of {recipe.micro_batch_size}"
+        head = ["loop", "tokens/s", "of plain", f"projected, h of {recipe.steps:,} steps", "set-up, s", "memory, GiB"]
+        text += [f"## Throughput, {model}, {size}", _lines(head, body)]
+    for model, each in result["overhead"].items():
+        text.append(f"## Memory and time of an optimizer, {model}, {RECIPES[model].batch_size} windows a step")
+        text.append(OVERHEAD.format(shared=each["shared_seconds"], count=each["whole_steps"]))
+        head = ["optimizer, state", "optimizer, ms", "step, s", "of torch", "paper", "state", "of model", "peak, GiB"]
+        body = []
+        for row in each["rows"]:
+            body.append([row["name"], f"{1e3 * row['optimizer_seconds']:.3f}", f"{row['step_seconds']:.4f}"])
+            body[-1] += [f"{row['ratio']:.4f}", f"{row['paper']:.3f}" if row["paper"] else ""]
+            body[-1] += [f"{row['state_bytes']:.2f}", f"{2 + row['state_bytes'] / 4:.2f}"]
+            body[-1].append(f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else "")
+        text += [_lines(head, body)] if body else []
+        whole = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in each["whole"].items())
+        text.append(f"Whole steps side by side, in turns: {whole}; ratio {each['whole_ratio']:.4f}.")
+    if result["notes"]:
+        text += ["## Not measured", "\n".join(f"- {note}" for note in result["notes"])]
+    return "\n\n".join(text) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, help=f"folder with the tokens of {STAND_IN}; random ones if left out")
+    parser.add_argument("--models", nargs="+", choices=RECIPES, default=["30M", "124M"])
+    parser.add_argument("--seconds", type=float, default=8.0, help="training time of each loop")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all; what is begun is ended")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args(arguments)
+
+    end, device = time.perf_counter() + args.within, torch.device(args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    notes: list[str] = []
+    result: dict[str, Any] = {"environment": environment(args.device), "data": "", "targets": [], "notes": notes}
+    result |= {"throughput": {}, "overhead": {}}
+    stem = args.out / f"language-{args.device}"
+
+    def save() -> None:
+        result["targets"] = judged(result)
+        stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(markdown(result))
+
+    for model in args.models:
+        recipe = RECIPES[model]
+        task = of(replace(recipe, text=STAND_IN), args.data, device) if args.data else RandomText(recipe, device)
+        result["data"] = task.source
+        last = end - FOR_OVERHEAD * any(RECIPES[each].optimizer in DECOUPLED for each in args.models)
+        result["throughput"][model], bench = throughput(recipe, task, args, notes, last)
+        save()
+        if bench is None or recipe.optimizer not in DECOUPLED:
+            continue
+        if time.perf_counter() >= end:
+            notes.append(f"{model}, memory and time of optimizers: no time was left of --within {args.within:g}")
+            continue
+        reserved(device)  # and give back what the loops had
+        with kernels(recipe, device):
+            for result["overhead"][model] in overhead(recipe, bench, args, notes, end):
+                save()
+    save()
+    print(stem.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Table 2 on the stand-in, as far as its runs are done: 30M runs, the rates tried beside them, and 124M runs."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from mvngrad.lab.report.figures.style import axes, cell as mark, curve
+from mvngrad.lab.report.figures.svg import Figure, Panel, Table, panel
+from mvngrad.lab.report.statistics import mean_and_deviation
+
+STAND_IN = (
+    "Trained on a stand-in, English Wikipedia of 2014: compare optimizer with optimizer; no number here is comparable "
+    "with the paper's."
+)
+HEAD = ("trained on", "optimizer", "runs")
+"""Of every table here: who copies a row has with it what it is of."""
+METRICS = {
+    "loss, stand-in held out": ("validation_loss", 4),
+    "perplexity, stand-in held out": ("validation_perplexity", 2),
+    "loss, WikiText-103 validation": ("wikitext103_loss", 4),
+    "perplexity, WikiText-103 validation": ("wikitext103_perplexity", 2),
+    "train loss, stand-in": ("train_loss", 4),
+}
+COUNTS = {"loss spikes": "loss_spikes", "norm spikes": "norm_spikes", "steps left out": "nonfinite_steps"}
+SPIKES = (
+    "A spike is a step whose loss, or gradient norm before clipping, is more than 6 robust deviations above the median "
+    "of the 100 before it; steps whose loss or gradient is not finite are left out."
+)
+
+
+def draw(result: dict[str, Any]) -> list[Figure]:
+    return [_small(result), _rates(result), _large(result)]
+
+
+def _small(result: dict[str, Any]) -> Figure:
+    caption = (
+        f"{STAND_IN} {result['done']} of {result['of']} runs of all three tables on the stand-in are done. 3,000 steps "
+        "in place of the paper's 100,000, with coupled weight decay of 1e-6, chosen in a pilot of 1,500 steps on the "
+        "same text that compared the four as well. Mean ± deviation over seeds; counts are of each seed; seconds are "
+        f"without compilation. {SPIKES} Data: {result['data']}."
+    )
+    return Figure("GPT-2 30M on the stand-in", caption, (), (), _measured("30M, on the stand-in", result["cells"]))
+
+
+def _rates(result: dict[str, Any]) -> Figure:
+    rates = list(next(iter(result["rates"].values())))
+    rows = []
+    for cell, tried in result["rates"].items():
+        best = result["best_rate"][cell] or ""
+        edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}.get(best, "")
+        found = [_mean(row, "validation_loss", 4) for row in tried.values()]
+        rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), *found, best + edge))
+    head = (*HEAD, *(f"loss, stand-in held out, lr {lr}" for lr in rates), "best rate")
+    caption = (
+        f"{STAND_IN} One seed, 1,000 steps: whether the rate that the paper selected for all four, and that the runs "
+        "above have, suits each of them here. A best rate at the end of what was tried may not be the best there is."
+    )
+    return Figure(
+        "Learning rates on the stand-in", caption, (), (), Table("30M, rates on the stand-in", head, tuple(rows))
+    )
+
+
+def _large(result: dict[str, Any]) -> Figure:
+    curves = {cell: row["curve"][0] for cell, row in result["large"].items() if row["seeds"] and not row["diverged"]}
+    drawn: tuple[Panel, ...] = ()
+    if curves:
+        at = axes("step", "training loss on the stand-in, mean of 25 steps")
+        for cell, points in curves.items():
+            curve(at, mark(cell), *zip(*points, strict=True))
+        words = "Mean training loss of the last 25 steps, on the stand-in: " + ", ".join(
+            f"{cell} {points[-1][1]:.3f}" for cell, points in curves.items()
+        )
+        drawn = (panel(at, "Training loss, 124M on the stand-in", words),)
+    caption = (
+        f"{STAND_IN} One run each of 300 steps in place of the paper's 120,000: that each trains at full size, not "
+        f"which is better. Decoupled weight decay of 0.1. {SPIKES}"
+    )
+    table = _measured("124M, on the stand-in", result["large"])
+    return Figure("GPT-2 124M on the stand-in", caption, drawn, tuple(map(mark, curves)), table)
+
+
+def _measured(title: str, cells: dict[str, Any]) -> Table:
+    rows = []
+    for cell, row in cells.items():
+        runs = f"{len(row['seeds'])}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
+        means = [_mean(row, name, digits) for name, digits in METRICS.values()]
+        counts = [", ".join(map(_count, row[name])) for name in COUNTS.values()]
+        seconds = f"{fmean(row['seconds']):.0f}" if row["seeds"] else ""
+        rows.append(("stand-in", cell, runs, *means, *counts, seconds))
+    return Table(title, (*HEAD, *METRICS, *COUNTS, "seconds"), tuple(rows))
+
+
+def _mean(row: dict[str, Any], name: str, digits: int) -> str:
+    """Of the runs that have it: one that diverged has no loss, and not every machine has WikiText-103's text."""
+    if not row["seeds"]:
+        return "to come"
+    values = [value for value in row[name] if value is not None]
+    return mean_and_deviation(values, digits) if values else "diverged" if row["diverged"] else "not measured"
+
+
+def _count(value: list[int] | int | None) -> str:
+    """Steps, or how many there were; a run that diverged counted none."""
+    return "–" if value is None else str(len(value) if isinstance(value, list) else value)
