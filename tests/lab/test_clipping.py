@@ -101,8 +101,9 @@ def test_it_trains_as_a_plain_loop_with_clipping_does(run, tmp_path):
 
 
 @each_device
-def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, tmp_path, device):
-    recipe, told = Clipped(exploding=(3, 4, 9)), []
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, tmp_path, device, clip):
+    recipe, told = Clipped(exploding=(3, 4, 9), clip=clip), []
     result = run(recipe, device=device, on_event=told.append).result
     assert (result["status"], result["nonfinite_steps"]) == ("finished", 3)
     found = rows(tmp_path, recipe)
@@ -144,6 +145,13 @@ def test_an_interruption_does_not_make_a_run_forget_how_many_there_were(run, tmp
     monkeypatch.undo()
     result = run(recipe).result
     assert (result["status"], result["step"]) == ("diverged", 8)
+
+
+def test_without_a_clip_the_gradient_is_left_as_it_is(run, tmp_path):
+    guarded, plain = Clipped(clip=None), Clipped(clip=None, nonfinite_limit=1)
+    assert run(guarded).result["weights"] == run(plain).result["weights"]
+    assert "norms" in rows(tmp_path, guarded)[0]
+    assert "norms" not in rows(tmp_path, plain)[0]
 
 
 @pytest.mark.gpu

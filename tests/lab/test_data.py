@@ -244,6 +244,20 @@ def test_a_download_is_loaded_and_not_repeated(server, tmp_path):
     assert len(server.asked) == 4
 
 
+def test_who_listens_hears_how_much_has_arrived(server, tmp_path, part):
+    part.write_bytes(PACKED[:100])
+    told = []
+    with files.heard(lambda done, total: told.append((done, total))):
+        mnist.download(tmp_path)
+    sizes = {path.stat().st_size for path in (tmp_path / "mnist").iterdir()}
+    assert {total for _, total in told} == sizes
+    assert (len(PACKED), len(PACKED)) in told, "what was there counts"
+    before = len(told)
+    (tmp_path / "mnist" / f"{IMAGES}.gz").unlink()
+    mnist.download(tmp_path)
+    assert len(told) == before, "nobody listens any more"
+
+
 def test_by_default_it_goes_where_load_looks(server):
     mnist.download()
     check(mnist.load())

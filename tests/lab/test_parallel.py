@@ -189,13 +189,25 @@ train(EXACT, root=Path(root), data=Path(data), device="cuda", checkpoint_every=0
 """
 
 
+def started_on_gpu(home, root, data, *mode):
+    """A process of its own, or with a mode what torchrun makes of it; the way to the packages stays as it is."""
+    script = home / "script.py"
+    script.write_text(ON_GPU)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"] if mode else []
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, *launch, str(script), str(root), str(data), *mode],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
     """One process; and the captured step is the one that is not."""
-    command = [sys.executable, "-c", ON_GPU, str(tmp_path / "killed"), str(data)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent
-    )
+    process = started_on_gpu(tmp_path, tmp_path / "killed", data)
     reached(process, tmp_path / "killed", 3, EXACT)
     process.kill()
     process.communicate()
@@ -211,18 +223,7 @@ def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
     """All that can be tried of NCCL on one GPU."""
-    script = tmp_path / "script.py"
-    script.write_text(ON_GPU)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)]
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, str(tmp_path / mode), str(data), mode],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert done.returncode == 0, done.stderr
+    finished(started_on_gpu(tmp_path, tmp_path / mode, data, mode))
     train(EXACT, root=tmp_path / "one", data=data, device="cuda", on_event=lambda event: None)
     step.forget()
     close(read(tmp_path / mode, EXACT), read(tmp_path / "one", EXACT))

@@ -38,15 +38,17 @@ class Get:
     data: Home = None
 
     def __call__(self) -> int:
-        if self.name in TEXTS:
-            from mvngrad.lab.data.prepared import prepared
+        from mvngrad.lab.data.files import heard
+        from mvngrad.lab.data.prepared import prepared
 
-            with progress() as on_progress:
-                print(described(prepared(self.name, self.data, on_progress=on_progress)))
-            return 0
-        module = import_module(f"mvngrad.lab.data.{self.name}")
-        folder = module.download(self.data)
-        print(f"{folder / self.name}: {module.load(folder).source}")
+        with progress() as bar, heard(bar("download")):
+            if self.name in TEXTS:
+                told = described(prepared(self.name, self.data, on_progress=bar("tokens")))
+            else:
+                module = import_module(f"mvngrad.lab.data.{self.name}")
+                folder = module.download(self.data)
+                told = f"{folder / self.name}: {module.load(folder).source}"
+        print(told)
         return 0
 
 
@@ -60,8 +62,8 @@ class Prepare:
     def __call__(self) -> int:
         from mvngrad.lab.data.prepared import prepare_folder
 
-        with progress() as on_progress:
-            name, place = prepare_folder(self.folder, self.data, on_progress=on_progress)
+        with progress() as bar:
+            name, place = prepare_folder(self.folder, self.data, on_progress=bar("tokens"))
         print(f"{described(place)}\n{name}")
         return 0
 
@@ -115,10 +117,15 @@ def described(folder: Path) -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[int, int], Any]]:
-    """A bar of the text that is tokenized, on a terminal."""
-    from rich.progress import Progress
+def progress() -> Iterator[Callable[[str], Callable[[int, int | None], Any]]]:
+    """Bars on a terminal, each from the first time that it is told how many bytes are done, and of how many."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(transient=True) as bar:
-        task = bar.add_task("tokens", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as bars:
+
+        def bar(name: str) -> Callable[[int, int | None], Any]:
+            task = bars.add_task(name, total=None, visible=False)
+            return lambda done, total: bars.update(task, completed=done, total=total, visible=True)
+
+        yield bar

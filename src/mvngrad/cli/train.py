@@ -107,8 +107,8 @@ def with_text(given: Sequence[str]) -> list[str]:
             from mvngrad.lab.data.prepared import prepare_folder
 
             data = next((Path(words[i + 1]) for i, other in enumerate(words[:-1]) if other == "--data"), None)
-            with progress() as on_progress:
-                words[at + 1], _ = prepare_folder(folder, data, on_progress=on_progress)
+            with progress() as bar:
+                words[at + 1], _ = prepare_folder(folder, data, on_progress=bar("tokens"))
     return words
 
 

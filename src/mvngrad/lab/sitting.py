@@ -86,7 +86,7 @@ class Sitting:
         weights = {name: parallel.whole(value) for name, value in state if name.startswith("model.")}
         result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
         result["state_bytes"] = sum(value.nbytes for name, value in state if name.startswith("optimizer."))
-        if self.metrics is not None and self.recipe.clip is not None:
+        if self.metrics is not None and self.recipe.guarded:
             result |= history.summary(rows(self.metrics.path))
         result["data"] = self.stepper.task.source
         if self.stepper.at.is_cuda:
@@ -122,7 +122,7 @@ class Sitting:
         seconds = self.seconds
         if self.metrics is not None:
             row = {"step": self.step, "epoch": epoch + 1, "loss": loss, **found, "seconds": seconds}
-            self.metrics.add(row if self.recipe.clip is None else {**row, **every})
+            self.metrics.add({**row, **every} if self.recipe.guarded else row)
         pace = (seconds - self.seconds_before) / (self.step - self.first)
         left = pace * (self.steps - self.step)
         counts = epoch + 1, self.recipe.epochs, self.step, self.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ class Stepper:
         task, device = bench.task, bench.task.device
         self.bench, self.task, self.model, self.captured = bench, task, bench.model, captured
         self.autocast = recipe.precision == "bf16" and bench.mode != "fsdp"
-        self.micro_batch_size, self.clip = recipe.micro_batch_size, recipe.clip
+        self.micro_batch_size, self.guarded = recipe.micro_batch_size, recipe.guarded
+        self.clip = math.inf if recipe.clip is None else recipe.clip
         self.lr = torch.zeros((), device=device)
         self.optimizer = optimizer(recipe, self.model, self.lr)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
@@ -64,7 +66,7 @@ class Stepper:
             },
             "at": self.at,
             "losses": self.losses,
-            **({} if self.clip is None else {"norms": self.norms}),
+            **({"norms": self.norms} if self.guarded else {}),
         }
 
     def begin(self, seed: int) -> None:
@@ -104,10 +106,10 @@ class Stepper:
             batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
         self.optimizer.zero_grad()
         loss = self._gradients(row, batch, loss_of)
-        if self.clip is None:
-            self.optimizer.step()
+        if self.guarded:
+            self._guarded_step(loss)
         else:
-            self._clipped_step(loss, self.clip)
+            self.optimizer.step()
         self._note(self.losses, loss)
         self.at += 1
 
@@ -123,9 +125,9 @@ class Stepper:
             losses.append(loss.detach())
         return parallel.average(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
 
-    def _clipped_step(self, loss: Tensor, clip: float) -> None:
+    def _guarded_step(self, loss: Tensor) -> None:
         """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""
-        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), clip))
+        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         finite = loss.isfinite() & norm.isfinite()
         if self.optimizer._step_supports_amp_scaling:
             # As GradScaler tells it; nothing is read back.

@@ -42,8 +42,8 @@ def train(
 ) -> Run:
     """Train a recipe, or go on with it where a process before this one stopped; a finished run is returned as it is.
 
-    A run whose loss is no longer finite ends as *diverged*, with the step, and that is its result. Recipes with `clip`
-    leave out a step whose loss or gradient norm is not finite, say so, and diverge at `nonfinite_limit` in a row.
+    A run whose loss is no longer finite ends as *diverged*, with the step, and that is its result. A `guarded` recipe
+    leaves out a step whose loss or gradient norm is not finite, says so, and diverges at `nonfinite_limit` in a row.
 
     Of several processes, all call this with the same arguments; the first one writes and tells.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -20,6 +20,7 @@ ATTEMPTS = 3
 """How often a mirror is asked for one file; each attempt goes on where the one before broke off."""
 TIMEOUT = 30.0
 """Seconds without a byte until a transfer counts as broken off."""
+Arrival = Callable[[int, "int | None"], Any]
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,19 @@ def fetch(urls: Sequence[str], target: Path, known: KnownFile) -> None:
     raise DownloadError(f"{target.name} could not be downloaded.\n" + "\n".join(failures))
 
 
+_listeners: list[Arrival] = []
+
+
+@contextmanager
+def heard(listen: Arrival) -> Iterator[None]:
+    """Have `listen` told of all that arrives meanwhile, whoever downloads it: bytes so far, and of how many if known."""
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
+
+
 def _transfer(url: str, part: Path) -> None:
     """Append to `part` what it lacks of `url`, or write it anew where the server cannot start in the middle."""
     kept = part.stat().st_size if part.exists() else 0
@@ -150,9 +164,12 @@ def _transfer(url: str, part: Path) -> None:
     with urlopen(request, timeout=TIMEOUT) as response:
         if response.status != 206:
             kept = 0
-        with part.open("ab" if kept else "wb") as out:
-            shutil.copyfileobj(response, out)
-            arrived = out.tell() - kept
         announced = response.headers.get("Content-Length")
+        with part.open("ab" if kept else "wb") as out:
+            while piece := response.read(1 << 20):
+                out.write(piece)
+                for listen in _listeners:
+                    listen(out.tell(), None if announced is None else kept + int(announced))
+            arrived = out.tell() - kept
         if announced is not None and arrived < int(announced):  # urllib takes a closed connection for the end
             raise ConnectionError(f"the connection closed after {arrived} of {announced} bytes")

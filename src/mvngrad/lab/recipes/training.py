@@ -80,13 +80,18 @@ class Training(Recipe, ABC):
 
     @property
     def clip(self) -> float | None:
-        """The largest norm of a step's gradient; a larger one is scaled down to it. None does not ask for the norm."""
+        """The largest norm of a step's gradient; a larger one is scaled down to it."""
         return None
 
     @property
     def nonfinite_limit(self) -> int:
         """So many steps in a row without a finite loss and gradient norm end a run as diverged; fewer are left out."""
         return 1
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the norm of every gradient is asked for: to clip it, to leave a step out, to write it down."""
+        return self.clip is not None or self.nonfinite_limit > 1
 
     def decays(self, dimensions: int) -> bool:
         """Whether a parameter of so many dimensions gets weight decay."""
