@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import sys
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -93,7 +95,11 @@ class Tokens:
             raise DamagedFile(f"{path} has sha256 {actual} and not {part.sha256}. {_AGAIN}")
         if not size:
             return cls(manifest, torch.empty(0, dtype=torch.int16))
-        return cls(manifest, torch.from_file(str(path), size=part.tokens, dtype=torch.int16))
+        # Mapped to be read only: a private mapping, as torch.from_file makes, is refused where memory is smaller.
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(manifest, torch.frombuffer(mapped, dtype=torch.int16))
 
     def __len__(self) -> int:
         return len(self.data)
