@@ -9,12 +9,11 @@ language-DEVICE.json and .md, anew after each part, so that a run cut short keep
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.traffic import state_bytes
+from benchmarks.overhead import OVERHEAD, fused_adamw, overhead
 from benchmarks.train import Captured, reserved
 from mvngrad.lab.data import tokens
 from mvngrad.lab.models.gpt2 import VOCABULARY
 from mvngrad.lab.recipes.language import DECOUPLED, STAND_IN, Language, openwebtext, wikitext103
-from mvngrad.lab.step import Bench, Stepper
-from mvngrad.lab.task import STATE_DTYPES, Plan, Task, initial, of
+from mvngrad.lab.step import Bench
+from mvngrad.lab.task import Plan, Task, initial, of
 from mvngrad.lab.tasks.language import SHAPES, LanguageTask
 from mvngrad.lab.train import kernels
 
@@ -41,13 +40,10 @@ RECIPES = {  # epochs so short that every round has a whole one
     ),
 }
 OURS, PLAIN_COMPILED, PLAIN = "ours", "plain, compiled", "plain"
-TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"
 TARGETS = {"30M": 1.9e6, "124M": 0.57e6}
 """Tokens a second of our loop on one H200."""
 RATIO = 1.00
 """The most that a step with MVN-GradW may take, of one with torch's fused AdamW, on the same machine."""
-PAPER = {"adamw": 46.2, "mvngradw": 46.8, "lapropw": 47.4, "adabeliefw": 48.2}
-"""Thousands of seconds of a run on OpenWebText; the paper does not say on what."""
 FOR_OVERHEAD = 60.0
 """Seconds that throughput leaves to the part after it, which compiles a kernel for each optimizer and state."""
 INTRODUCTION = """\
@@ -58,14 +54,6 @@ torch.compile, whose code is the very same as in ours. Tokens a second are media
 fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole run of the recipe
 at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or step; what is compiled
 for ours the plain loop finds ready. *Memory* is what an arm made torch reserve on the device."""
-OVERHEAD = """\
-All rows step one model, forward and backward compiled once and shared by all, not captured. *Optimizer* is the time
-on the device from the start of `optimizer.step` to its end, in a step of two micro-batches, so that the queue is as
-full as in training; medians over rounds in which each row has its turn. *Step* is that and the rest, which is the same
-for all: {shared:.4f} s, the median over {count} whole steps. *Of torch* is its ratio to that of the first row; *paper*,
-the time of a whole run over that of AdamW. *State* is bytes for each parameter, *of model* the size of parameters,
-gradients and state over that of the parameters. *Peak* is the most memory that tensors held during a step of two
-micro-batches, of which more would hold no more: parameters, gradients, state and activations."""
 
 
 class RandomText(LanguageTask):
@@ -80,19 +68,6 @@ class RandomText(LanguageTask):
 
     def plan(self, recipe: Language, epoch: int) -> Plan:
         return {"tokens": self.drawn[:, : recipe.batch_size].contiguous()}
-
-
-def decayed(model: nn.Module, recipe: Language) -> list[dict[str, Any]]:
-    """The parameters in groups, with weight decay and without."""
-    whole = list(model.parameters())
-    return [
-        {"params": [p for p in whole if recipe.decays(p.dim()) == decays], "weight_decay": decays * recipe.weight_decay}
-        for decays in (True, False)
-    ]
-
-
-def fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(decayed(model, recipe), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
 
 
 class Plain:
@@ -168,129 +143,6 @@ def throughput(
         if beside:
             row["ratio"] = row["tokens_per_second"] / statistics.median(rates[beside])
     return list(rows.values()), bench
-
-
-class Timed:
-    """Steps of a recipe on a shared model, and of each how long all of it took and how long the optimizer."""
-
-    def __init__(self, recipe: Language, bench: Bench, torch_adamw: bool = False) -> None:
-        self.stepper, self.device, self.marks = Stepper(recipe, bench, captured=False), bench.task.device, list[Any]()
-        if torch_adamw:
-            self.stepper.optimizer, self.stepper.state = fused_adamw(bench.model, recipe), {}
-            self.stepper.optimizer.register_step_pre_hook(_unconditional)
-        self.optimizer = self.stepper.optimizer
-        self.optimizer.register_step_pre_hook(self._mark)
-        self.optimizer.register_step_post_hook(self._mark)
-        plan = bench.task.plan(recipe, 0)
-        self.stepper.turn({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
-        for _ in range(2):  # kernels are compiled, state and tables are made
-            self.step()
-
-    def step(self) -> tuple[float, float]:
-        self.marks.clear()
-        self._mark()
-        self.stepper.at.zero_()
-        self.stepper.step()
-        self._mark()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        start, before, after, end = self.marks
-        return self._between(start, end), self._between(before, after)
-
-    def peak(self) -> int | None:
-        """Bytes that tensors hold in a step, those of other optimizers not counted."""
-        if self.device.type != "cuda":
-            return None
-        gc.collect()  # an optimizer that was replaced
-        torch.cuda.reset_peak_memory_stats()
-        self.step()
-        return torch.cuda.max_memory_allocated()
-
-    def _mark(self, *_: Any) -> None:
-        if self.device.type == "cuda":
-            self.marks.append(torch.cuda.Event(enable_timing=True))
-            self.marks[-1].record()
-        else:
-            self.marks.append(time.perf_counter())
-
-    @staticmethod
-    def _between(start: Any, end: Any) -> float:
-        return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
-
-
-def _unconditional(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Our stepper has an optimizer leave out steps that are not finite; nobody else's does, and it costs launches."""
-    vars(optimizer).pop("found_inf", None)
-
-
-def allocated(bench: Bench) -> int:
-    """Bytes of tensors that are there between steps, beside the model and its gradients."""
-    bench.model.zero_grad()
-    gc.collect()
-    there = torch.cuda.memory_allocated() if bench.task.device.type == "cuda" else 0
-    return there - sum(p.nbytes for p in bench.model.parameters())
-
-
-def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
-    """All cells with decoupled decay in every state, as the paper selected them, and torch's."""
-    sizes = {name: getattr(recipe, name) for name in ("model", "batch_size", "micro_batch_size", "steps")}
-    sizes |= {name: getattr(recipe, name) for name in ("warmup_steps", "epoch_steps")}
-    yield TORCH, replace(openwebtext("adamw"), **sizes)
-    titles = {"adamw": "AdamW", "lapropw": "LaPropW", "adabeliefw": "AdaBeliefW", "mvngradw": "MVNGradW"}
-    for cell in DECOUPLED:
-        for state in STATE_DTYPES:
-            yield f"{titles[cell]} {state}", replace(openwebtext(cell), **sizes, state_dtype=state)
-
-
-def whole_steps(recipe: Language, bench: Bench, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Times of steps with MVN-GradW and with torch's AdamW, in turns."""
-    both = {name: Timed(each, bench, name == TORCH) for name, each in optimizers(recipe) if name in (TORCH, MVNGRAD)}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
-    for _ in range(rounds):
-        for name, timed in both.items():
-            times[name].append(timed.step())
-    return times
-
-
-def overhead(
-    recipe: Language, bench: Bench, args: argparse.Namespace, notes: list[str], end: float
-) -> Iterator[dict[str, Any]]:
-    """What an optimizer adds to a step: first of MVN-GradW and torch's AdamW by whole steps, then of all."""
-    times = whole_steps(recipe, bench, args.rounds)
-    shared = [step - own for both in times.values() for step, own in both]
-    found: dict[str, Any] = {
-        "shared_seconds": statistics.median(shared),
-        "whole_steps": len(shared),
-        "whole": {name: statistics.median(step for step, _ in both) for name, both in times.items()},
-        "whole_ratio": statistics.median(a[0] / b[0] for a, b in zip(times[MVNGRAD], times[TORCH], strict=True)),
-        "rows": [],
-    }
-    yield found
-    running: dict[str, Timed] = {}
-    for name, each in optimizers(replace(recipe, batch_size=2 * recipe.micro_batch_size)):
-        if time.perf_counter() >= end:
-            notes.append(f"{recipe.model}, {name}: no time was left of --within {args.within:g}")
-            continue
-        before = allocated(bench)
-        running[name] = timed = Timed(each, bench, name == TORCH)
-        size, peak = sum(p.numel() for p in bench.model.parameters()), timed.peak()
-        row = {"name": name, "state_bytes": state_bytes(timed.optimizer) / size}
-        row["peak_bytes"] = None if peak is None else peak - before
-        as_paper = name != TORCH and each.state_dtype == "float32"
-        row["paper"] = PAPER[each.optimizer] / PAPER["adamw"] if as_paper else None
-        found["rows"].append(row)
-    own: dict[str, list[float]] = {name: [] for name in running}
-    for _ in range(5 * args.rounds):
-        if time.perf_counter() >= end and all(own.values()):
-            break
-        for name, timed in running.items():
-            own[name].append(timed.step()[1])
-    for row in found["rows"]:
-        row["optimizer_seconds"] = statistics.median(own[row["name"]])
-        row["step_seconds"] = found["shared_seconds"] + row["optimizer_seconds"]
-        row["ratio"] = row["step_seconds"] / found["rows"][0]["step_seconds"]
-        row["rounds"] = len(own[row["name"]])
-    yield found
 
 
 def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
