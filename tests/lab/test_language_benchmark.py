@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import language
+from benchmarks import language, loss
 from benchmarks.language import Plain, RandomText, judged, markdown
 from benchmarks.overhead import MVNGRAD, TORCH, Timed, optimizers
 from mvngrad.lab.data.tokens import Manifest, Part
@@ -154,3 +154,13 @@ def test_targets_are_judged_on_their_machine(ratio, verdict):
     assert "| at least 1,900,000 | 1,800,000 | missed |" in page
     assert f"| at most 1.00 | {ratio:.4f} | {verdict} |" in page
     assert judged(result | {"environment": {"device": "NVIDIA L4"}}) == []
+
+
+def test_the_losses_that_are_compared_are_one_loss(tmp_path):
+    hidden, weight = torch.randn(40, 8), torch.randn(30, 8)
+    targets = torch.randint(30, (40,))
+    values = [made(hidden, weight, targets) for made in loss.arms([7, 16, 64], 40, compiled=False).values()]
+    assert len(values) == 4, "more rows than there are make no arm"
+    torch.testing.assert_close(torch.stack(values), values[0].expand(4))
+    loss.main(["--device", "cpu", "--models", "tiny", "--rows", "8", "--rounds", "1", "--out", str(tmp_path)])
+    assert "| tiny, 16 tokens | 8 rows |" in (tmp_path / "loss-cpu.md").read_text()

@@ -1,0 +1,118 @@
+"""The loss of GPT-2 alone, forward and backward: how many rows at a time, beside torch's on all logits at once.
+
+    python -m benchmarks.loss [--models 30M 124M] [--rows 4096 8192 16384 32768] [--rounds 5]
+
+Writes loss-DEVICE.md. Of a step of the 30M model the loss is about half, so its rows are worth choosing by measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.environment import RESULTS, environment
+from benchmarks.language import RECIPES
+from mvngrad.lab.models.gpt2 import PADDED_VOCABULARY, VOCABULARY, cross_entropy
+from mvngrad.lab.tasks.language import SHAPES
+
+
+def whole(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """As most people write it."""
+    return F.cross_entropy(F.linear(hidden, weight).float(), targets)
+
+
+def arms(rows: list[int], tokens: int, compiled: bool) -> dict[str, Callable[..., Tensor]]:
+    """Losses of (hidden, weight, targets) by name."""
+
+    def ours(size: int) -> Callable[..., Tensor]:
+        return lambda hidden, weight, targets: cross_entropy(hidden, weight, targets, size)
+
+    sizes = [size for size in rows if size < tokens]
+    found = {f"{size:,} rows": ours(size) for size in sizes} | {"all rows": ours(tokens), "torch's": whole}
+    return {name: torch.compile(loss, dynamic=False) if compiled else loss for name, loss in found.items()}
+
+
+class Arm:
+    """One loss on its tensors."""
+
+    def __init__(self, loss: Callable[..., Tensor], tokens: int, width: int, device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        self.hidden = torch.randn(tokens, width, device=device, generator=generator, requires_grad=True)
+        self.weight = (torch.randn(PADDED_VOCABULARY, width, device=device, generator=generator) / 50).requires_grad_()
+        self.targets = torch.randint(VOCABULARY, (tokens,), device=device, generator=generator)
+        self.loss, self.device = loss, device
+        self.once()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.once()
+        self.peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+    def once(self) -> float:
+        """Seconds of a forward and backward pass."""
+        self.hidden.grad = self.weight.grad = None
+        self._wait()
+        start = time.perf_counter()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            value = self.loss(self.hidden, self.weight, self.targets)
+        value.backward()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def measured(model: str, args: argparse.Namespace, device: torch.device) -> list[str]:
+    """A table's rows for a model: one micro-batch of its recipe."""
+    shape = SHAPES[model]
+    tokens = RECIPES[model].micro_batch_size * shape.context
+    times: dict[str, list[float]] = {}
+    peaks: dict[str, int] = {}
+    for name, loss in arms(args.rows, tokens, device.type == "cuda").items():
+        arm = Arm(loss, tokens, shape.width, device)  # one at a time: torch's holds gigabytes
+        times[name], peaks[name] = [arm.once() for _ in range(args.rounds)], arm.peak
+        del arm
+    return [
+        f"| {model}, {tokens:,} tokens | {name} | {1e3 * statistics.median(each):.2f} | {1e3 * min(each):.2f} | "
+        f"{peaks[name] / 2**30:.2f} |"
+        for name, each in times.items()
+    ]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", nargs="+", choices=RECIPES, default=["30M", "124M"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[4096, 8192, 16384, 32768])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args(arguments)
+    where = environment(args.device)
+    lines = [
+        f"# The loss of GPT-2 on {where['device']}",
+        "",
+        "Measured by `python -m benchmarks.loss`: forward and backward of the loss alone, compiled on a GPU, for one",
+        "micro-batch. Ours has the logits of so many rows at a time; *peak* is all memory that tensors held.",
+        "",
+        ", ".join(f"{key} {value}" for key, value in where.items()),
+        "",
+        "| model | loss | median, ms | fastest, ms | peak, GiB |",
+        "|---|---|---|---|---|",
+    ]
+    for model in args.models:
+        lines += measured(model, args, torch.device(args.device))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"loss-{args.device}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
