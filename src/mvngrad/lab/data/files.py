@@ -149,7 +149,7 @@ _listeners: list[Arrival] = []
 
 @contextmanager
 def heard(listen: Arrival) -> Iterator[None]:
-    """Have `listen` told of all that arrives meanwhile, whoever downloads it: bytes so far, and of how many if known."""
+    """Have `listen` told of what arrives meanwhile, whoever downloads it: bytes so far, and of how many, if known."""
     _listeners.append(listen)
     try:
         yield
