@@ -17,6 +17,7 @@ except ModuleNotFoundError:
 from mvngrad import __version__
 from mvngrad.cli.data import DataSets
 from mvngrad.cli.options import Data, Runs
+from mvngrad.cli.sweep import SweepCommand
 from mvngrad.lab import store
 from mvngrad.lab.targets import TARGETS
 
@@ -126,6 +127,7 @@ Command = (
     | Annotated[Report, subcommand("report")]
     | Annotated[Diagnose, subcommand("diagnose")]
     | Annotated[Train, subcommand("train")]
+    | Annotated[SweepCommand, subcommand("sweep")]
     | Annotated[DataSets, subcommand("data")]
 )
 

@@ -1,0 +1,83 @@
+"""Several workers on one machine: a process each, dealt over its GPUs or sharing its cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+from mvngrad.lab.pool import cores
+from mvngrad.lab.sweep.address import Address
+from mvngrad.lab.sweep.signals import interrupt
+from mvngrad.lab.sweep.worker import work
+
+
+def crew(
+    workers: int, address: Address, name: str, *, root: Path, data: Path | None, device: str, compile: bool
+) -> bool:
+    """Run `workers` workers to their end; whether all ended well. Asked to stop, they write checkpoints first.
+
+    The address goes to them through a pipe, so that no list of processes shows it.
+    """
+    signal.signal(signal.SIGTERM, interrupt)
+    given = (address, name, root, data, device, compile)
+    if workers == 1:
+        member(0, 1, *given)
+        return True
+    spawn = multiprocessing.get_context("spawn")
+    members = [spawn.Process(target=_entry, args=(index, workers, *given)) for index in range(workers)]
+    for each in members:
+        each.start()
+    try:
+        for each in members:
+            each.join()
+    except KeyboardInterrupt:
+        for each in members:
+            each.terminate()
+        for each in members:
+            each.join()
+        raise
+    return all(each.exitcode == 0 for each in members)
+
+
+def member(
+    index: int, workers: int, address: Address, name: str, root: Path, data: Path | None, device: str, compile: bool
+) -> None:
+    """Be worker `index` of so many."""
+    if workers > 1:  # before torch is imported, which reads it once
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
+    told = f"worker {index + 1}: " if workers > 1 else ""
+    done = work(
+        address,
+        name,
+        root=root,
+        data=data,
+        device=_device(device, index),
+        compile=compile,
+        tell=lambda text: print(f"{told}{text}", flush=True),
+    )
+    print(f"{told}done, " + (", ".join(f"{count} {status}" for status, count in done.items()) or "nothing was left"))
+
+
+def _entry(index: int, workers: int, address: Address, *given: object) -> None:
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        member(index, workers, address, *given)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        print(address.scrubbed(f"worker {index + 1}: {error}"), file=sys.stderr)
+        sys.exit(1)
+
+
+def _device(device: str, index: int) -> str:
+    if device == "cpu" or ":" in device:
+        return device
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0 and device == "auto":
+        return "cpu"
+    return f"cuda:{index % max(1, count)}"

@@ -1,0 +1,127 @@
+"""Every run of a sweep as a file, and the sweep's state as text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from mvngrad.lab.recipes.sweeps import contestant
+from mvngrad.lab.store import now, write
+from mvngrad.lab.sweep.plan import duration, results, select
+from mvngrad.lab.sweep.queue import Queue
+from mvngrad.lab.sweep.records import SETTLED, Record
+from mvngrad.lab.sweep.worker import CODE
+
+
+def rows(queue: Queue) -> list[dict[str, Any]]:
+    """One for each configuration, in the order of the queue: what was run, what came of it, where and by which code."""
+    swept, seeds = results(queue)
+    return [
+        {
+            "key": record.key,
+            "stage": record.stage,
+            "optimizer": record.settings.get("optimizer"),
+            "status": record.status,
+            "value": record.value,
+            "settings": record.settings,
+            "metrics": {name: value for name, value in record.outcome.items() if name not in ("status", "trace")},
+            "seconds": record.outcome.get("seconds", record.outcome.get("worker_seconds")),
+            "reason": record.outcome.get("reason"),
+            **{name: record.worker.get(name) for name in ("worker", *CODE)},
+        }
+        for record in sorted((*swept, *seeds), key=lambda record: record.number)
+    ]
+
+
+def export(queue: Queue, path: Path) -> int:
+    """Write all runs to a .json or .csv file, whole or not at all; how many."""
+    found = rows(queue)
+    if path.suffix == ".csv":
+        flat = [
+            {
+                **{name: value for name, value in row.items() if not isinstance(value, dict)},
+                **{f"metric_{name}": value for name, value in row["metrics"].items()},
+                **{f"setting_{name}": value for name, value in row["settings"].items()},
+            }
+            for row in found
+        ]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        write(path, text.getvalue())
+    elif path.suffix == ".json":
+        notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
+        selected = {who: record.key for who, record in select(queue).items()}
+        whole = {"sweep": queue.name, "made": now(), **notes, "selected": selected, "runs": found}
+        write(path, json.dumps(whole, indent=1) + "\n")
+    else:
+        raise ValueError(f"{path} is neither a .json nor a .csv file")
+    return len(found)
+
+
+def status(queue: Queue) -> list[str]:
+    """How far a sweep is, what failed and why, what it will take, and whether its runs are of one code."""
+    swept, seeds = results(queue)
+    everything = (*swept, *seeds)
+    counts = Counter(record.status for record in everything)
+    lines = [f"{queue.name}: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))]
+    times = [record.outcome["seconds"] for record in everything if "seconds" in record.outcome]
+    left = sum(record.status not in SETTLED for record in everything)
+    if times and left:
+        each = statistics.fmean(times)
+        lines.append(f"{left} are left, about {duration(left * each)} of one worker at {each:.3g} s each")
+    running = [
+        f"{record.key} ({record.worker.get('worker', '?')})" for record in everything if record.status == "running"
+    ]
+    lines += [f"running: {', '.join(running)}"] if running else []
+    failures = Counter(record.outcome["reason"] for record in everything if "reason" in record.outcome)
+    lines += [f"{count} x {reason}" for reason, count in failures.most_common(5)]
+    return lines + mixed(everything)
+
+
+def mixed(records: tuple[Record, ...]) -> list[str]:
+    """Where runs are of different code: they should not be compared."""
+    lines = []
+    for field in CODE:
+        counts = Counter(record.worker[field] for record in records if record.worker and record.status in SETTLED)
+        if len(counts) > 1:
+            found = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
+            lines.append(f"warning: runs of different {field}: {found}")
+    return lines
+
+
+def selection(queue: Queue) -> list[str]:
+    """The selected configuration of each optimizer, with the mean and deviation over its seeds where there are some."""
+    notes = queue.notes
+    swept, repeated = results(queue)
+    done = sum(record.status in SETTLED for record in swept)
+    lines = [
+        f"by {notes['metric']}, {'highest' if notes['higher'] else 'lowest'}; {done} of {len(swept)} runs are done"
+    ]
+    if notes["test_because"]:
+        lines.append(f"which is of test data, because {notes['test_because']}")
+    varied = _varied(swept)
+    for who, record in sorted(select(queue).items()):
+        settings = ", ".join(f"{name} {record.settings[name]}" for name in varied if record.settings[name] is not None)
+        without = {name: value for name, value in record.settings.items() if name != "seed"}
+        values = [record.value] + [
+            other.value
+            for other in repeated
+            if {name: value for name, value in other.settings.items() if name != "seed"} == without
+        ]
+        known = [value for value in values if value is not None]
+        over = f" ± {statistics.stdev(known):.4g} over {len(known)} seeds" if len(known) > 1 else ""
+        lines.append(f"{who}: {statistics.fmean(known):.6g}{over}  ({settings})")
+    missing = {contestant(r.recipe) for r in swept} - select(queue).keys()
+    return lines + [f"{who}: no run has a result" for who in sorted(missing)]
+
+
+def _varied(records: list[Record]) -> list[str]:
+    names = [name for name in (records[0].settings if records else {}) if name not in ("optimizer", "seed")]
+    return [name for name in names if len({json.dumps(record.settings.get(name)) for record in records}) > 1]

@@ -1,0 +1,55 @@
+"""What passes if one waits: a server that restarts, a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
+
+T = TypeVar("T")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FIRST, LONGEST = 0.5, 30.0
+"""Seconds of the first wait and of the longest."""
+
+
+class GaveUp(RuntimeError):
+    """It did not pass in the time that was given."""
+
+
+def passing(error: BaseException) -> str | None:
+    """What to say of an error that may pass; None of all others."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"no space is left on the disk ({error})"
+    cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+    if isinstance(cause, PendingRollbackError):  # a second question in a transaction whose connection broke
+        return "the store went away"
+    if not isinstance(cause, DBAPIError):
+        return None
+    said = " ".join(str(cause.orig).split())
+    if isinstance(cause, OperationalError | InterfaceError) and "no such table" not in said:
+        return f"the store does not answer ({said})"
+    return f"the store went away ({said})" if cause.connection_invalidated else None
+
+
+def patiently(call: Callable[[], T], tell: Callable[[str], None], patience: float) -> T:
+    """Call until nothing that passes is in the way, with longer and longer waits of `patience` seconds in all.
+
+    What is called must be safe to call again where it is not known whether it was done.
+    """
+    wait, until = FIRST, time.monotonic() + patience
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            reason = passing(error)
+            if reason is None:
+                raise
+            if time.monotonic() + wait > until:
+                raise GaveUp(f"{reason}; gave up after {patience:g} s, and nothing is half-written") from None
+            tell(f"{reason}; trying again in {wait:g} s")
+        time.sleep(wait)
+        wait = min(2 * wait, LONGEST)

@@ -1,0 +1,116 @@
+"""Other people's optimizers by name: `torch:NAME` of torch.optim, `zoo:NAME` of the package pytorch-optimizer.
+
+None of them is written here again. What one does not take is refused and never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+
+CLOSURE = "a closure that computes the loss again in step()"
+HESSIAN = "a Hessian: a backward pass with create_graph=True"
+MODEL = "the model, and takes the gradients from it during the backward pass"
+CHOSEN = "parameter groups that say which of them are matrices for it (use_muon)"
+MATRICES = "parameters of two dimensions alone"
+SWITCHED = "to be switched between training and evaluation, as models are"
+NEEDS = {
+    "torch:lbfgs": CLOSURE,
+    "torch:sparseadam": "sparse gradients",
+    "torch:muon": MATRICES,
+    "zoo:lbfgs": CLOSURE,
+    "zoo:alig": CLOSURE,
+    "zoo:bsam": CLOSURE,
+    "zoo:adahessian": HESSIAN,
+    "zoo:sophiah": HESSIAN,
+    "zoo:lomo": MODEL,
+    "zoo:adalomo": MODEL,
+    "zoo:adammini": MODEL,
+    "zoo:adago": CHOSEN,
+    "zoo:adamuon": CHOSEN,
+    "zoo:distributedmuon": CHOSEN,
+    "zoo:muon": CHOSEN,
+    "zoo:muonclip": CHOSEN,
+    "zoo:normuon": CHOSEN,
+    "zoo:spectralsphere": MATRICES,
+    "zoo:demo": "a group of processes",
+    "zoo:magma": "another optimizer, which it wraps",
+    "zoo:ranger21": "the number of steps in advance",
+    "zoo:schedulefreeadamw": SWITCHED,
+    "zoo:schedulefreeradam": SWITCHED,
+    "zoo:schedulefreesgd": SWITCHED,
+}
+"""What some need that a training loop with loss.backward() and step() does not have."""
+
+
+def taken(name: str) -> tuple[str, ...]:
+    """Names of the hyper-parameters that an optimizer takes.
+
+    >>> "betas" in taken("torch:NAdam"), "betas" in taken("torch:SGD")
+    (True, False)
+    """
+    variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    return tuple(option.name for option in list(_signature(name).values())[1:] if option.kind not in variable)
+
+
+def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Optimizer:
+    """An optimizer of torch.optim or pytorch-optimizer, with its own defaults for whatever is None or not given.
+
+    Args:
+        name: `torch:Muon`, `zoo:Yogi`.
+        parameters: as for every optimizer of torch.
+        hyper: lr, betas, eps, weight_decay, and whatever else the class takes.
+
+    Raises:
+        ValueError: there is no such optimizer, it does not take a hyper-parameter, or it needs what a plain training
+            loop does not give.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> type(make("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
+    'RAdam'
+    """
+    kind, listed = _class(name), list(parameters)
+    need = NEEDS.get(name.lower())
+    if need == MATRICES and all(parameter.dim() == 2 for parameter in _flat(listed)):
+        need = None
+    if need is not None:
+        raise ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
+    given, known = {option: value for option, value in hyper.items() if value is not None}, _signature(name)
+    for option, value in given.items():
+        if option not in taken(name):
+            raise ValueError(f"{name} does not take {option}={value!r}; it takes {', '.join(taken(name))}")
+        default = known[option].default
+        if isinstance(default, tuple) and (not isinstance(value, tuple) or len(value) != len(default)):
+            raise ValueError(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
+    made: torch.optim.Optimizer = kind(listed, **given)
+    return made
+
+
+def _flat(parameters: list[Any]) -> Iterable[torch.Tensor]:
+    for each in parameters:
+        yield from (each["params"] if isinstance(each, dict) else [each])
+
+
+def _signature(name: str) -> dict[str, Parameter]:
+    return dict(signature(_class(name)).parameters)
+
+
+def _class(name: str) -> Any:
+    source, _, wanted = name.partition(":")
+    if source == "torch":
+        found = getattr(torch.optim, wanted, None)
+        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
+            return found
+        raise ValueError(f"torch.optim has no optimizer {wanted!r}; names are as there: torch:RAdam, torch:Muon")
+    if source != "zoo":
+        raise ValueError(f"optimizer={name!r} is neither torch:NAME of torch.optim nor zoo:NAME of pytorch-optimizer")
+    try:
+        from pytorch_optimizer import get_supported_optimizers, load_optimizer
+    except ModuleNotFoundError:
+        raise ValueError(f"{name} is of pytorch-optimizer: pip install 'mvngrad[zoo]'") from None
+    if wanted.lower() not in get_supported_optimizers():
+        raise ValueError(f"pytorch-optimizer has no {wanted!r}; it has {', '.join(get_supported_optimizers())}")
+    return load_optimizer(wanted.lower())

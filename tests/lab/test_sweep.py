@@ -1,0 +1,364 @@
+"""What a sweep does with its grid, its stages, its failures and its selection."""
+
+import csv
+import errno
+import json
+import os
+import platform
+import signal
+import subprocess
+import time
+
+import optuna
+import pytest
+import sweep_toy
+from sqlalchemy import event
+from sweep_toy import OPTIMIZERS, Toy, command, each, finished, sweep, wait_for
+
+from mvngrad.lab import lock
+from mvngrad.lab.store import Slot, write
+from mvngrad.lab.sweep import export, patience, plan
+from mvngrad.lab.sweep.address import address
+from mvngrad.lab.sweep.patience import GaveUp
+from mvngrad.lab.sweep.queue import Queue
+from mvngrad.lab.sweep.records import by_key
+from mvngrad.lab.sweep.signals import undisturbed
+from mvngrad.lab.sweep.worker import identity, work
+
+
+@pytest.fixture
+def place(tmp_path):
+    return address(f"sqlite:///{tmp_path}/sweeps.db")
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def opened(place, said):
+    """Init a sweep and open its queue."""
+    queues = []
+
+    def make(name, **options):
+        plan.init(place, f"sweep_toy:{name}", tell=said.append, **options)
+        queues.append(Queue(place, f"sweep_toy:{name}", tell=said.append))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.close()
+
+
+def worked(queue, tmp_path, said, **options):
+    return work(queue.address, queue.name, root=tmp_path / "runs", tell=said.append, **options)
+
+
+def statuses(queue):
+    return sorted(record.status for record in by_key(queue.records()).values())
+
+
+def test_init_twice_adds_nothing_and_a_changed_grid_adds_what_is_new(place, said, monkeypatch):
+    assert len(plan.init(place, "sweep_toy:small", tell=said.append).new) == 12
+    again = plan.init(place, "sweep_toy:small", tell=said.append)
+    assert (len(again.new), again.known, again.foreign) == (0, 12, ())
+    monkeypatch.setattr(sweep_toy, "small", sweep_toy.wider)
+    said.clear()
+    changed = plan.init(place, "sweep_toy:small", tell=said.append)
+    assert (len(changed.new), changed.known, len(changed.foreign)) == (8, 8, 4)
+    assert "8 configurations are new, 8 were there" in "\n".join(said)
+    assert "4 that are there are not in the grid any more" in "\n".join(said)
+
+
+def test_init_says_what_a_sweep_takes(place, said):
+    plan.init(place, "sweep_toy:staged", tell=said.append)
+    assert said[0] == "stage 1: adam 2, laprop 2, adabelief 2, mvngrad 2"
+    assert said[1].startswith("stage 2: adabelief 2, adam 2, laprop 2, mvngrad 2 (if")
+    assert "16 different runs, then 8 more seeds" in said[2]
+    assert "about 2.4 hours of a toy" in said[2]
+
+
+def test_unequal_budgets_are_refused_unless_told(place, said):
+    with pytest.raises(ValueError, match=r"2 runs of mvngrad and 1 of .*--unequal"):
+        plan.init(place, "sweep_toy:unfair", tell=said.append)
+    assert not place.file.exists()
+    assert len(plan.init(place, "sweep_toy:unfair", unequal=True, tell=said.append).new) == 5
+
+
+def test_what_is_chosen_by_is_named_once_and_is_not_test_data(place, said, monkeypatch):
+    with pytest.raises(ValueError, match=r"test_loss.*test data"):
+        sweep(each(), metric="test_loss")
+    assert sweep(each(), metric="test_loss", test_because="there is no other").metric == "test_loss"
+    plan.init(place, "sweep_toy:small", tell=said.append)
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep(each(), metric="validation_accuracy", higher=True))
+    with pytest.raises(ValueError, match="chooses by validation_loss, which was named before"):
+        plan.init(place, "sweep_toy:small", tell=said.append)
+
+
+def test_a_second_stage_follows_from_the_first_and_seeds_from_both(opened, tmp_path, said):
+    queue = opened("staged")
+    claim = queue.claim(identity())
+    queue.finish(claim, {"status": "finished"}, 9.0)
+    assert plan.init(queue.address, queue.name, tell=said.append).new == ()
+    with pytest.raises(RuntimeError, match="7 runs of sweep_toy:staged are not done"):
+        plan.rerun(queue, 3)
+    assert worked(queue, tmp_path, said) == {"finished": 15}
+    second = [record for record in queue.records() if record.stage == "2"]
+    assert {(r.settings["optimizer"], r.settings["lr"], r.settings["steps"]) for r in second} == {
+        (optimizer, 2.0, steps) for optimizer in OPTIMIZERS for steps in (1, 2)
+    }
+    selected = plan.select(queue)
+    assert {who: record.settings["lr"] for who, record in selected.items()} == dict.fromkeys(OPTIMIZERS, 2.0)
+    assert len(plan.rerun(queue, 3)) == 8
+    assert plan.rerun(queue, 3) == []
+    assert worked(queue, tmp_path, said) == {"finished": 8}
+    assert {who: record.key for who, record in plan.select(queue).items()} == {
+        who: record.key for who, record in selected.items()
+    }
+    assert any(line.startswith("adam: 1.125 ± 0.125 over 3 seeds  (lr 2.0") for line in export.selection(queue))
+
+
+def test_a_run_that_diverges_or_raises_is_a_result_and_the_worker_goes_on(opened, tmp_path, said):
+    queue = opened("unlucky", unequal=True)
+    assert worked(queue, tmp_path, said) == {"finished": 4, "diverged": 4, "raised": 2}
+    reasons = {record.status: record.outcome.get("reason") for record in queue.records()}
+    assert reasons["diverged"] == "diverged at step 3"
+    assert reasons["raised"] == "ZeroDivisionError: lr=3.0 is cursed"
+    assert {record.value for record in queue.records() if record.status != "finished"} == {None}
+    assert "4 x diverged at step 3" in export.status(queue)
+    assert worked(queue, tmp_path, said) == {}
+    assert len(plan.retry(queue)) == 2
+    assert worked(queue, tmp_path, said) == {"raised": 2}
+
+
+def test_a_worker_for_which_every_run_raises_stops_and_leaves_the_rest(opened, tmp_path, said):
+    queue = opened("cursed")
+    with pytest.raises(RuntimeError, match=r"3 runs in a row raised.*lr=2.* is cursed.*sweep retry"):
+        worked(queue, tmp_path, said)
+    assert statuses(queue) == ["raised"] * 3 + ["waiting"] * 9
+
+
+def test_a_result_without_the_metric_says_which_it_has(opened, tmp_path, said, monkeypatch):
+    queue = opened("small")
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep(each()))
+    queue.note(metric="validation_accuracy")
+    with pytest.raises(RuntimeError, match="in a row"):
+        worked(queue, tmp_path, said)
+    reason = next(record.outcome["reason"] for record in queue.records() if record.outcome)
+    assert "no 'validation_accuracy'" in reason
+    assert "test_loss" in reason
+
+
+def test_no_two_workers_run_one_configuration_even_if_it_was_queued_twice(opened, tmp_path, said):
+    queue = opened("small")
+    queue.add([plan.again(record) for record in queue.records()])
+    assert worked(queue, tmp_path, said) == {"finished": 12}
+    assert sorted(record.status for record in queue.records()) == ["double"] * 12 + ["finished"] * 12
+    assert len(export.rows(queue)) == 12
+
+
+def test_a_worker_that_dies_before_its_first_sign_of_life_loses_nothing(opened, tmp_path, said):
+    queue = opened("small", heartbeat=1, grace=2)
+    claim = queue.claim(identity())
+    wait_for(lambda: queue.reclaim() or any("silent; queued again" in line for line in said))
+    assert [r.status for r in queue.records() if r.key == claim.record.key] == ["lost", "waiting"]
+    assert worked(queue, tmp_path, said) == {"finished": 12}
+
+
+def test_after_the_store_was_away_nobody_is_called_dead_before_he_could_speak(opened, said):
+    queue = opened("small", heartbeat=1, grace=2)
+    claim = queue.claim(identity())
+    wait_for(lambda: time.monotonic() > queue.judging)
+    with queue.storage.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'")
+    queue._away()
+    queue.reclaim()
+    assert "lost" not in statuses(queue)
+    with queue.beating(claim):
+        wait_for(lambda: time.monotonic() > queue.judging)
+        queue.reclaim()
+    assert "lost" not in statuses(queue)
+    assert queue.finish(claim, {"status": "finished"}, 1.0)
+
+
+def test_a_worker_that_dies_while_it_queues_a_dead_ones_run_loses_nothing(opened, tmp_path, said):
+    queue = opened("small", heartbeat=1, grace=2)
+    claim = queue.claim(identity())
+    queue.storage.set_trial_state_values(claim.trial, optuna.trial.TrialState.FAIL)
+    assert statuses(queue)[0] == "lost"
+    assert worked(queue, tmp_path, said) == {"finished": 12}
+
+
+def test_a_worker_that_dies_between_its_result_and_its_end_is_not_believed(opened, tmp_path, said):
+    queue = opened("small")
+    claim = queue.claim(identity())
+    queue.storage.set_trial_user_attr(claim.trial, "outcome", {"status": "finished", "validation_loss": 0.0})
+    queue.storage.set_trial_state_values(claim.trial, optuna.trial.TrialState.FAIL)
+    assert statuses(queue)[0] == "lost"
+    assert worked(queue, tmp_path, said) == {"finished": 12}
+
+
+def test_a_worker_that_was_thought_dead_changes_nothing_when_it_wakes(opened, tmp_path, said):
+    queue = opened("small")
+    claim = queue.claim(identity())
+    queue.storage.set_trial_state_values(claim.trial, optuna.trial.TrialState.FAIL)
+    assert not queue.finish(claim, {"status": "finished"}, 1.0)
+    queue.put_back(claim)
+    assert [r.status for r in queue.records() if r.key == claim.record.key] == ["lost"]
+
+
+def test_a_run_that_another_process_holds_is_left_for_later(opened, tmp_path, said):
+    queue = opened("small")
+    first = queue.records()[0]
+    holder = subprocess.Popen(["sleep", "60"])
+    note = {"pid": holder.pid, "host": platform.node(), "began": lock.began(holder.pid), "at": 0.0}
+    write(tmp_path / "runs" / first.key / lock.NAME, json.dumps(note))
+    queue.note(heartbeat=1)
+
+    def release(line):
+        said.append(line)
+        if "left for later" in line:
+            holder.kill()
+            holder.wait()
+
+    done = work(queue.address, queue.name, root=tmp_path / "runs", tell=release)
+    assert (done["finished"], done["busy"]) == (12, 1)
+
+
+def test_the_lock_of_a_worker_elsewhere_is_removed_once_the_store_knows_it_is_dead(opened, tmp_path, said):
+    queue = opened("small")
+    claim = queue.claim({**identity(), "worker": "elsewhere-17"})
+    note = json.dumps({"pid": 17, "host": "elsewhere", "began": "", "at": 0.0})
+    write(tmp_path / "runs" / claim.record.key / lock.NAME, note)
+    queue.storage.set_trial_state_values(claim.trial, optuna.trial.TrialState.FAIL)
+
+    def tell(line):
+        assert "left for later" not in line
+
+    assert work(queue.address, queue.name, root=tmp_path / "runs", tell=tell) == {"finished": 12}
+
+
+def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(opened, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(patience, "FIRST", 0.01)
+    queue, failures, finish = opened("small"), [1, 2], Slot.finish
+
+    def full(slot, result):
+        if failures:
+            failures.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finish(slot, result)
+
+    monkeypatch.setattr(Slot, "finish", full)
+    assert worked(queue, tmp_path, said) == {"finished": 12}
+    assert sum("no space is left on the disk" in line and "trying again" in line for line in said) == 2
+    failures.extend([1] * 1000)
+    plan.init(queue.address, "sweep_toy:staged", tell=said.append)
+    with pytest.raises(GaveUp, match="no space is left"):
+        work(queue.address, "sweep_toy:staged", root=tmp_path / "more", patience=0.1, tell=said.append)
+    other = Queue(queue.address, "sweep_toy:staged")
+    assert set(statuses(other)) == {"waiting"}
+    other.close()
+
+
+def test_a_full_disk_under_the_store_is_waited_for_too(opened, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(patience, "FIRST", 0.01)
+    queue = opened("small")
+    with queue.storage.engine.connect() as connection:
+        pages = connection.connection.cursor().execute("PRAGMA page_count").fetchone()[0]
+    full, tell = [True], queue.tell
+
+    def limit(connection):
+        cursor = connection.connection.cursor()
+        cursor.execute(f"PRAGMA max_page_count = {pages if full[0] else 2**30}")
+
+    def make_room(line):
+        tell(line)
+        full[0] = False
+
+    event.listen(queue.storage.engine, "begin", limit)
+    queue.tell = make_room
+    before = len(queue.records())
+    queue.add([plan.again(record) for record in queue.records()] * 8)
+    assert len(queue.records()) == 9 * before
+    assert any("database or disk is full" in line for line in said)
+
+
+def test_recipes_of_other_code_are_not_run(opened, tmp_path, said, monkeypatch):
+    queue = opened("small")
+    monkeypatch.setattr(Toy, "name", "toy-2")
+    with pytest.raises(RuntimeError, match="different versions"):
+        worked(queue, tmp_path, said)
+    assert set(statuses(queue)) == {"waiting"}
+
+
+def test_workers_of_other_commits_are_noticed(opened, tmp_path, said, monkeypatch):
+    monkeypatch.setenv("MVNGRAD_COMMIT", "aaaa")
+    queue = opened("staged")
+    for _ in range(3):
+        claim = queue.claim(identity())
+        queue.finish(claim, {"status": "finished", "validation_loss": 9.0}, 9.0)
+    monkeypatch.setenv("MVNGRAD_COMMIT", "bbbb")
+    worked(queue, tmp_path, said)
+    assert "warning: the sweep was made with commit aaaa, this worker has bbbb" in "\n".join(said)
+    assert "warning: 3 runs are of commit aaaa, this worker has bbbb" in "\n".join(said)
+    assert "warning: runs of different commit: bbbb (13), aaaa (3)" in export.status(queue)
+
+
+def test_the_export_has_every_run(opened, tmp_path, said):
+    queue = opened("unlucky", unequal=True)
+    worked(queue, tmp_path, said)
+    for suffix in ("json", "csv"):
+        assert export.export(queue, tmp_path / f"runs.{suffix}") == 10
+    whole = json.loads((tmp_path / "runs.json").read_text())
+    assert (whole["metric"], whole["higher"], len(whole["selected"])) == ("validation_loss", False, 4)
+    row = next(row for row in whole["runs"] if row["key"] == whole["selected"]["mvngrad"])
+    assert row["settings"]["lr"] == 1.0
+    assert (row["status"], row["value"], row["metrics"]["validation_loss"]) == ("finished", 7.0, 7.0)
+    assert row["worker"] == f"{platform.node()}-{os.getpid()}"
+    assert row["commit"] == identity()["commit"]
+    with (tmp_path / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["key"], r["status"]) for r in rows] == [(r["key"], r["status"]) for r in whole["runs"]]
+    assert {r["reason"] for r in rows} == {"", "diverged at step 3", "ZeroDivisionError: lr=3.0 is cursed"}
+    with pytest.raises(ValueError, match="neither"):
+        export.export(queue, tmp_path / "runs.txt")
+
+
+def test_the_commands_from_the_first_to_the_last(tmp_path):
+    store = ("--storage", f"sqlite:///{tmp_path}/sweeps.db")
+    runs = ("--runs", tmp_path / "runs", "--device", "cpu")
+
+    def do(*arguments, code=0):
+        process = command(*arguments, *store)
+        text = finished(process)
+        assert process.returncode == code, text
+        return text
+
+    assert "there is no sweep in" in do("status", code=1)
+    assert "there is no sweep 'mnist-7k'; choose of" in do("init", "mnist-7k", code=1)
+    assert not (tmp_path / "sweeps.db").exists()
+    assert "8 configurations are new" in do("init", "sweep_toy:staged", "--heartbeat", "1")
+    assert "has no sweep 'mnist' (it has: sweep_toy:staged)" in do("select", "mnist", code=1)
+    assert "worker 2: " in do("work", "sweep_toy:staged", "--workers", "2", *runs)
+    assert "sweep_toy:staged: 16 finished" in do("status")
+    assert "4 runs are new" in do("rerun", "sweep_toy:staged", "--seeds", "2")
+    do("work", "sweep_toy:staged", *runs)
+    assert "adam: 1.0625 ± 0.08839 over 2 seeds" in do("select", "sweep_toy:staged")
+    assert "20 runs are in" in do("export", "sweep_toy:staged", tmp_path / "all.json")
+
+
+def test_a_signal_waits_for_the_end_of_a_block_and_a_second_one_does_not():
+    done = []
+
+    def asked(times):
+        with undisturbed():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            done.append(times)
+
+    with pytest.raises(KeyboardInterrupt):
+        asked(1)
+    with pytest.raises(KeyboardInterrupt):
+        asked(2)
+    assert done == [1]
