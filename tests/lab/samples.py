@@ -1,7 +1,15 @@
 """Results and records at small sizes, as a store and a Monitor would give them. No torch."""
 
+import dataclasses
+import json
+import math
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
+from mvngrad.lab.recipes.sweeps import SWEEPS, Outcome, Results
+from mvngrad.lab.report.exports import read
 from mvngrad.lab.report.figures import style
 from mvngrad.lab.store import Run
 from mvngrad.theory import convergence, dimension, multi_spike, spike, variance_gap
@@ -76,6 +84,72 @@ def table2():
     }
 
 
+def sweep(change=lambda optimizer, settings: 0.0, name="mnist", stages=2, **notes):
+    """An export as the engine writes it, of the grid that a sweep of ours has; `change` is added to each value.
+
+    Where `change` is a word, the run has that status and no value.
+    """
+    made, outcomes, rows = SWEEPS[name](), {}, []
+    kind = made.metric.partition("_")[2]
+
+    def add(recipe, stage, told, seed=0.0):
+        status, value = (told, None) if isinstance(told, str) else ("finished", told + seed)
+        metrics = (
+            {made.metric: value, f"test_{kind}": value, f"train_{kind}": value - 0.05} if value is not None else {}
+        )
+        rows.append(exported(recipe, stage, len(rows), status, value, metrics))
+        return value
+
+    for number, stage in enumerate(made.stages[:stages], start=1):
+        recipes = stage(Results(list(outcomes.values()), made.higher)) if callable(stage) else stage
+        for recipe in recipes:
+            if recipe.key not in outcomes:
+                told = change(recipe.optimizer, recipe.settings)
+                base = 0.1 + abs(math.log10(recipe.lr / 1e-3)) / 10 + recipe.beta1 / 100 + recipe.beta2 / 100
+                value = add(recipe, str(number), told if isinstance(told, str) else base + told)
+                outcomes[recipe.key] = Outcome(recipe, value)
+    best = Results(list(outcomes.values()), made.higher).best
+    for outcome in best.values():
+        for seed in (1, 2):
+            add(dataclasses.replace(outcome.recipe, seed=seed), "seeds", outcome.value, seed / 100)
+    heading = {"sweep": name, "made": "2026-01-02T00:00:00+00:00", "metric": made.metric, "higher": made.higher}
+    code = {"test_because": made.test_because, "commit": "0123456789ab", "mvngrad": "0.1"}
+    selected = {optimizer: outcome.recipe.key for optimizer, outcome in best.items()}
+    return {**heading, **code, "selected": selected, "runs": rows, **notes}
+
+
+def exported(recipe, stage, number, status, value, metrics):
+    done = status in ("finished", "diverged", "raised")
+    worker = {"worker": f"host-{number % 2}", "commit": "0123456789ab", "mvngrad": "0.1", "torch": "2", "python": "3"}
+    reason = {"diverged": "diverged at step 3", "raised": "ZeroDivisionError: cursed"}.get(status)
+    return {
+        "key": recipe.key,
+        "stage": stage,
+        "optimizer": recipe.optimizer,
+        "status": status,
+        "value": value,
+        "settings": recipe.settings,
+        "metrics": metrics | ({"reason": reason} if reason else {}),
+        "seconds": 7.5 if done else None,
+        "reason": reason,
+        **(worker if done else dict.fromkeys(worker)),
+    }
+
+
+def sweep_run():
+    """As the report reads it: some runs are lost, and some are worse than others by far."""
+
+    def change(optimizer, settings):
+        if settings["lr"] == 1e-2 and optimizer in ("adam", "laprop"):
+            return "raised" if settings["beta1"] == 0.9 else "diverged"
+        return 3.0 if settings["lr"] == 1e-2 else {"adam": 0.02, "mvngrad": -0.01}.get(optimizer, 0.0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sweep-mnist.json"
+        path.write_text(json.dumps(sweep(change)))
+        return read(path)
+
+
 def runs():
     """One of each target, at small sizes, as a store would give them."""
     panels = {"long horizon": spike.LONG_HORIZON, "early carry-over": spike.EARLY_CARRY_OVER}
@@ -95,10 +169,11 @@ def runs():
         "variance-gap": variance_gap.variance_gap(points=21, samples=20_000),
     }
     environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}
-    return [
+    made = [
         Run(f"{name}-0123456789ab", name, {"size": 3, "data": {"name": "small"}}, environment, plain(result))
         for name, result in results.items()
     ]
+    return [*made, sweep_run()]
 
 
 def records():

@@ -24,6 +24,7 @@ RUNS = {
     "cifar100-bs128": [{"adam": 6, "laprop": 6, "adabelief": 12, "mvngrad": 12}, 16],
     "cifar100-bs128-equal": [6, 16],
     "cifar100-bs1024": [6, 32],
+    "cifar100-bs1024-scaled": [16],
     "wikitext103": [12, {"adam": 16, "laprop": 16, "adabelief": 32, "mvngrad": 32}],
     "wikitext103-equal": [12, 16],
     "openwebtext": [9],

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from tiny import Tiny, TinyTask
 from torch import nn
 
+from mvngrad.lab import checkpoint, step
+from mvngrad.lab.train import train
 from mvngrad.lab.zoo import NEEDS, make, taken
 
 OF_TORCH = ("Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
@@ -66,7 +69,8 @@ def test_what_cannot_be_is_refused_with_the_reason(name, hyper, problem):
     [
         ("zoo:AdaHessian", {}, "needs a Hessian"),
         ("zoo:SophiaH", {}, "needs a Hessian"),
-        ("zoo:Muon", {}, "use_muon"),
+        ("torch:Adam,amsgrad", {}, "cannot be read"),
+        ("torch:Adam,lr=0.1", {"lr": 0.2}, "lr is given twice: as 0.1 with torch:Adam and as 0.2"),
         ("zoo:AggMo", {"betas": (0.9, 0.99)}, "3 values"),
         ("zoo:Nothing", {}, "has no 'Nothing'; it has a2grad"),
     ],
@@ -75,6 +79,94 @@ def test_what_the_zoo_cannot_is_refused_with_the_reason(name, hyper, problem):
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(ValueError, match=problem):
         make(name, [nn.Parameter(torch.ones(2))], **hyper)
+
+
+def test_options_follow_the_name():
+    (group,) = make("torch:Adam,amsgrad=True,betas=(0.1,0.2)", [nn.Parameter(torch.ones(2))], lr=0.5).param_groups
+    assert (group["lr"], group["betas"], group["amsgrad"]) == (0.5, (0.1, 0.2), True)
+
+
+def test_the_zoos_muon_is_told_which_parameters_are_matrices():
+    pytest.importorskip("pytorch_optimizer")
+    found = losses("zoo:Muon,adamw_lr=0.01", lr=1e-2)
+    assert found[-1] < found[0]
+
+
+def tiny(name, **hyper):
+    return Tiny(optimizer=name, beta1=None, beta2=None, eps=None, eps_s=None, **hyper)
+
+
+def trained(recipe, root, **options):
+    try:
+        return train(recipe, root=root, task=TinyTask, **{"on_event": lambda event: None, **options}).result
+    finally:
+        step.forget()
+
+
+def test_the_loop_trains_with_one_as_a_plain_loop_does(tmp_path):
+    """torch's AdamW as anybody's is ours to rounding; and rates of groups keep their proportion in a schedule."""
+    common = {"lr": 1e-2, "weight_decay": 0.1}
+    theirs = Tiny(optimizer="torch:AdamW", beta1=0.9, beta2=0.99, eps_s=None, **common)
+    ours = Tiny(optimizer="adamw", beta1=0.9, beta2=0.99, eps_s=None, **common)
+    losses = [trained(recipe, tmp_path)["test_loss"] for recipe in (theirs, ours)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["torch:SGD,momentum=0.9", "torch:Adam,amsgrad=True", "zoo:Yogi", "zoo:Muon", "zoo:SM3"]
+)
+def test_a_run_with_one_is_resumed_exactly(tmp_path, name):
+    if name.startswith("zoo"):
+        pytest.importorskip("pytorch_optimizer")
+    recipe = tiny(name, lr=1e-2)
+    whole = trained(recipe, tmp_path / "whole")
+    kept = checkpoint.save
+
+    def killed(folder, number, *rest):
+        kept(folder, number, *rest)
+        if number == 9:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trained(recipe, tmp_path / "killed", checkpoint_every=0)
+    again = trained(recipe, tmp_path / "killed")
+    assert again["weights"] == whole["weights"]
+    assert again["state_bytes"] > 0
+    other = trained(tiny(name, lr=2e-2), tmp_path)
+    assert other["weights"] != whole["weights"]
+
+
+def test_runs_of_one_process_do_not_share_its_rate(tmp_path):
+    try:
+        results = [
+            train(tiny("torch:SGD", lr=lr), root=tmp_path, task=TinyTask, on_event=lambda event: None).result
+            for lr in (1e-3, 1e-1)
+        ]
+    finally:
+        step.forget()
+    alone = trained(tiny("torch:SGD", lr=1e-1), tmp_path / "alone")
+    assert results[1]["weights"] == alone["weights"] != results[0]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "adamx"}, "choose of mvngrad, .* torch:NAME and zoo:NAME"),
+        ({"optimizer": "torch:SGD"}, "eps_s=1e-08 is for our optimizers"),
+        ({"optimizer": "torch:SGD", "eps_s": None, "state_dtype": "int8"}, "state_dtype='int8' is for our optimizers"),
+        ({"beta1": None}, "beta1=None is invalid with optimizer='mvngrad'"),
+    ],
+)
+def test_recipes_refuse_what_does_not_go_together(change, message):
+    with pytest.raises(ValueError, match=message):
+        Tiny(**change)
+
+
+def test_a_recipe_that_names_what_the_optimizer_does_not_take_is_refused_before_it_trains(tmp_path):
+    with pytest.raises(ValueError, match="torch:SGD does not take betas"):
+        trained(Tiny(optimizer="torch:SGD", eps_s=None), tmp_path)
 
 
 def test_muon_takes_matrices():

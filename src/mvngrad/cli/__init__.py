@@ -75,6 +75,7 @@ class Report:
     ] = None
 
     def __call__(self) -> int:
+        from mvngrad.lab.report.exports import sweeps
         from mvngrad.lab.report.gather import gathered, worth_keeping
         from mvngrad.lab.report.page import render
         from mvngrad.lab.report.verdicts import judge
@@ -84,7 +85,8 @@ class Report:
             found = worth_keeping(store.runs(self.runs))
             store.bundle(self.keep, found)
             print(f"{len(found)} runs of {self.runs} are in {self.keep}")
-        runs, path = gathered(store.runs(self.runs, store.KEPT)), self.out or self.runs / REPORT
+        found = sweeps(self.runs, store.KEPT, tell=lambda text: print(f"warning: {text}", file=sys.stderr))
+        runs, path = gathered(store.runs(self.runs, store.KEPT)) + found, self.out or self.runs / REPORT
         store.write(path, render(judge(runs), runs, version=__version__, made=now()))
         print(path.resolve())
         return 0

@@ -122,8 +122,10 @@ def commands(given: Sequence[str]) -> Any:
 
     def settings(usual: str, make: Callable[[Any], R]) -> R:
         """What the paper selected for this cell. A name that no recipe has is left for the parser proper to refuse."""
-        asked: Any = known.optimizer or usual
+        asked = known.optimizer or usual
         cell = asked.removesuffix("w")
+        if ":" in asked:
+            return replace(make(usual), optimizer=asked, beta1=None, beta2=None, eps=None, eps_s=None)
         if cell not in CELLS:
             return make(usual)
         return replace(make(cell + "w" * usual.endswith("w")), optimizer=asked)

@@ -55,6 +55,8 @@ class Sitting:
         saved = parallel.told(checkpoint.newest(self.checkpoints, self._tell) if parallel.rank() == 0 else None)
         if saved is not None:
             notes = checkpoint.load(saved, stepper.state)
+            if stepper.foreign:
+                stepper.optimizer.load_state_dict(notes["optimizer"])
             self.step, self.seconds_before, self.missed = notes["step"], notes["seconds"], notes.get("missed", 0)
             self._tell(f"goes on after step {self.step} of {self.steps}")
         self.first = self.step
@@ -85,7 +87,8 @@ class Sitting:
         state = self.stepper.state.items()
         weights = {name: parallel.whole(value) for name, value in state if name.startswith("model.")}
         result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
-        result["state_bytes"] = sum(value.nbytes for name, value in state if name.startswith("optimizer."))
+        kept = [value for each in self.stepper.optimizer.state.values() for value in each.values()]
+        result["state_bytes"] = sum(value.nbytes for value in kept if isinstance(value, Tensor))
         if self.metrics is not None and self.recipe.guarded:
             result |= history.summary(rows(self.metrics.path))
         result["data"] = self.stepper.task.source
@@ -172,7 +175,9 @@ class Sitting:
             raise Interrupted(self.recipe.key, self.step, self.signals[0] if self.signals else signal.SIGTERM)
 
     def _save(self, keep: int) -> None:
-        notes = {"seconds": self.seconds, "missed": self.missed}
+        notes: dict[str, Any] = {"seconds": self.seconds, "missed": self.missed}
+        if self.stepper.foreign:
+            notes["optimizer"] = self.stepper.optimizer.state_dict()
         checkpoint.save(self.checkpoints, self.step, notes, self.stepper.state, keep)
         self.saved_at = time.perf_counter()
 

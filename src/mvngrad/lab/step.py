@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,18 @@ class Stepper:
 
     def __init__(self, recipe: Training, bench: Bench, captured: bool) -> None:
         task, device = bench.task, bench.task.device
-        self.bench, self.task, self.model, self.captured = bench, task, bench.model, captured
+        self.bench, self.task, self.model = bench, task, bench.model
+        self.captured = captured and not recipe.foreign
         self.autocast = recipe.precision == "bf16" and bench.mode != "fsdp"
         self.micro_batch_size, self.guarded = recipe.micro_batch_size, recipe.guarded
         self.clip = math.inf if recipe.clip is None else recipe.clip
         self.lr = torch.zeros((), device=device)
-        self.optimizer = optimizer(recipe, self.model, self.lr)
+        self.peak = recipe.lr
+        self._new_optimizer = partial(optimizer, recipe, self.model, self.lr)
+        self.optimizer: Any = self._new_optimizer()
+        self.foreign = recipe.foreign
+        """Somebody else's optimizer is made anew for a run; of its state nothing is known but its `state_dict`."""
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(task.steps_per_epoch, device=device)
         self.norms = torch.zeros(task.steps_per_epoch, device=device)
@@ -61,7 +68,7 @@ class Stepper:
             **{f"model.{name}": value for name, value in self.model.state_dict().items()},
             **{
                 f"optimizer.{index}.{name}": value
-                for index, kept in enumerate(self.optimizer.state.values())
+                for index, kept in enumerate(self.optimizer.state.values() if not self.foreign else ())
                 for name, value in kept.items()
             },
             "at": self.at,
@@ -72,6 +79,8 @@ class Stepper:
     def begin(self, seed: int) -> None:
         """Become as a run with this seed starts: its weights, and no memory of any step."""
         start = {f"model.{name}": value for name, value in initial(self.task, seed).state_dict().items()}
+        if self.foreign:
+            self.optimizer = self._new_optimizer()
         with torch.no_grad():
             for name, value in self.state.items():
                 parallel.fill(value, start[name]) if name in start else value.zero_()
@@ -101,6 +110,9 @@ class Stepper:
         batch, loss_of = self.bench.batch, self.bench.loss
         row = {name: value.index_select(0, self.at).squeeze(0) for name, value in self.plan.items()}
         self.lr.copy_(row.pop("lr"))
+        if self.foreign:
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * (self.lr.item() / self.peak if self.peak else 0.0)
         if samples:
             row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
             batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
@@ -129,9 +141,8 @@ class Stepper:
         """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""
         norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         finite = loss.isfinite() & norm.isfinite()
-        if self.optimizer._step_supports_amp_scaling:
-            # As GradScaler tells it; nothing is read back.
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        if not self.foreign and self.optimizer._step_supports_amp_scaling:
+            self.optimizer.found_inf = (~finite).float()  # as GradScaler tells it; nothing is read back
             self.optimizer.step()
         elif finite:
             self.optimizer.step()
@@ -188,7 +199,8 @@ def ready(
     captured one holds the memory of a whole step.
     """
     shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make, mode
-    whole = shared, recipe.part(*recipe.outside_step), recipe.rounding_seed, captured
+    outside = [name for name in recipe.outside_step if not (name == "lr" and recipe.foreign)]
+    whole = shared, recipe.part(*outside), recipe.rounding_seed, captured
     if whole not in _steppers:
         _steppers.clear()
         if shared not in _benches:

@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import mvngrad
+from mvngrad.lab import zoo
 from mvngrad.lab.recipes.training import CELLS, Training
 from mvngrad.optim.optimizer import RuleOptimizer
 
@@ -83,16 +85,26 @@ def initial(task: Task, seed: int) -> nn.Module:
         return task.build()
 
 
-def optimizer(recipe: Training, model: nn.Module, lr: Tensor) -> RuleOptimizer:
-    """The recipe's optimizer with its state, ready to be captured where the model is on a GPU."""
-    cell = recipe.optimizer.removesuffix("w")
-    make = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))
-    groups = [
+def optimizer(recipe: Training, model: nn.Module, lr: Tensor) -> Optimizer:
+    """The recipe's optimizer. Ours has its state, and is ready to be captured where the model is on a GPU."""
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if recipe.decays(p.dim()) == decays], **options}
         for decays, options in ((True, {}), (False, {"weight_decay": 0.0}))
     ]
+    groups = [group for group in groups if group["params"]]
+    if recipe.foreign:
+        return zoo.make(
+            recipe.optimizer,
+            groups,
+            lr=recipe.lr,
+            betas=None if recipe.beta1 is None else (recipe.beta1, recipe.beta2),
+            eps=recipe.eps,
+            weight_decay=recipe.weight_decay or None,
+        )
+    cell = recipe.optimizer.removesuffix("w")
+    make = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))
     made: RuleOptimizer = make(
-        [group for group in groups if group["params"]],
+        groups,
         lr=lr,
         betas=(recipe.beta1, recipe.beta2),
         eps=recipe.eps,

@@ -110,6 +110,8 @@ def _spreadable(recipe: Training, mode: processes.Mode | None) -> None:
             f"batch_size={recipe.batch_size} on {processes.ranks()} processes does not make whole micro-batches of "
             f"micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
         )
+    if mode is not None and recipe.foreign:
+        raise ValueError(f"optimizer={recipe.optimizer!r}: only ours train on several processes, parallel={mode!r}")
     if mode == "fsdp" and recipe.state_dtype == "int8":
         raise ValueError("state_dtype='int8' cannot be cut into shards; with parallel='fsdp' take bf16, or take ddp")
 

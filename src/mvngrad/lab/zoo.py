@@ -1,10 +1,12 @@
 """Other people's optimizers by name: `torch:NAME` of torch.optim, `zoo:NAME` of the package pytorch-optimizer.
 
-None of them is written here again. What one does not take is refused and never ignored.
+Options follow the name: `torch:Adam,amsgrad=True`. None of them is written here again. What one does not take is
+refused and never ignored.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from inspect import Parameter, signature
 from typing import Any
@@ -14,7 +16,6 @@ import torch
 CLOSURE = "a closure that computes the loss again in step()"
 HESSIAN = "a Hessian: a backward pass with create_graph=True"
 MODEL = "the model, and takes the gradients from it during the backward pass"
-CHOSEN = "parameter groups that say which of them are matrices for it (use_muon)"
 MATRICES = "parameters of two dimensions alone"
 SWITCHED = "to be switched between training and evaluation, as models are"
 NEEDS = {
@@ -29,14 +30,9 @@ NEEDS = {
     "zoo:lomo": MODEL,
     "zoo:adalomo": MODEL,
     "zoo:adammini": MODEL,
-    "zoo:adago": CHOSEN,
-    "zoo:adamuon": CHOSEN,
-    "zoo:distributedmuon": CHOSEN,
-    "zoo:muon": CHOSEN,
-    "zoo:muonclip": CHOSEN,
-    "zoo:normuon": CHOSEN,
     "zoo:spectralsphere": MATRICES,
     "zoo:demo": "a group of processes",
+    "zoo:distributedmuon": "a group of processes",
     "zoo:magma": "another optimizer, which it wraps",
     "zoo:ranger21": "the number of steps in advance",
     "zoo:schedulefreeadamw": SWITCHED,
@@ -44,23 +40,42 @@ NEEDS = {
     "zoo:schedulefreesgd": SWITCHED,
 }
 """What some need that a training loop with loss.backward() and step() does not have."""
+MUONS = ("zoo:adago", "zoo:adamuon", "zoo:muon", "zoo:muonclip", "zoo:normuon")
+"""Those that are for matrices, and step all other parameters as AdamW does, once told which are which."""
 
 
 def taken(name: str) -> tuple[str, ...]:
     """Names of the hyper-parameters that an optimizer takes.
 
-    >>> "betas" in taken("torch:NAdam"), "betas" in taken("torch:SGD")
+    >>> "betas" in taken("torch:NAdam"), "betas" in taken("torch:SGD,momentum=0.9")
     (True, False)
     """
+    name, _ = parsed(name)
     variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
     return tuple(option.name for option in list(_signature(name).values())[1:] if option.kind not in variable)
+
+
+def parsed(name: str) -> tuple[str, dict[str, Any]]:
+    """A name without its options, and these.
+
+    >>> parsed("torch:SGD,momentum=0.9,nesterov=True")
+    ('torch:SGD', {'momentum': 0.9, 'nesterov': True})
+    """
+    try:
+        call = ast.parse(f"_({name.partition(',')[2]})", mode="eval").body
+        options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
+        if call.args or None in options:  # type: ignore[attr-defined]
+            raise ValueError("options have names")
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
+    return name.partition(",")[0], options
 
 
 def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Optimizer:
     """An optimizer of torch.optim or pytorch-optimizer, with its own defaults for whatever is None or not given.
 
     Args:
-        name: `torch:Muon`, `zoo:Yogi`.
+        name: `torch:Muon`, `zoo:Yogi`, `torch:SGD,momentum=0.9`.
         parameters: as for every optimizer of torch.
         hyper: lr, betas, eps, weight_decay, and whatever else the class takes.
 
@@ -72,7 +87,13 @@ def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Opti
     >>> type(make("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
     'RAdam'
     """
+    name, options = parsed(name)
+    for option in sorted(options.keys() & {option for option, value in hyper.items() if value is not None}):
+        raise ValueError(f"{option} is given twice: as {options[option]!r} with {name} and as {hyper[option]!r}")
+    hyper |= options
     kind, listed = _class(name), list(parameters)
+    if name.lower() in MUONS:
+        listed = _split(listed)
     need = NEEDS.get(name.lower())
     if need == MATRICES and all(parameter.dim() == 2 for parameter in _flat(listed)):
         need = None
@@ -87,6 +108,17 @@ def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Opti
             raise ValueError(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
     made: torch.optim.Optimizer = kind(listed, **given)
     return made
+
+
+def _split(parameters: list[Any]) -> list[dict[str, Any]]:
+    """Groups of matrices, kernels of convolutions among them, and groups of all else."""
+    groups = parameters if parameters and isinstance(parameters[0], dict) else [{"params": parameters}]
+    found = [
+        {**group, "params": [p for p in group["params"] if (p.dim() > 1) == matrices], "use_muon": matrices}
+        for group in groups
+        for matrices in (True, False)
+    ]
+    return [group for group in found if group["params"]]
 
 
 def _flat(parameters: list[Any]) -> Iterable[torch.Tensor]:

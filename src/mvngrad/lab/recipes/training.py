@@ -21,15 +21,17 @@ CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": A
 class Training(Recipe, ABC):
     """The fields that the training loop itself reads; what is trained on what, a subclass adds."""
 
-    optimizer: OptimizerName
-    """A cell of the paper's table; a name ending in w decouples the weight decay."""
+    optimizer: str
+    """A cell of the paper's table: mvngrad, adabelief, laprop or adam, with a w behind it for decoupled decay; or
+    somebody else's: torch:NAME, zoo:NAME, with options behind a comma."""
     batch_size: int
     """Samples of one step."""
     lr: float
     """The highest rate of the schedule."""
-    beta1: float
-    beta2: float
-    eps: float = 1e-8
+    beta1: float | None
+    """None, as for beta2 and eps: an optimizer of somebody else has its own default, or takes none."""
+    beta2: float | None
+    eps: float | None = 1e-8
     eps_s: float | None = None
     """Added to s at every step; the variance cells need it, the others have none."""
     weight_decay: float = 0.0
@@ -58,15 +60,29 @@ class Training(Recipe, ABC):
         for name in ("batch_size", "epochs", "eval_every"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} is invalid; it must be at least 1")
-        if self.optimizer not in get_args(OptimizerName):
-            raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {', '.join(get_args(OptimizerName))}")
+        if not self.foreign and self.optimizer not in get_args(OptimizerName):
+            names = ", ".join(get_args(OptimizerName))
+            raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
         for name, valid in (("state_dtype", ("float32", "bf16", "int8")), ("precision", ("bf16", "float32"))):
             if getattr(self, name) not in valid:
                 raise ValueError(f"{name}={getattr(self, name)!r} is invalid; choose of {', '.join(valid)}")
+        if self.foreign:
+            for name, only in (("eps_s", None), ("state_dtype", "float32")):
+                if getattr(self, name) != only:
+                    raise ValueError(f"{name}={getattr(self, name)!r} is for our optimizers; with others it is {only}")
+            return
+        for name in ("beta1", "beta2", "eps"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
         variance = CELLS[self.optimizer.removesuffix("w")].variance
         if variance != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if variance else "leave it None"
             raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the optimizer is somebody else's."""
+        return ":" in self.optimizer
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mvngrad.lab.report.claims import Claim
+from mvngrad.lab.report.exports import PREFIX
 from mvngrad.lab.report.figures import draw
 from mvngrad.lab.report.figures.svg import Figure
 from mvngrad.lab.report.template import ENVIRONMENT
@@ -51,9 +52,12 @@ class Group:
 def render(judged: Sequence[Judged], runs: Sequence[Run], *, version: str, made: str) -> str:
     """The whole page. Claims without a verdict come last, with why; runs behind no verdict after them."""
     counts = Counter(verdict.status for _, verdict in judged)
-    groups = _groups([pair for pair in judged if pair[1].status != NOT_RUN], latest(runs))
+    found = latest(runs)
+    groups = _groups([pair for pair in judged if pair[1].status != NOT_RUN], found)
+    groups += _sweeps(found, {run.name for group in groups for run, _ in group.runs})
     shown = {run.name: run.key for group in groups for run, _ in group.runs}
-    others = [run for run in runs if run.key not in shown.values()]
+    told = {row["key"] for run in runs if run.name.startswith(PREFIX) for row in run.result["runs"]}
+    others = [run for run in runs if run.key not in shown.values() and run.key not in told]
     return ENVIRONMENT.get_template("page.html").render(
         version=version,
         made=made,
@@ -76,6 +80,12 @@ def _groups(judged: Sequence[Judged], found: dict[str, Run]) -> list[Group]:
             run = found[claim.target]
             group.runs.append((run, draw(run)))
     return list(groups.values())
+
+
+def _sweeps(found: dict[str, Run], shown: set[str]) -> list[Group]:
+    """A section for each sweep that is behind no verdict: one of a user, or one that is not done."""
+    waiting = [run for name, run in sorted(found.items()) if name.startswith(PREFIX) and name not in shown]
+    return [Group(f"Sweep {run.result['sweep']}", runs=[(run, draw(run))]) for run in waiting]
 
 
 def _not_run(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mvngrad.lab.report.claims import Claim, load
+from mvngrad.lab.report.exports import PREFIX, SAMPLE
 from mvngrad.lab.store import Run
 
 REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
@@ -54,11 +55,12 @@ def at_small_sizes(verdict: Verdict) -> Verdict:
 
 
 def latest(runs: Iterable[Run]) -> dict[str, Run]:
-    """The run behind each target: a full one before a quick one, then one of all data, then the newest."""
+    """The run behind each target: full before quick, then one of all data, then what lacks least, then the newest."""
 
-    def rank(run: Run) -> tuple[bool, bool, str]:
-        sample = str(run.recipe.get("data", "")).endswith("-5k")
-        return not run.environment.get("quick", False), not sample, run.environment.get("made", "")
+    def rank(run: Run) -> tuple[bool, bool, int, str]:
+        sample = any(str(run.recipe.get(name, "")).endswith(SAMPLE) for name in ("data", "sweep"))
+        left = run.result["left"] if run.name.startswith(PREFIX) else 0
+        return not run.environment.get("quick", False), not sample, -left, run.environment.get("made", "")
 
     return {run.name: run for run in sorted(runs, key=rank)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import matplotlib
 
+from mvngrad.lab.report.exports import PREFIX
 from mvngrad.lab.report.figures import (
     cifar_gap,
     convergence,
@@ -13,6 +14,7 @@ from mvngrad.lab.report.figures import (
     separation,
     spike,
     state_precision,
+    sweep,
     table1,
     table2,
     variance_gap,
@@ -38,7 +40,8 @@ TARGETS = {
 
 def draw(run: Run) -> list[Figure]:
     """All figures of a run; none for a target that has none."""
-    if run.name not in TARGETS:
+    target = sweep.draw if run.name.startswith(PREFIX) else TARGETS.get(run.name)
+    if target is None:
         return []
     with matplotlib.rc_context(RC | {"svg.hashsalt": run.key}):
-        return TARGETS[run.name](run.result)
+        return target(run.result)

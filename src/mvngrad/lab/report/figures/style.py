@@ -35,6 +35,7 @@ DARK = {
 RC: dict[Any, Any] = {
     "font.size": 9.5,
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "text.color": LIGHT["ink"],
     "axes.edgecolor": LIGHT["muted"],
     "axes.labelcolor": LIGHT["muted"],

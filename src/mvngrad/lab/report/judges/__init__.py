@@ -8,6 +8,7 @@ from mvngrad.lab.report.judges import (
     separation as separation,
     spike as spike,
     state_precision as state_precision,
+    sweeps as sweeps,
     table1 as table1,
     table2 as table2,
     variance_gap as variance_gap,
