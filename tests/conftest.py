@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 import pytest
 import torch
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell starts what runs in the background; the processes that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernel runs in Triton's interpreter
 

@@ -82,3 +82,4 @@ def test_no_worker_outlives_the_process_that_started_it(tmp_path, how):
         assert eventually(lambda: not alive(int(path.read_text())), 10)
     finally:
         first.kill()
+        first.wait()
