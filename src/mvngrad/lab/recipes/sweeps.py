@@ -15,12 +15,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from mvngrad.lab.recipe import Recipe
 from mvngrad.lab.recipes import cifar100, language
+from mvngrad.lab.recipes.language import COUPLED, DECOUPLED
 from mvngrad.lab.recipes.mnist import Digits, Mnist
-from mvngrad.lab.recipes.training import CELLS, OptimizerName
+from mvngrad.lab.recipes.training import CELLS
 
 R = TypeVar("R", bound=Recipe)
-COUPLED: tuple[OptimizerName, ...] = ("adam", "laprop", "adabelief", "mvngrad")
-DECOUPLED: tuple[OptimizerName, ...] = ("adamw", "lapropw", "adabeliefw", "mvngradw")
 
 
 def contestant(recipe: Recipe) -> str:
