@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -63,23 +63,29 @@ class Work:
     runs: Annotated[Path, arg(metavar="FOLDER", help="folder of results")] = store.ROOT
     device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
     compile: Annotated[bool, arg(help="compile models first: a minute that long runs earn back")] = False
+    slurm: Annotated[
+        int, arg(metavar="JOBS", help="hand so many workers to SLURM instead, and return", help_behavior_hint="")
+    ] = 0
+    slurm_options: Annotated[
+        tuple[str, ...],
+        arg(metavar="KEY=VALUE", help="of submitit, as timeout_min=600 gpus_per_node=1", help_behavior_hint=""),
+    ] = ()
 
     def __call__(self) -> int:
         if self.workers < 1:
             raise ValueError(f"workers={self.workers} is invalid; it must be at least 1")
+        given: dict[str, Any] = {"root": self.runs, "data": self.data, "device": self.device, "compile": self.compile}
         with _address(self.storage) as address:
+            if self.slurm:
+                from mvngrad.lab.sweep.cluster import submit
+
+                jobs = submit(self.slurm, self.storage, self.name, options=self.slurm_options, **given)
+                print(f"jobs {', '.join(job.job_id for job in jobs)}; their logs are in {self.runs / 'jobs'}")
+                return 0
             from mvngrad.lab.sweep.crew import crew
 
             try:
-                well = crew(
-                    self.workers,
-                    address,
-                    self.name,
-                    root=self.runs,
-                    data=self.data,
-                    device=self.device,
-                    compile=self.compile,
-                )
+                well = crew(self.workers, address, self.name, **given)
             except KeyboardInterrupt:
                 print("Interrupted. What is done is kept; run the same command to go on.")
                 return 130
