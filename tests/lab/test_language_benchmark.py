@@ -32,7 +32,7 @@ def _small(monkeypatch):
 @pytest.fixture
 def run(tmp_path):
     def run(*arguments):
-        fixed = ["--device", "cpu", "--models", "tiny", "--seconds", "0.01", "--rounds", "2", "--out", str(tmp_path)]
+        fixed = ["--device", "cpu", "--models", "tiny", "--seconds", "0.01", "--rounds", "1", "--out", str(tmp_path)]
         language.main([*fixed, *arguments])
         return json.loads((tmp_path / "language-cpu.json").read_text()), (tmp_path / "language-cpu.md").read_text()
 
@@ -51,7 +51,7 @@ def test_a_run_writes_both_parts(run, capsys):
         assert 0 < low <= row["tokens_per_second"] <= high
         assert row["projected_seconds"] * row["tokens_per_second"] == pytest.approx(tokens)
     found = result["overhead"]["tiny"]
-    assert found["whole_steps"] == 4
+    assert found["whole_steps"] == 2
     assert list(found["whole"]) == [TORCH, MVNGRAD]
     kept = {row["name"]: row["state_bytes"] for row in found["rows"]}
     assert len(kept) == 13

@@ -18,6 +18,7 @@ from tiny import Tiny, TinyTask
 
 from mvngrad.lab import checkpoint, metrics, parallel as processes, step
 from mvngrad.lab.data.tokens import Manifest, Part
+from mvngrad.lab.lock import began
 from mvngrad.lab.parallel import agreed, joined, ranks, told
 from mvngrad.lab.recipes.language import wikitext103
 from mvngrad.lab.train import train
@@ -83,6 +84,9 @@ def kill(process):
     for number in (process.pid, *map(int, workers)):
         os.kill(number, signal.SIGKILL)
     process.communicate()
+    for number in map(int, workers):
+        while began(number) is not None:  # they have memory to give back, and nobody here waits for them
+            time.sleep(0.01)
 
 
 def finished(process, code=0):
@@ -143,12 +147,20 @@ def close(a, b):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_processes_train_what_one_does(whole, mode):
+def test_two_processes_train_what_one_does(whole, tmp_path, mode):
     close(read(whole[mode]), read(whole["one"]))
     environment = json.loads((whole[mode] / RECIPE.key / "environment.json").read_text())
     assert (environment["parallel"], environment["ranks"]) == (mode, 2)
     (kept,) = (whole[mode] / RECIPE.key / "checkpoints").iterdir()
     assert kept.suffix == ".dcp"
+    shutil.copytree(kept, tmp_path / kept.name)
+    assert checkpoint.newest(tmp_path) == tmp_path / kept.name
+    part, told = next((tmp_path / kept.name).glob("*.distcp")), []
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert checkpoint.newest(tmp_path, told.append) is None, "one bit of one process's part"
+    assert kept.name in told[0]
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("ddp", 1), ("fsdp", 5)])
@@ -236,19 +248,6 @@ def test_a_signal_to_one_process_stops_all_of_them_at_one_step(data, tmp_path):
     newest = checkpoint.newest(tmp_path / RECIPE.key / "checkpoints")
     assert newest is not None
     assert f"after step {int(newest.name[5:13])};" in output
-
-
-def test_a_damaged_part_of_a_folder_is_noticed(whole, tmp_path):
-    home = tmp_path / "checkpoints"
-    shutil.copytree(whole["fsdp"] / RECIPE.key / "checkpoints", home)
-    (path,) = checkpoint.found(home)
-    part = next(path.glob("*.distcp"))
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    told = []
-    assert checkpoint.newest(home, told.append) is None
-    assert path.name in told[0]
 
 
 def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_path, monkeypatch, capsys):

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 
 from mvngrad.lab import parallel
 from mvngrad.lab.store import write
@@ -66,6 +65,8 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
         for left in folder.glob(f"{PARTIAL}*"):
             _remove(left)
     if dist.is_initialized():
+        from torch.distributed.checkpoint import filesystem, state_dict_saver
+
         parallel.barrier()
         state_dict_saver.save(dict(state), storage_writer=filesystem.FileSystemWriter(partial))
         if first:
@@ -105,6 +106,8 @@ def newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
 def load(path: Path, state: State) -> dict[str, Any]:
     """Give the tensors of `state` what a checkpoint has for them, however many processes wrote it; its notes."""
     if path.is_dir():
+        from torch.distributed.checkpoint import filesystem, state_dict_loader
+
         notes: dict[str, Any] = json.loads((path / NOTES).read_text(encoding="utf-8"))
         stored: dict[str, Any] = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
         _fits(state, {name: (value.size, value.properties.dtype) for name, value in stored.items()})

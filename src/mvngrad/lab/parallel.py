@@ -1,6 +1,7 @@
 """One training on several processes: who this process is, and how a model is spread over them.
 
-Everything here also works without a process group: then there is one process, and nothing to agree on.
+Everything here also works without a process group: then there is one process, and nothing to agree on, and what only
+several need is not even imported.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+
+from mvngrad.optim.gather import is_sharded
 
 Mode = Literal["ddp", "fsdp"]
 
@@ -66,6 +67,8 @@ def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) 
         if compiled:
             model.compile(dynamic=False)
         return DistributedDataParallel(model)
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
@@ -78,10 +81,10 @@ def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) 
 
 def exchange(model: nn.Module, last: bool) -> None:
     """Whether the backward pass that comes next exchanges gradients: only that of the `last` micro-batch has to."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-    elif isinstance(model, DistributedDataParallel):
+    if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = last
+    elif (switch := getattr(model, "set_requires_gradient_sync", None)) is not None:  # of FSDP2
+        switch(last)
 
 
 def average(value: Tensor) -> Tensor:
@@ -115,17 +118,19 @@ def barrier() -> None:
     agreed(False)
 
 
-def fill(value: Tensor, whole: Tensor) -> None:
+def fill(value: Any, whole: Tensor) -> None:
     """Give a tensor, or this process's part of it, the values of a whole one."""
-    if isinstance(value, DTensor):
-        shared = distribute_tensor(
-            whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None
-        )  # which asks nobody: every process has the whole
-        value.to_local().copy_(shared.to_local())
-    else:
+    if not is_sharded(value):
         value.copy_(whole)
+        return
+    from torch.distributed.tensor import distribute_tensor
+
+    # It asks nobody: every process has the whole.
+    shared = distribute_tensor(whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None)
+    value.to_local().copy_(shared.to_local())
 
 
-def whole(value: Tensor) -> Tensor:
+def whole(value: Any) -> Tensor:
     """All of a tensor; where it is in parts, every process has to ask."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    found: Tensor = value.full_tensor() if is_sharded(value) else value
+    return found
