@@ -10,7 +10,7 @@ reproduce: $(READY)
 	$(BIN)/mvngrad reproduce
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
