@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.overhead import OVERHEAD, fused_adamw, overhead
+from benchmarks.report import lines
 from benchmarks.train import Captured, reserved
 from mvngrad.lab.data import tokens
 from mvngrad.lab.models.gpt2 import VOCABULARY
@@ -158,16 +159,12 @@ def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
     what = "124M: a whole step with MVN-GradW over one with torch's fused AdamW"
     ratio = result["overhead"].get("124M", {}).get("whole_ratio")
     found.append({"what": what, "target": f"at most {RATIO:.2f}"})
-    met = ratio is not None and round(ratio, 2) <= RATIO  # the decimals of the target
+    met = ratio is not None and ratio <= RATIO
     return [*found[:-1], found[-1] | _verdict(met, "" if ratio is None else f"{ratio:.4f}")]
 
 
 def _verdict(met: bool, measured: str) -> dict[str, str]:
     return {"measured": measured, "verdict": ("met" if met else "missed") if measured else "not measured"}
-
-
-def _lines(head: list[str], body: list[list[str]]) -> str:
-    return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -176,7 +173,7 @@ def markdown(result: dict[str, Any]) -> str:
     text += [", ".join(f"{key} {value}" for key, value in where.items()), f"Data: {result['data']}."]
     if result["targets"]:
         head = ["what", "target", "measured", "verdict"]
-        text += ["## Targets", _lines(head, [[each[key] for key in head] for each in result["targets"]])]
+        text += ["## Targets", lines(head, [[each[key] for key in head] for each in result["targets"]])]
     for model, rows in result["throughput"].items():
         recipe, body = RECIPES[model], []
         for row in rows:
@@ -187,7 +184,7 @@ def markdown(result: dict[str, Any]) -> str:
             body[-1].append(f"{row['memory_bytes'] / 2**30:.1f}")
         size = f"{recipe.batch_size} x {SHAPES[model].context:,} tokens a step in parts of {recipe.micro_batch_size}"
         head = ["loop", "tokens/s", "of plain", f"projected, h of {recipe.steps:,} steps", "set-up, s", "memory, GiB"]
-        text += [f"## Throughput, {model}, {size}", _lines(head, body)]
+        text += [f"## Throughput, {model}, {size}", lines(head, body)]
     for model, each in result["overhead"].items():
         text.append(f"## Memory and time of an optimizer, {model}, {RECIPES[model].batch_size} windows a step")
         text.append(OVERHEAD.format(shared=each["shared_seconds"], count=each["whole_steps"]))
@@ -198,7 +195,7 @@ def markdown(result: dict[str, Any]) -> str:
             body[-1] += [f"{row['ratio']:.4f}", f"{row['paper']:.3f}" if row["paper"] else ""]
             body[-1] += [f"{row['state_bytes']:.2f}", f"{2 + row['state_bytes'] / 4:.2f}"]
             body[-1].append(f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else "")
-        text += [_lines(head, body)] if body else []
+        text += [lines(head, body)] if body else []
         whole = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in each["whole"].items())
         text.append(f"Whole steps side by side, in turns: {whole}; ratio {each['whole_ratio']:.4f}.")
     if result["notes"]:

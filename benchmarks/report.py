@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ FIGURES = [  # label, key, digits
 ]
 
 
-def _lines(head: list[str], body: list[list[str]]) -> str:
+def lines(head: list[str], body: Iterable[list[str]]) -> str:
+    """A table of Markdown."""
     return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
 
 
@@ -55,7 +57,7 @@ def table(rows: list[Row]) -> str:
     """A line for each candidate; without the figures that none of them has on this device."""
     figures = [figure for figure in FIGURES if any(row[figure[1]] is not None for row in rows)]
     body = [[row["name"], *(_shown(row, key, digits) for _, key, digits in figures)] for row in rows]
-    return _lines(["step", *(label for label, _, _ in figures)], body)
+    return lines(["step", *(label for label, _, _ in figures)], body)
 
 
 def targets_table(targets: list[Row]) -> str:
@@ -69,7 +71,7 @@ def targets_table(targets: list[Row]) -> str:
         ]
         for target in targets
     ]
-    return _lines(["where", "what", "target", "measured", "verdict"], body)
+    return lines(["where", "what", "target", "measured", "verdict"], body)
 
 
 def markdown(result: dict[str, Any]) -> str:

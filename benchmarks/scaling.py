@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS
 from benchmarks.models import MODELS
+from benchmarks.report import lines
 
 RANKS = (8, 64, 512)
 MASTER, GRADIENT, GATHERED = 4, 4, 2
@@ -113,10 +113,6 @@ def costs(measured: dict[str, Any]) -> list[Cost]:
     return found
 
 
-def table(head: list[str], body: Iterable[list[str]]) -> str:
-    return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
-
-
 def per_parameter(found: list[Cost]) -> str:
     """The measured numbers that all others follow from."""
     head = [
@@ -132,7 +128,7 @@ def per_parameter(found: list[Cost]) -> str:
     for cost in found:
         body.append([cost.form, cost.kind, f"{cost.slots}", f"{cost.state_bytes:.2f}", f"{cost.moved_bytes:.1f}"])
         body[-1] += [f"{1e12 * cost.seconds:.2f}", f"{1e6 * cost.host_seconds_of_tensor:.2f}"]
-    return table(head, body)
+    return lines(head, body)
 
 
 def per_rank(model: Model, found: list[Cost]) -> str:
@@ -146,7 +142,7 @@ def per_rank(model: Model, found: list[Cost]) -> str:
         times = [f"{1e3 * max(cost.device(model, n), cost.host(model)):.3g}" for n in RANKS]
         body.append([cost.form, cost.kind, " / ".join(state), " / ".join(held), " / ".join(times)])
         body[-1] += [f"{cost.checkpoint(model) / 1e9:.4g}", " / ".join(basis(cost, model, n) for n in RANKS)]
-    return table(head, body)
+    return lines(head, body)
 
 
 def basis(cost: Cost, model: Model, ranks: int) -> str:
@@ -170,7 +166,7 @@ def gathered() -> str:
         body.append([model.name, f"{model.layers}", f"{model.tensors}"])
         body[-1].append(f"{2 * GATHERED * model.parameters / model.layers / 1e9:.2f}")
         body[-1] += [f"{model.parameters / ranks / 1e6:,.4g}" for ranks in RANKS]
-    return table(head, body)
+    return lines(head, body)
 
 
 def tables(measured: dict[str, Any]) -> dict[str, str]:

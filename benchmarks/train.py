@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.plain_loop import PlainLoop
+from benchmarks.report import lines
 from mvngrad.lab.recipes.cifar100 import Cifar100, paper
 from mvngrad.lab.step import Bench, Stepper
 from mvngrad.lab.task import Task, of
@@ -159,10 +160,6 @@ def judged(batch_size: int, rows: list[dict[str, Any]], device: str) -> list[dic
     return found
 
 
-def _lines(head: list[str], body: list[list[str]]) -> str:
-    return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
-
-
 def markdown(result: dict[str, Any]) -> str:
     where = result["environment"]
     text = [f"# CIFAR-100 training on {where['device']}", INTRODUCTION]
@@ -173,7 +170,7 @@ def markdown(result: dict[str, Any]) -> str:
             [each["what"], each["target"], "" if each["value"] is None else f"{each['value']:.3g}", each["verdict"]]
             for each in result["targets"]
         ]
-        text += ["## Targets", _lines(["what", "target", "measured", "verdict"], shown)]
+        text += ["## Targets", lines(["what", "target", "measured", "verdict"], shown)]
     for batch_size, rows in result["batch_sizes"].items():
         body = []
         for row in rows:
@@ -190,7 +187,7 @@ def markdown(result: dict[str, Any]) -> str:
                 ]
             )
         head = ["loop", "images/s", "of plain", "projected, s", "of these evaluating", "set-up, s", "memory, GiB"]
-        text += [f"## Batch {batch_size}, {result['epochs']} epochs", _lines(head, body)]
+        text += [f"## Batch {batch_size}, {result['epochs']} epochs", lines(head, body)]
         text += [
             f"Deterministic mode takes {row['deterministic_cost']:.2f} times as long as the captured loop."
             for row in rows

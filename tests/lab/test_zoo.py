@@ -104,7 +104,7 @@ def trained(recipe, root, **options):
 
 
 def test_the_loop_trains_with_one_as_a_plain_loop_does(tmp_path):
-    """torch's AdamW as anybody's is ours to rounding; and rates of groups keep their proportion in a schedule."""
+    """torch's AdamW, as anybody's, is ours to rounding."""
     common = {"lr": 1e-2, "weight_decay": 0.1}
     theirs = Tiny(optimizer="torch:AdamW", beta1=0.9, beta2=0.99, eps_s=None, **common)
     ours = Tiny(optimizer="adamw", beta1=0.9, beta2=0.99, eps_s=None, **common)

@@ -55,10 +55,12 @@ def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: 
 
 
 def _row(recipes: Sequence[Training], found: dict[str, Run], kept: Sequence[str]) -> dict[str, Any]:
-    """Values over the seeds that are there."""
+    """Values over the seeds that are there; the time of a run that shared its GPU says nothing and is None."""
     mine = [found[recipe.key] for recipe in recipes if recipe.key in found]
+    values = {name: [run.result.get(name) for run in mine] for name in kept}
+    values["seconds"] = [None if "beside" in run.environment else run.result["seconds"] for run in mine]
     return {
-        **{name: [run.result.get(name) for run in mine] for name in kept},
+        **values,
         "seeds": [run.recipe["seed"] for run in mine],
         "diverged": sum(run.result["status"] != "finished" for run in mine),
     }
