@@ -19,7 +19,8 @@ from torch import Tensor
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.language import RECIPES
-from mvngrad.lab.models.gpt2 import PADDED_VOCABULARY, VOCABULARY, cross_entropy
+from mvngrad.lab.models.cross_entropy import cross_entropy
+from mvngrad.lab.models.gpt2 import PADDED_VOCABULARY, VOCABULARY
 from mvngrad.lab.tasks.language import SHAPES
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from mvngrad.lab.models.cross_entropy import cross_entropy
 
 VOCABULARY = 50257
 """Tokens of GPT-2's byte pair encoding."""
@@ -119,55 +118,6 @@ class GPT2(nn.Module):
         """The mean cross-entropy, without the logits of the whole batch ever in memory."""
         loss: Tensor = self(tokens, targets)
         return loss
-
-
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """`F.cross_entropy(hidden @ weight.T, targets)` to rounding, with the logits of `rows` rows at a time."""
-    if torch.is_grad_enabled():
-        loss: Tensor = _CrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
-        return loss
-    parts = _parts(hidden, targets, rows)
-    return torch.stack([_losses(_float(F.linear(x, weight)).log_softmax(1), y) for x, y in parts]).sum() / len(targets)
-
-
-def _parts(hidden: Tensor, targets: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for first in range(0, len(targets), rows):
-        yield hidden[first : first + rows], targets[first : first + rows]
-
-
-def _float(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _losses(logs: Tensor, targets: Tensor) -> Tensor:
-    """The sum, given the logarithms of all probabilities."""
-    return -logs.gather(1, targets[:, None]).sum()
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """The loss and, while the logits of a part are at hand, its gradient: backward has no logits to compute again."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-        classes = torch.arange(len(weight), device=weight.device)
-        losses, hidden_grads, weight_grad = [], [], _float(torch.zeros_like(weight))
-        for x, y in _parts(hidden, targets, rows):
-            product = F.linear(x, weight)
-            logs = _float(product).log_softmax(1)  # which loss and gradient share, so that it is computed once
-            losses.append(_losses(logs, y))
-            # A comparison and not a scatter: the deterministic form of that is slow, and this one fuses.
-            grad = (logs.exp() - (classes == y[:, None]).to(logs.dtype)) / len(targets)
-            grad = grad.to(product.dtype)
-            hidden_grads.append((grad @ weight).to(hidden.dtype))
-            weight_grad += grad.T @ x
-        ctx.save_for_backward(torch.cat(hidden_grads), weight_grad.to(weight.dtype))
-        return torch.stack(losses).sum() / len(targets)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * grad.to(hidden_grad.dtype), weight_grad * grad.to(weight_grad.dtype), None, None
 
 
 def from_huggingface(state: Mapping[str, Tensor], vocabulary: int = PADDED_VOCABULARY) -> dict[str, Tensor]:
