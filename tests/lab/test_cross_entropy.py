@@ -72,6 +72,7 @@ def test_what_is_not_finite_is_told(kernel, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_on_a_gpu_the_loss_in_parts_is_the_plain_one(compiled, bfloat16):

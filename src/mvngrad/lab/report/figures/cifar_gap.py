@@ -15,14 +15,14 @@ def draw(result: dict[str, Any]) -> list[Figure]:
     epochs, trained = result["epochs"], result["trained_with"]
     left = axes("epoch", "Var(AdaBelief's update) − Var(MVN-Grad's)")
     right = axes("epoch", "gap / Var(AdaBelief's update)")
-    right.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.2%}"))
     parts = []
     for name, measured in trained.items():
         gap, error, before = (np.array(measured[key], dtype=float) for key in ("gap", "error", "before"))
         for at, scale in ((left, 1.0), (right, before)):
             band(at, cell(name), epochs, (gap - 2 * error) / scale, (gap + 2 * error) / scale)
             curve(at, cell(name), epochs, gap / scale)
-        parts.append(f"trained with {name}, the gap is {(gap / before).min():.0%} to {(gap / before).max():.0%}")
+        parts.append(f"trained with {name}, the gap is {(gap / before).min():.2%} to {(gap / before).max():.2%}")
     for at in (left, right):
         at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
     words = f"{'; '.join(parts)} of AdaBelief's variance"

@@ -19,7 +19,7 @@ def _(result: dict[str, Any]) -> Verdict:
         shares = [gap / before for gap, before in zip(row["gap"], row["before"], strict=True)]
         texts.append(
             f"trained with {cell}: positive at {sum(clear)} of {every} checkpoints, "
-            f"{min(shares):.1%} to {max(shares):.1%} of AdaBelief's variance"
+            f"{min(shares):.2%} to {max(shares):.2%} of AdaBelief's variance"
         )
     text = f"{'; '.join(texts)} (n = 1 run each, K = {result['K']}; {result['data']})"
     fewest = min(positive)
