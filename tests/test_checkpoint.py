@@ -190,6 +190,26 @@ def test_a_state_dict_of_another_cell_is_refused(make, source, steps):
     assert optimizer.state_dict()["param_groups"] == groups
 
 
+@each_optimizer
+def test_the_state_of_torchs_optimizers_is_known_and_what_to_do_with_it_said(make):
+    theirs = torch.optim.AdamW(parameters((4, 3)))
+    train(theirs, 1)
+    optimizer = make(parameters((4, 3)), state_dtype=torch.bfloat16)
+    remedy = r"load mvngrad\.convert_state_dict\(state_dict, torch\.bfloat16\)$"
+    if make.rule is not mvngrad.Adam.rule:
+        remedy = f"keeps other averages, {', '.join(make.rule.slots)}: start it anew, without loading$"
+    with pytest.raises(ValueError, match=f"it has exp_avg, as torch.optim's do.*{remedy}"):
+        optimizer.load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("make", [torch.optim.RAdam, torch.optim.NAdam, lambda p: torch.optim.Adam(p, amsgrad=True)])
+def test_of_torchs_optimizers_only_adam_is_converted(make):
+    theirs = make(parameters((4, 3)))
+    train(theirs, 1)
+    with pytest.raises(ValueError, match="only the state of Adam and AdamW, without amsgrad, can be converted"):
+        mvngrad.convert_state_dict(theirs.state_dict(), None)
+
+
 def edit(*path, to):
     """A corruption: the value at `path` becomes `to`, or `to(value)`."""
 

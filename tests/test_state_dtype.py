@@ -159,12 +159,32 @@ def test_torch_compile_sees_the_whole_step_in_one_graph(kind, lean):
     torch.testing.assert_close(everything(optimizer)[:2], everything(twin)[:2], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float32", torch.float32), ("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16)]
+)
+def test_a_dtype_may_be_named(name, dtype):
+    """In the constructor, in a group and in a conversion."""
+    named = mvngrad.MVNGrad(
+        [{"params": parameters((3,)), "state_dtype": name}, {"params": parameters((3,))}], state_dtype=name
+    )
+    assert [group["state_dtype"] for group in named.param_groups] == [dtype, dtype]
+    train(named, 1)
+    assert {value.dtype for state in named.state.values() for slot, value in state.items() if slot != "step"} == {dtype}
+    same = [mvngrad.convert_state_dict(named.state_dict(), kind)["state"][0] for kind in (name, dtype)]
+    assert all(torch.equal(same[0][slot], same[1][slot]) for slot in same[1])
+    named.load_state_dict(mvngrad.convert_state_dict(named.state_dict(), name))
+
+
 # Errors
 
 INVALID = [
-    ({"state_dtype": torch.float16}, r"state_dtype=torch.float16 is invalid; .* torch.float32, torch.bfloat16, int8"),
+    (
+        {"state_dtype": torch.float16},
+        r"state_dtype=torch.float16 is invalid; .* torch.bfloat16, 'int8', 'float32', 'bf16'",
+    ),
     ({"state_dtype": torch.int8}, r"state_dtype=torch.int8 is invalid"),
-    ({"state_dtype": "float32"}, r"state_dtype='float32' is invalid"),
+    ({"state_dtype": "float16"}, r"state_dtype='float16' is invalid"),
+    ({"state_dtype": ["bf16"]}, r"state_dtype=\['bf16'\] is invalid"),
     ({"rounding_seed": -1}, r"rounding_seed=-1 is invalid; .* \[0, 2\*\*32\)"),
     ({"rounding_seed": 2**32}, r"rounding_seed=4294967296 is invalid"),
     ({"rounding_seed": 0.5}, r"rounding_seed=0.5 is invalid; it must be an integer"),

@@ -69,6 +69,28 @@ def test_optimizer(name, foreach, dtype):
 
 @each_pair
 @each_dtype
+def test_a_training_goes_on_from_a_converted_state(name, dtype):
+    theirs = getattr(torch.optim, name)(groups(dtype), foreach=True)
+    ours = getattr(mvngrad, name)(groups(dtype))
+    for t in range(STEPS):
+        if t == STEPS // 2:
+            with torch.no_grad():
+                for p, param in zip(parameters(ours), parameters(theirs), strict=True):
+                    p.copy_(param)
+            ours.load_state_dict(mvngrad.convert_state_dict(theirs.state_dict(), None))
+        for optimizer in (theirs, ours) if t >= STEPS // 2 else (theirs,):
+            set_gradients(optimizer, t)
+            optimizer.step()
+    for p, param in zip(parameters(ours), parameters(theirs), strict=True):
+        state = ours.state[p]
+        assert_equal(p, state["m"], state["v"], state["step"], param, theirs.state[param])
+    other = getattr(mvngrad, "Adam" if name == "AdamW" else "AdamW")(groups(dtype))
+    with pytest.raises(ValueError, match="its weight decay is"):
+        other.load_state_dict(mvngrad.convert_state_dict(theirs.state_dict(), None))
+
+
+@each_pair
+@each_dtype
 def test_foreach_backend(name, dtype):
     """The multi-tensor path itself: on the CPU our optimizer goes tensor by tensor."""
     theirs = getattr(torch.optim, name)(groups(dtype), foreach=True)

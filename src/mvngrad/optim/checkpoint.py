@@ -12,10 +12,15 @@ from torch import Tensor
 
 from mvngrad.optim import storage
 from mvngrad.optim.gather import is_sharded, local_part
-from mvngrad.optim.state import KINDS, OPTIONS, Group, real, state_kind, step_count
+from mvngrad.optim.state import KINDS, OPTIONS, Group, asked_kind, no_kind, real, state_kind, step_count
+from mvngrad.rule import ADAM
 
 if TYPE_CHECKING:
     from mvngrad.optim.optimizer import RuleOptimizer
+
+
+TORCHS = {"step": "step", "exp_avg": "m", "exp_avg_sq": "v"}
+"""What torch.optim.Adam calls its state, and we."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ def sealed(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     )
     if not well_formed or not isinstance(states, Mapping):
         raise ValueError("corrupted state_dict: state must be a dict, param_groups a list of dicts with params")
+    if _is_torchs(states):
+        raise ValueError(_foreign(optimizer))
     sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
     if sizes[0] != sizes[1]:
         raise ValueError(f"the state_dict's groups hold {sizes[0]} parameters, this optimizer's {sizes[1]}")
@@ -46,6 +53,34 @@ def sealed(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
         raise ValueError(f"corrupted state_dict: it has state for {strangers[:3]}, which are none of its parameters")
     kept = {key: _sealed_state(optimizer, known[key], states[key]) for key in states}
     return {**state_dict, "state": kept, "param_groups": filled}
+
+
+def _is_torchs(states: Mapping[Any, Any]) -> bool:
+    return any(isinstance(kept, Mapping) and "exp_avg" in kept for kept in states.values())
+
+
+def _foreign(optimizer: RuleOptimizer) -> str:
+    """What to do with a state of torch.optim."""
+    name, own = type(optimizer).__name__, optimizer.param_groups[0]
+    told = f"not a state_dict of {name}: it has exp_avg, as torch.optim's do"
+    if optimizer.rule == ADAM:
+        return f"{told}; load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
+    slots = ", ".join(optimizer._rule(own).slots)
+    return f"{told}, and {name} keeps other averages, {slots}: start it anew, without loading"
+
+
+def _ours(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """That of torch.optim.Adam or AdamW as our cell of that name would have it; others as they are."""
+    states, groups = state_dict["state"], state_dict["param_groups"]
+    if not _is_torchs(states):
+        return state_dict
+    if not (all(kept.keys() <= TORCHS.keys() for kept in states.values()) and all("amsgrad" in g for g in groups)):
+        raise ValueError("of torch.optim only the state of Adam and AdamW, without amsgrad, can be converted")
+    return {
+        **state_dict,
+        "state": {key: {TORCHS[name]: value for name, value in kept.items()} for key, kept in states.items()},
+        "param_groups": [{name: value for name, value in group.items() if name != "amsgrad"} for group in groups],
+    }
 
 
 def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
@@ -184,6 +219,8 @@ def _spread(part: Tensor, param: Any) -> Tensor:
 def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
     """A copy of an optimizer's state_dict with its state kept in another dtype, rounded to the nearest.
 
+    One of torch.optim.Adam or AdamW becomes one of `mvngrad.Adam` or `AdamW`, which go on as torch's would.
+
     >>> import mvngrad, torch
     >>> x = torch.nn.Parameter(torch.ones(3))
     >>> x.grad = torch.ones(3)
@@ -191,8 +228,9 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     >>> small.step()
     >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
     """
+    state_dtype, state_dict = asked_kind(state_dtype), _ours(state_dict)
     if state_dtype not in KINDS:
-        raise ValueError(f"state_dtype={state_dtype!r} is invalid; it must be one of {', '.join(map(str, KINDS))}")
+        raise ValueError(no_kind(state_dtype))
     states: dict[Any, dict[str, Any]] = {}
     for key, kept in state_dict["state"].items():
         slots = [name for name in kept if name != "step" and not name.endswith("_scale")]

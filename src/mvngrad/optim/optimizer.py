@@ -21,7 +21,17 @@ from torch.optim.optimizer import (
 from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor, storage
 from mvngrad.optim.gather import Gathered, local, local_part
 from mvngrad.optim.rounding import Rounding
-from mvngrad.optim.state import KINDS, OPTIONS, Group, fusable, kernel_takes, state_kind, step_count
+from mvngrad.optim.state import (
+    KINDS,
+    OPTIONS,
+    Group,
+    asked_kind,
+    fusable,
+    kernel_takes,
+    no_kind,
+    state_kind,
+    step_count,
+)
 from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
 if TYPE_CHECKING:
@@ -50,7 +60,7 @@ class RuleOptimizer(Optimizer):
         beta_mean: float | None = None,
         z_clip: float | None = None,
         lean: bool | None = None,
-        state_dtype: torch.dtype | Literal["int8"] | None = None,
+        state_dtype: torch.dtype | Literal["float32", "bf16", "bfloat16", "int8"] | None = None,
         stochastic_rounding: bool = False,
         rounding_seed: int = 0,
         foreach: bool | None = None,
@@ -74,9 +84,9 @@ class RuleOptimizer(Optimizer):
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
             lean: rebuild m from u and s instead of keeping it, which leaves two states, as many as Adam has. Not the
                 paper's rule, but equal to it while s stands still. MVN-Grad only.
-            state_dtype: how state is kept: torch.float32, torch.bfloat16, or "int8" in blocks with scales, the latter
-                two rounded at random so that slow averages go on moving; None is float32, and a wider parameter's
-                own dtype.
+            state_dtype: how state is kept: torch.float32, torch.bfloat16 (or "float32", "bf16"), or "int8" in blocks
+                with scales, the latter two rounded at random so that slow averages go on moving; None is float32, and
+                a wider parameter's own dtype.
             stochastic_rounding: round bfloat16 parameters at random, so that small steps are not lost.
             rounding_seed: what rounding at random draws from, together with the step; saved in checkpoints.
             foreach: one kernel an operation for all tensors; None decides as torch.optim does. The CPU has no
@@ -92,7 +102,7 @@ class RuleOptimizer(Optimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": (1e-2 if self.decoupled else 0.0) if weight_decay is None else weight_decay,
-            "state_dtype": state_dtype,
+            "state_dtype": asked_kind(state_dtype),
             "stochastic_rounding": stochastic_rounding,
             "rounding_seed": rounding_seed,
             "foreach": foreach,
@@ -114,6 +124,8 @@ class RuleOptimizer(Optimizer):
             for name in (*OPTIONS, "weight_decay"):  # None is the default, as in the constructor
                 if param_group.get(name, ...) is None:
                     del param_group[name]
+            if "state_dtype" in param_group:
+                param_group["state_dtype"] = asked_kind(param_group["state_dtype"])
             self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
@@ -136,8 +148,7 @@ class RuleOptimizer(Optimizer):
         if group.get("lean") and group["beta_mean"] is not None:
             raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
         if group["state_dtype"] not in KINDS:
-            valid = ", ".join(map(str, KINDS))
-            raise ValueError(f"{name}: state_dtype={group['state_dtype']!r} is invalid; it must be one of {valid}")
+            raise ValueError(f"{name}: {no_kind(group['state_dtype'])}")
         seed = group["rounding_seed"]
         if not (isinstance(seed, int) and 0 <= seed < 2**32):
             raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32)")

@@ -23,6 +23,18 @@ KERNEL_DTYPES = {torch.float32, torch.bfloat16, torch.float16, torch.complex64}
 
 KINDS = (None, torch.float32, torch.bfloat16, "int8")
 """What `state_dtype` may be."""
+NAMED = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+"""By which names, too."""
+
+
+def asked_kind(given: Any) -> Any:
+    """A `state_dtype` that may be named, as groups have it."""
+    return NAMED.get(given, given) if isinstance(given, str) else given
+
+
+def no_kind(given: Any) -> str:
+    """What to say of a `state_dtype` that is none."""
+    return f"state_dtype={given!r} is invalid; it must be one of {', '.join(map(repr, (*KINDS, *NAMED)))}"
 
 
 def arithmetic_dtype(param: Tensor) -> torch.dtype:
