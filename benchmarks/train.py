@@ -47,7 +47,8 @@ compiled. *Plain* is the loop most people write: torchvision's transforms of the
 processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second are medians over
 rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of the recipe at
 that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is what comes
-once: compilation and capture. *Memory* is what an arm made torch reserve on the device."""
+once: compilation and capture. *Memory* is the most that an arm made torch reserve on the
+device."""
 
 
 class Arm(Protocol):
@@ -92,15 +93,22 @@ class Captured:
             with torch.no_grad(), torch.autocast(self.task.device.type, torch.bfloat16):
                 self.task.evaluate(self.stepper.model.eval(), final)
             times.append(time.perf_counter() - start)
-        return self.recipe.epochs // self.recipe.eval_every * times[1] + times[2]
+        return (self.recipe.epochs - 1) // self.recipe.eval_every * times[1] + times[2]
 
 
 def reserved(device: torch.device) -> int:
+    """Bytes that torch holds of a device, after giving back what it can; from here on its peak is counted anew."""
     gc.collect()
     if device.type != "cuda":
         return 0
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_reserved()
+
+
+def peak(device: torch.device) -> int:
+    """The most it held since."""
+    return torch.cuda.max_memory_reserved() if device.type == "cuda" else 0
 
 
 def measure(
@@ -126,7 +134,7 @@ def measure(
             notes.append(f"{name}, batch {recipe.batch_size}: {type(error).__name__}: {str(error).splitlines()[0]}")
             continue
         rows[name] = {"name": name, "setup_seconds": time.perf_counter() - start}
-        rows[name]["memory_bytes"] = reserved(task.device) - before
+        rows[name]["memory_bytes"] = peak(task.device) - before
     rates: dict[str, list[float]] = {name: [] for name in arms}
     for done in range(args.rounds):
         for number, (name, arm) in enumerate(arms.items()):

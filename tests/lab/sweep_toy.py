@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ from mvngrad.lab.store import Run, Slot, write
 HERE = Path(__file__).parent
 OPTIMIZERS = ("adam", "laprop", "adabelief", "mvngrad")
 COMMAND = (
-    "import sys, tyro; from mvngrad.cli.sweep import SweepCommand\n"
+    "import os, platform, sys, tyro; from mvngrad.cli.sweep import SweepCommand\n"
+    "node = os.environ.get('TOY_NODE', platform.node()); platform.node = lambda: node\n"  # as if on another machine
     "config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)\n"
     "try:\n    sys.exit(tyro.cli(SweepCommand, prog='mvngrad sweep', config=config)())\n"
     "except RuntimeError as error:\n    sys.exit(f'mvngrad: {error}')"
@@ -35,6 +37,7 @@ class Toy(Recipe):
     pause: float = 0.05
     """Seconds of a step; after each there is a checkpoint."""
     fate: str = ""
+    betas: tuple[float, ...] = (0.9, 0.999)
 
 
 def run(recipe, *, root, data, device, compile):
@@ -42,7 +45,7 @@ def run(recipe, *, root, data, device, compile):
     slot = Slot(recipe, root)
     if slot.run is not None:
         return slot.run
-    with held(slot.folder):
+    with held(slot.folder) as check:
         if slot.run is not None:
             return slot.run
         if recipe.fate == "raises":
@@ -54,6 +57,7 @@ def run(recipe, *, root, data, device, compile):
         while step < recipe.steps:
             time.sleep(recipe.pause)
             step += 1
+            check()
             write(reached, str(step))
         slot.begin({"commit": "toy"})
         end = {"status": "diverged", "step": 3} if recipe.fate == "diverges" else {"status": "finished"}
@@ -93,10 +97,11 @@ def wider():
     return sweep(each(lr=(1.0, 2.0, 3.0, 4.0)))
 
 
-def staged():
-    def second(results: Results):
-        return [r for best in results.best.values() for r in grid(best.recipe, steps=(1, 2))]
+def second(results: Results):
+    return [r for best in results.best.values() for r in grid(best.recipe, steps=(1, 2))]
 
+
+def staged():
     return sweep(each(lr=(1.0, 2.0)), second)
 
 
@@ -110,6 +115,13 @@ def cursed():
 
 def unfair():
     return sweep([*each(lr=(1.0,)), Toy(optimizer="mvngrad", lr=2.0)])
+
+
+def worked(queue, tmp_path, said, **options):
+    """A worker in this process; what it did."""
+    from mvngrad.lab.sweep.worker import work
+
+    return work(queue.address, queue.name, root=tmp_path / "runs", tell=said.append, **options)
 
 
 def command(*arguments, **environment):
@@ -152,3 +164,25 @@ def at_work(root, pid):
 
 def kill(process, number=signal.SIGKILL):
     os.kill(process.pid, number)
+
+
+def freeze(process, wanted):
+    """Stop a process at a time when a condition holds; what this found."""
+    while True:
+        kill(process, signal.SIGSTOP)
+        if found := wanted():
+            return found
+        kill(process, signal.SIGCONT)
+        time.sleep(0.02)
+
+
+def writable(path):
+    """Whether nobody is in a transaction: who is frozen in one holds SQLite's lock."""
+    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True

@@ -143,7 +143,6 @@ def test_what_we_run_on_the_stand_in():
         (partial(small, eval_windows=0), "eval_windows=0 is invalid"),
         (partial(small, model="1B"), "model='1B' is invalid; choose of 30M, 124M, tiny"),
         (partial(small, decayed="none"), "decayed='none' is invalid"),
-        (partial(small, text="../mine"), "text='../mine' is not the name of a text; .*data prepare FOLDER"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_when_it_is_written_down(make, message):
@@ -197,6 +196,8 @@ def test_the_task_says_what_it_trains_on(data):
     assert task.train.manifest.train.sha256[:12] in task.source
     with pytest.raises(FileNotFoundError, match=r"text='mine' are in .*tokens.mine, .*`mvngrad data prepare FOLDER`"):
         LanguageTask(small(text="mine"), data, CPU)
+    with pytest.raises(ValueError, match=r"text='\.\./mine' is not the name of a text; .*data prepare FOLDER"):
+        LanguageTask(small(text="../mine"), data, CPU)
     with pytest.raises(ValueError, match=r"has 0 tokens in train\.bin, and model='tiny' needs 65"):
         LanguageTask(small(text="wikitext103-validation"), data, CPU)
 
@@ -383,9 +384,43 @@ def test_a_folder_of_ones_own_is_named_by_its_content(tmp_path):
     write(mine / "validation.txt", "four")
     other, _ = prepare_folder(mine, home, workers=1)
     (mine / "validation.txt").unlink()
-    third, _ = prepare_folder(mine, home, workers=1)
+    write(mine / "b.txt", "one", "page 1016")  # whose sha256 begins below 0.5%
+    third, place = prepare_folder(mine, home, workers=1)
+    assert (told(place, "train"), told(place, "validation")) == (spelled("one"), spelled("page 1016"))
     assert len({name, other, third}) == 3
     assert json.loads((folder / "manifest.json").read_text())["validation"]["tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a": "one", "b": "two"},
+            r"nothing to validate on: none of its documents is among the 0\.5% .*validation\.txt",
+        ),
+        ({"a": "one", "validation": " \n"}, r"nothing to validate on: validation\.txt is blank; put .*validation\.txt"),
+        ({"a": "page 1016"}, "nothing to train on: its .txt files are blank, or held out"),
+        ({"a": "\n", "validation": "two"}, "nothing to train on"),
+    ],
+    ids=["few", "blank validation", "all held out", "blank"],
+)
+def test_a_folder_that_cannot_be_trained_on_is_refused_before_it_is_tokenized(tmp_path, monkeypatch, files, message):
+    for name, document in files.items():
+        write(tmp_path / "mine" / f"{name}.txt", document)
+    monkeypatch.setattr(text, "_make", None)
+    with pytest.raises(ValueError, match=message):
+        prepare_folder(tmp_path / "mine", tmp_path / "home", workers=1)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_text_whose_tokens_are_nowhere_is_told_with_what_there_is(data):
+    (data / "tokens" / ".trash").mkdir()
+    there = r"Prepared are: pages, wikitext103-validation$"
+    with pytest.raises(FileNotFoundError, match=rf"text='mine' .*; `mvngrad data prepare FOLDER` .*{there}") as told:
+        tokens.located("mine", data)
+    assert "data get" not in str(told.value)
+    with pytest.raises(FileNotFoundError, match=rf"; `mvngrad data get wikitext103` prepares it\. {there}"):
+        tokens.located("wikitext103", data)
 
 
 def test_recipes_that_differ_outside_the_step_share_theirs():

@@ -51,7 +51,7 @@ def test_a_run_writes_both_parts(run, capsys):
         assert 0 < low <= row["tokens_per_second"] <= high
         assert row["projected_seconds"] * row["tokens_per_second"] == pytest.approx(tokens)
     found = result["overhead"]["tiny"]
-    assert found["whole_steps"] == 2
+    assert found["whole_steps"] == 6
     assert list(found["whole"]) == [TORCH, MVNGRAD]
     kept = {row["name"]: row["state_bytes"] for row in found["rows"]}
     assert len(kept) == 13

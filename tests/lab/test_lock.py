@@ -11,8 +11,9 @@ import pytest
 from tiny import Tiny, TinyTask
 
 from mvngrad.lab import lock, step
+from mvngrad.lab.events import Progress
 from mvngrad.lab.lock import Locked, held
-from mvngrad.lab.train import train
+from mvngrad.lab.train import Interrupted, train
 
 HOLD = (
     "import sys, time; from pathlib import Path; from mvngrad.lab.lock import held\n"
@@ -100,6 +101,59 @@ def test_what_is_not_known_is_left_to_a_person(tmp_path):
     with held(tmp_path):
         (tmp_path / "result.json").write_text("{}")
     assert [left.name for left in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("successor", ["another's lock", None], ids=["at work", "done"])
+def test_who_was_thought_dead_is_told_and_leaves_the_lock_of_the_next(tmp_path, successor):
+    path = tmp_path / "run" / "lock"
+    with held(tmp_path / "run") as check:
+        check()
+        path.unlink()
+        if successor is not None:
+            path.write_text(successor)
+        with pytest.raises(Locked, match="taken from this process, which was thought dead"):
+            check()
+    assert (path.read_text() if path.exists() else None) == successor
+
+
+def test_two_locks_of_one_process_are_not_the_same(tmp_path):
+    with held(tmp_path):
+        first = (tmp_path / "lock").read_text()
+    with held(tmp_path):
+        assert (tmp_path / "lock").read_text() != first
+
+
+def test_training_that_another_process_took_over_writes_nothing_more(tmp_path):
+    folder, seen = tmp_path / Tiny().key, []
+
+    def take_over(event):
+        """After the first row is written; the next process has begun with a checkpoint."""
+        if isinstance(event, Progress) and not seen:
+            (folder / "lock").write_text("another's lock")
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            (folder / "checkpoints" / ".partial.elsewhere-1").write_text("half of it")
+            seen.extend(contents(folder))
+
+    def contents(folder):
+        return sorted((path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+
+    with pytest.raises(Locked, match="thought dead"):
+        train(Tiny(), root=tmp_path, task=TinyTask, on_event=take_over, checkpoint_every=0)
+    step.forget()
+    assert len(seen) > 4
+    assert contents(folder) == seen
+
+
+def test_a_signal_to_who_was_thought_dead_is_an_end_all_the_same(tmp_path):
+    def stopped(event):
+        if isinstance(event, Progress):
+            (tmp_path / Tiny().key / "lock").write_text("another's lock")
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(Tiny(), root=tmp_path, task=TinyTask, on_event=stopped)
+    step.forget()
+    assert not list(tmp_path.rglob("step-*"))
 
 
 def test_one_process_does_not_hold_a_folder_twice(tmp_path):

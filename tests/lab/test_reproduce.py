@@ -16,7 +16,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from mvngrad import cli
-from mvngrad.lab import events, reproduce, store
+from mvngrad.lab import events, progress, reproduce, store
 from mvngrad.lab.progress import Bars, Training
 from mvngrad.lab.targets import TARGETS, spike
 
@@ -257,6 +257,22 @@ def test_elsewhere_a_training_is_a_line_for_each_evaluation(capsys):
         "cifar100-0  epoch 4/200  loss 3.2500  test_accuracy 40.5000  41000/s  1:00 + 2:05\n"
     )
     assert live.console.file.getvalue().strip() == ""
+
+
+def test_within_a_long_epoch_there_are_signs_of_life(capsys):
+    """On a terminal each, elsewhere a line where none has come for long."""
+    sign = events.Step("cifar100-0", 40, 9600, 100.0)
+    with Training(terminal()) as live:
+        live(sign)
+        (bar,) = live.tasks
+        assert (bar.completed, bar.total, bar.fields["now"]) == (40, 9600, "step 40/9600  1:40 left")
+    with Training(Console(file=io.StringIO())) as live:
+        live(sign)
+        assert capsys.readouterr().out == ""
+        live.last -= progress.QUIET
+        live(sign)
+        live(sign)
+    assert capsys.readouterr().out == "cifar100-0  step 40/9600  1:40 left\n"
 
 
 def test_a_target_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatch):

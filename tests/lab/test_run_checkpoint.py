@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mvngrad.lab import checkpoint
+from mvngrad.lab.lock import Locked
 
 
 def save(folder, step, keep, notes=None):
@@ -83,6 +84,28 @@ def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
     monkeypatch.undo()
     save(tmp_path, 2, keep=1)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it began", "while it wrote"])
+def test_who_lost_the_folder_leaves_the_checkpoints_of_the_next(tmp_path, late):
+    """What the next one has half written, too; its own half may be gone by then."""
+    save(tmp_path, 1, keep=1)
+    half, asked = tmp_path / ".partial.elsewhere-1", []
+
+    def check():
+        asked.append(late)
+        if len(asked) == 1 + late:
+            for own in tmp_path.glob(".partial.*"):
+                own.unlink()
+            half.write_text("half of it")
+            raise Locked("thought dead")
+
+    with pytest.raises(Locked):
+        checkpoint.save(tmp_path, 2, {"seconds": 0.5}, {"x": torch.zeros(1000)}, 1, check)
+    assert half.read_text() == "half of it"
+    assert newest(tmp_path) == 1
+    save(tmp_path, 3, keep=1)
+    assert not half.exists()
 
 
 def test_only_plain_data_is_loaded(tmp_path):

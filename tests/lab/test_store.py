@@ -93,6 +93,13 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_litter(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["", "x" * 300])
+def test_a_write_that_cannot_be_names_what_was_asked_for(tmp_path, name):
+    with pytest.raises(OSError, match=r"\[Errno \d+\] .*: '[^']*'$") as told:  # a folder; a name that is too long
+        store.write(tmp_path / name, "text")
+    assert told.value.filename == str(tmp_path / name)
+
+
 def test_files_have_the_rights_of_the_user(tmp_path):
     store.write(tmp_path / "a.json", "1")
     (tmp_path / "b.json").write_text("1")

@@ -8,51 +8,24 @@ import platform
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import optuna
 import pytest
 import sweep_toy
 from sqlalchemy import event
-from sweep_toy import OPTIMIZERS, Toy, command, each, finished, sweep, wait_for
+from sweep_toy import OPTIMIZERS, Toy, command, each, finished, sweep, wait_for, worked
 
 from mvngrad.lab import lock
+from mvngrad.lab.recipes.mnist import Mnist
 from mvngrad.lab.store import Slot, write
-from mvngrad.lab.sweep import export, patience, plan
+from mvngrad.lab.sweep import export, patience, plan, worker
 from mvngrad.lab.sweep.address import address
 from mvngrad.lab.sweep.patience import GaveUp
-from mvngrad.lab.sweep.queue import Queue
+from mvngrad.lab.sweep.queue import Queue, create
 from mvngrad.lab.sweep.records import by_key
 from mvngrad.lab.sweep.signals import undisturbed
 from mvngrad.lab.sweep.worker import identity, work
-
-
-@pytest.fixture
-def place(tmp_path):
-    return address(f"sqlite:///{tmp_path}/sweeps.db")
-
-
-@pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def opened(place, said):
-    """Init a sweep and open its queue."""
-    queues = []
-
-    def make(name, **options):
-        plan.init(place, f"sweep_toy:{name}", tell=said.append, **options)
-        queues.append(Queue(place, f"sweep_toy:{name}", tell=said.append))
-        return queues[-1]
-
-    yield make
-    for queue in queues:
-        queue.close()
-
-
-def worked(queue, tmp_path, said, **options):
-    return work(queue.address, queue.name, root=tmp_path / "runs", tell=said.append, **options)
 
 
 def statuses(queue):
@@ -79,11 +52,54 @@ def test_init_says_what_a_sweep_takes(place, said):
     assert "about 2.4 hours of a toy" in said[2]
 
 
-def test_unequal_budgets_are_refused_unless_told(place, said):
-    with pytest.raises(ValueError, match=r"2 runs of mvngrad and 1 of .*--unequal"):
-        plan.init(place, "sweep_toy:unfair", tell=said.append)
+def test_a_second_init_keeps_the_pace_and_says_what_it_changes(opened, said):
+    queue = opened("small", heartbeat=300, grace=7200)
+    said.clear()
+    plan.init(queue.address, queue.name, tell=said.append)
+    assert (queue.notes["heartbeat"], queue.notes["grace"]) == (300, 7200)
+    assert not any("is 300 s" in line for line in said)
+    plan.init(queue.address, queue.name, grace=900, tell=said.append)
+    assert (queue.notes["heartbeat"], queue.notes["grace"]) == (300, 900)
+    assert "grace was 7200 s and is 900 s, for workers that start from now on" in said
+    with pytest.raises(ValueError, match="grace=200 must be more than heartbeat=300"):
+        plan.init(queue.address, queue.name, grace=200, tell=said.append)
+
+
+def test_settings_may_be_sequences_and_what_cannot_be_kept_is_refused_before_anything_is_made(
+    place, said, tmp_path, monkeypatch
+):
+    recipes = each(betas=((0.9, 0.99), (0.8, 0.99), (0.5,)))
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep(recipes))
+    assert len(plan.init(place, "sweep_toy:small", tell=said.append).new) == 12
+    assert work(place, "sweep_toy:small", root=tmp_path / "runs", tell=said.append) == {"finished": 12}
+    elsewhere = address(f"sqlite:///{tmp_path}/other.db")
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep([replace(r, floor=[r]) for r in recipes]))
+    with pytest.raises((TypeError, ValueError)):
+        plan.init(elsewhere, "sweep_toy:small", tell=said.append)
+    assert not elsewhere.file.exists()
+
+
+def test_a_sweep_that_init_did_not_write_to_its_end_names_the_remedy(place, said, tmp_path):
+    create(place, "sweep_toy:small", higher=False)
+    with pytest.raises(LookupError, match="is not whole; run `mvngrad sweep init sweep_toy:small` again"):
+        work(place, "sweep_toy:small", root=tmp_path / "runs", tell=said.append)
+    queue = Queue(place, "sweep_toy:small")
+    assert "sweep init` again" in export.status(queue)[0]
+    queue.close()
+
+
+def test_optimizers_of_other_people_are_checked_before_a_sweep_is_made(place, said, monkeypatch):
+    for optimizer, problem in (
+        ("torch:Adan", "torch.optim has no optimizer 'Adan'"),
+        ("torch:SGD", "torch:SGD does not take betas"),
+        ("torch:LBFGS", "needs a closure"),
+        ("torch:Adam,amsgrad", "cannot be read"),
+    ):
+        recipe = Mnist(optimizer=optimizer, lr=1e-3, beta1=0.9, beta2=0.99)
+        monkeypatch.setattr(sweep_toy, "small", lambda recipe=recipe: sweep([recipe]))
+        with pytest.raises(ValueError, match=problem):
+            plan.init(place, "sweep_toy:small", tell=said.append)
     assert not place.file.exists()
-    assert len(plan.init(place, "sweep_toy:unfair", unequal=True, tell=said.append).new) == 5
 
 
 def test_what_is_chosen_by_is_named_once_and_is_not_test_data(place, said, monkeypatch):
@@ -117,6 +133,19 @@ def test_a_second_stage_follows_from_the_first_and_seeds_from_both(opened, tmp_p
         who: record.key for who, record in selected.items()
     }
     assert any(line.startswith("adam: 1.125 ± 0.125 over 3 seeds  (lr 2.0") for line in export.selection(queue))
+
+
+def test_the_selection_says_how_many_seeds_diverged_and_how_many_are_to_come(opened, tmp_path, said):
+    queue = opened("small")
+    assert worked(queue, tmp_path, said) == {"finished": 12}
+    plan.rerun(queue, 4)
+    for end in ("finished", "diverged"):
+        claim = queue.claim(identity())
+        queue.finish(claim, {"status": end, "reason": "no luck"}, 2.0 if end == "finished" else None)
+    (line,) = (line for line in export.selection(queue) if line.startswith(claim.record.contestant))
+    assert " over 2 seeds, 1 of 4 diverged, 1 to come  (" in line
+    (other,) = (line for line in export.selection(queue) if line.startswith("mvngrad"))
+    assert other == "mvngrad: 4, 3 to come  (lr 2.0)"
 
 
 def test_a_run_that_diverges_or_raises_is_a_result_and_the_worker_goes_on(opened, tmp_path, said):
@@ -156,6 +185,14 @@ def test_no_two_workers_run_one_configuration_even_if_it_was_queued_twice(opened
     assert worked(queue, tmp_path, said) == {"finished": 12}
     assert sorted(record.status for record in queue.records()) == ["double"] * 12 + ["finished"] * 12
     assert len(export.rows(queue)) == 12
+
+
+def test_a_configuration_that_was_queued_twice_and_diverges_is_run_once(opened, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep(each(lr=(2.0,), fate=("diverges",))))
+    queue = opened("small")
+    queue.add([plan.again(record) for record in queue.records()])
+    assert worked(queue, tmp_path, said) == {"diverged": 4}
+    assert sorted(record.status for record in queue.records()) == ["diverged"] * 4 + ["double"] * 4
 
 
 def test_a_worker_that_dies_before_its_first_sign_of_life_loses_nothing(opened, tmp_path, said):
@@ -224,6 +261,27 @@ def test_a_run_that_another_process_holds_is_left_for_later(opened, tmp_path, sa
 
     done = work(queue.address, queue.name, root=tmp_path / "runs", tell=release)
     assert (done["finished"], done["busy"]) == (12, 1)
+
+
+def test_a_worker_asked_to_stop_leaves_a_run_that_it_gave_back_to_who_has_it(opened, tmp_path, said, monkeypatch):
+    queue = opened("small")
+    others = []
+
+    def busy(attempt, runner):
+        """Another process is at it; that one takes the run, and this one is asked to stop."""
+        attempt.queue.put_back(attempt.claim, pause=60.0)
+        others.append(queue.claim({**identity(), "worker": "another"}))
+        monkeypatch.setattr(Queue, "reclaim", interrupt)
+        return "busy"
+
+    def interrupt(queue):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker.Attempt, "made", busy)
+    with pytest.raises(KeyboardInterrupt):
+        worked(queue, tmp_path, said)
+    (record,) = (r for r in queue.records() if r.key == others[0].record.key)
+    assert (record.status, record.worker["worker"]) == ("running", "another")
 
 
 def test_the_lock_of_a_worker_elsewhere_is_removed_once_the_store_knows_it_is_dead(opened, tmp_path, said):

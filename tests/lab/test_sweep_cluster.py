@@ -29,7 +29,16 @@ def test_jobs_run_a_sweep_to_its_end(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("storage", "options", "message"),
     [
-        ("postgresql://me:secret@host/runs", (), "password would be in the files of a job"),
+        *(
+            (f"postgresql://{given}", (), "password would be in the files of a job")
+            for given in (
+                "me:secret@host/runs",
+                "me:secret%40!@host/runs",
+                "me:secret%2f@host/runs",
+                "me@host/runs?password=a&password=secret",
+                "me@host/runs?sslpassword=secret",
+            )
+        ),
         ("sqlite:///sweeps.db", ("timeout",), "slurm_options='timeout' is not KEY=VALUE"),
     ],
 )

@@ -1,20 +1,23 @@
 """The sweeps that come with the package: the paper's grids, and trainings that a killed worker goes on with."""
 
-import json
+import signal
 import subprocess
 import sys
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from sweep_toy import HERE, command, finished, kill, wait_for
+from sweep_toy import HERE, command, finished, freeze, kill, wait_for, writable
 from tiny import TinyTask
 
+from mvngrad.lab.metrics import rows
 from mvngrad.lab.recipe import Recipe
 from mvngrad.lab.recipes import cifar100, language
 from mvngrad.lab.recipes.sweeps import SWEEPS, Outcome, Results, contestant, grid, named
 from mvngrad.lab.store import runs
-from mvngrad.lab.sweep import plan
+from mvngrad.lab.sweep import budget, plan
 from mvngrad.lab.sweep.address import address
 from mvngrad.lab.sweep.queue import Queue
 from mvngrad.lab.sweep.records import kept
@@ -36,21 +39,19 @@ RUNS = {
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_grid_has_as_many_runs_as_the_paper_says(name):
-    for stage, expected in zip(plan.planned(named(name)), RUNS[name], strict=True):
-        counts = dict(plan.shares(stage))
+    for stage, expected in zip(budget.planned(named(name)), RUNS[name], strict=True):
+        counts = dict(Counter(budget.tried(stage).values()))
         assert len(counts) == 4
         assert counts == expected if isinstance(expected, dict) else set(counts.values()) == {expected}
+    stages = {str(number): budget.tried(stage) for number, stage in enumerate(budget.planned(named(name)), start=1)}
     unequal = any(isinstance(expected, dict) for expected in RUNS[name])
-    if unequal:
-        with pytest.raises(ValueError, match="--unequal"):
-            plan.refuse_unequal(plan.planned(named(name)), unequal=False)
-    else:
-        plan.refuse_unequal(plan.planned(named(name)), unequal=False)
+    with pytest.raises(ValueError, match="--unequal") if unequal else nullcontext():
+        budget.refuse_unequal(stages, unequal=False)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_recipe_can_be_made_again_from_a_store(name):
-    for stage in plan.planned(named(name)):
+    for stage in budget.planned(named(name)):
         for recipe in stage:
             assert kept(recipe, "1")["key"] == recipe.key
 
@@ -64,7 +65,7 @@ def test_every_recipe_can_be_made_again_from_a_store(name):
     ],
 )
 def test_what_the_paper_selected_is_in_its_grid(name, selected):
-    keys = {recipe.key for stage in plan.planned(named(name)) for recipe in stage}
+    keys = {recipe.key for stage in budget.planned(named(name)) for recipe in stage}
     assert len(selected) == 4
     assert {recipe.key for recipe in selected} <= keys
 
@@ -119,6 +120,7 @@ def test_a_sweep_that_is_not_there_is_named(name, problem):
 # Trainings, in a module of their own that the worker's process can import.
 TRAINED = """
 import time
+from dataclasses import replace
 from tiny import Tiny, TinyTask
 from mvngrad.lab.recipes.sweeps import Sweep, grid
 from mvngrad.lab.train import train
@@ -132,7 +134,14 @@ def sweep():
     recipes = grid(Tiny(epochs=6), lr=(1e-2, 1e-3))
     chosen = {"metric": "train_accuracy", "higher": True}
     return Sweep(stages=(recipes,), **chosen, seconds=1, hardware="a CPU", run="trained:run")
+
+def one():
+    return replace(sweep(), stages=(grid(Tiny(), epochs=(12,)),))
 """
+
+
+def steps(folder):
+    return [row["step"] for row in rows(folder / "metrics.jsonl")]
 
 
 def test_a_killed_worker_s_training_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path, monkeypatch):
@@ -163,8 +172,43 @@ def test_a_killed_worker_s_training_goes_on_from_its_checkpoint_to_the_same_weig
         torch.set_num_threads(threads)
     (interrupted,) = (run for run in runs(root) if run.key == lost.key)
     assert interrupted.result["weights"] == whole.result["weights"]
-    steps = [json.loads(line)["step"] for line in (root / lost.key / "metrics.jsonl").read_text().splitlines()]
-    assert steps == sorted(set(steps))
+    assert steps(root / lost.key) == [7 * epoch for epoch in range(1, 7)]
+
+
+def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_who_took_it(tmp_path, monkeypatch):
+    (tmp_path / "trained.py").write_text(TRAINED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    place, root = address(f"sqlite:///{tmp_path}/sweeps.db"), tmp_path / "runs"
+    plan.init(place, "trained:one", heartbeat=1, grace=2, tell=lambda text: None)
+    arguments = ("work", "trained:one", "--runs", root, "--device", "cpu", "--storage", f"sqlite:///{place.file}")
+    first, second = (
+        command(*arguments, PYTHONPATH=f"{tmp_path}:{HERE}", TOY_NODE=f"host{number}") for number in (1, 2)
+    )
+    locks = {}
+
+    def under_way():
+        """A worker has the run, and an epoch of it is done."""
+        for lock in root.glob("*/lock"):
+            if steps(lock.parent):
+                locks["host1" if "host1" in lock.read_text() else "host2"] = lock.parent
+        return locks
+
+    ((node, folder),) = wait_for(under_way, 90).items()
+    frozen, living = (first, second) if node == "host1" else (second, first)
+    freeze(frozen, lambda: writable(place.file))
+    seen = len(steps(folder))
+    wait_for(lambda: len(steps(folder)) > seen, 90)  # by who took it
+    kill(frozen, signal.SIGCONT)
+    told, text = finished(frozen), finished(living)
+    assert (frozen.returncode, living.returncode) == (0, 0), told + text
+    assert f"{folder.name}: this worker was thought dead, and the run is queued again" in told
+    assert "done, 1 another's" in told
+    assert "done, 1 finished" in text
+    assert steps(folder) == [7 * epoch for epoch in range(1, 13)]
+    (run,) = runs(root)
+    assert (run.result["status"], run.result["steps"]) == ("finished", 84)
+    assert not (folder / "lock").exists()
+    assert len(list((folder / "checkpoints").iterdir())) == 1
 
 
 def test_the_mnist_sweep_runs_on_a_cpu(tmp_path, monkeypatch):

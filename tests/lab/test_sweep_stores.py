@@ -1,16 +1,20 @@
 """Both kinds of store: many at once, a server that goes away, and a password that nobody gets to see."""
 
+import json
 import re
 import signal
 from collections import Counter
+from urllib.parse import quote, quote_plus, unquote
 
 import pytest
 from postgres import server  # noqa: F401
 from sweep_toy import command, finished, kill, wait_for
 
+from benchmarks import sweep as benchmark
 from mvngrad.lab.sweep.address import address
 from mvngrad.lab.sweep.plan import init
 from mvngrad.lab.sweep.queue import Queue
+from mvngrad.lab.sweep.worker import identity, work
 
 SILENT = {"tell": lambda text: None}
 
@@ -52,6 +56,16 @@ def test_eight_workers_share_one_file(tmp_path):
     assert counts(url, "sweep_toy:quick") == {"finished": 64}
 
 
+def test_the_engine_s_benchmark_measures_runs_that_all_finish(tmp_path, monkeypatch):
+    monkeypatch.setenv(benchmark.COUNT, "8")
+    monkeypatch.setattr(benchmark, "stores", lambda: {"SQLite": benchmark.sqlite})
+    benchmark.main(["--runs", "8", "--workers", "2", "--out", str(tmp_path)])
+    (row,) = json.loads((tmp_path / "sweep-engine.json").read_text())["rows"]
+    assert (row["runs"], row["errors"]) == (8, 0)
+    assert 0 < row["milliseconds_quartiles"][0] <= row["milliseconds"] <= row["milliseconds_95"]
+    assert "| SQLite | 2 | 8 | " in (tmp_path / "sweep-engine.md").read_text()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_asked_to_stop_leave_their_runs_to_the_next(workers, tmp_path):
     url, root = f"sqlite:///{tmp_path}/sweeps.db", tmp_path / "runs"
@@ -77,15 +91,41 @@ def test_a_server_that_goes_away_is_waited_for(server, tmp_path):  # noqa: F811
         said.append(line)
         if "trying again in 1 s" in line:
             break
+    late = command(*arguments, MVNGRAD_STORAGE=server.url)  # a worker that starts while the store is away
     gone = command("status", MVNGRAD_STORAGE=server.url)
     assert "the store does not answer" in finished(gone)
     assert gone.returncode == 1
+    for line in late.stdout:
+        if "trying again in 1 s" in line:
+            break
     server.start()
-    said.append(finished(process))
-    assert process.returncode == 0, said
+    said += [finished(process), finished(late)]
+    assert (process.returncode, late.returncode) == (0, 0), said
     assert "does not answer" in "".join(said)
     assert counts(server.url, "sweep_toy:quick") == {"finished": 64}
     assert server.password not in "".join(said)
+
+
+def test_a_worker_does_not_wait_for_a_server_that_refuses_it(server, tmp_path):  # noqa: F811
+    wrong = server.url.replace(server.password, "guess")
+    with pytest.raises(ConnectionError, match="password authentication failed"):
+        work(address(wrong), "sweep_toy:quick", root=tmp_path, tell=pytest.fail)
+
+
+def test_workers_in_different_time_zones_agree_on_who_is_silent(server, monkeypatch):  # noqa: F811
+    init(address(server.url), "sweep_toy:staged", heartbeat=1, grace=600, **SILENT)
+    queues = {}
+    for zone in ("America/New_York", "UTC", "Asia/Tokyo"):
+        monkeypatch.setenv("PGTZ", zone)
+        queues[zone] = Queue(address(server.url), "sweep_toy:staged", **SILENT)
+        queues[zone].claim(identity())
+    for queue in queues.values():
+        queue.judging = 0.0
+        queue.reclaim()
+    found = Counter(record.status for record in queue.records())
+    for queue in queues.values():
+        queue.close()
+    assert found == {"running": 3, "waiting": 5}
 
 
 def test_no_file_and_no_line_has_the_password(server, tmp_path):  # noqa: F811
@@ -124,6 +164,34 @@ def test_a_storage_that_cannot_be_is_refused_without_repeating_it(given, problem
     with pytest.raises(ValueError, match=problem) as refused:
         address(given)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "me:p%40ss!word@host/runs",
+        "me:s3cr%2ft@host/runs",
+        "me:s3cr%2Ft@host/runs",
+        "me:caf%c3%a9@host/runs",
+        "me:a%20b+c@host/runs",
+        "me:(tilde~.*)@host/runs",
+        "me@host/runs?password=first&password=second+half",
+        "me@host/runs?sslpassword=of%2fa%2Fkey",
+        "me:short@host/runs?password=shorter",
+    ],
+)
+def test_a_password_is_scrubbed_as_it_was_typed_and_in_every_other_way(given):
+    """Also where only some of its characters are quoted, as by a driver with other rules."""
+    text = f"postgresql://{given}"
+    found = address(text)
+    passwords = re.findall("(?:me:|password=)([^@&]+)", text)
+    plain = [unquote(part if "me:" in text else part.replace("+", " ")) for part in passwords]
+    forms = [*passwords, *plain, *map(quote, plain), *map(quote_plus, plain)]
+    forms += [re.sub("%..", lambda code: code[0].lower(), quote(secret, safe="")) for secret in plain]
+    assert len(found.secrets) == len(passwords)
+    for form in forms:
+        assert found.scrubbed(f"before {form} after") == "before *** after"
+    assert found.scrubbed("me host runs") == "me host runs"
 
 
 def test_the_storage_is_that_of_the_environment(monkeypatch):

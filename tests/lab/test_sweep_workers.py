@@ -1,12 +1,11 @@
 """Workers that die, freeze and come back: every configuration ends once, none is lost. On both kinds of store."""
 
 import signal
-import sqlite3
 from collections import Counter
 
 import pytest
 from postgres import server  # noqa: F401
-from sweep_toy import at_work, command, crowd, finished, kill, wait_for
+from sweep_toy import at_work, command, crowd, finished, freeze, kill, wait_for, writable
 
 from mvngrad.lab.sweep.address import address
 from mvngrad.lab.sweep.plan import init
@@ -34,25 +33,11 @@ def start(url, root):
     return command("work", NAME, "--runs", root, "--device", "cpu", MVNGRAD_STORAGE=url)
 
 
-def freeze(worker, url, root):
-    """Stop a process in the middle of a run; the run's folder. Not in a transaction: it would hold SQLite's lock."""
-    while True:
-        wait_for(lambda: at_work(root, worker.pid))
-        kill(worker, signal.SIGSTOP)
-        if (folder := at_work(root, worker.pid)) and (url.startswith("postgresql") or writable(address(url).file)):
-            return folder
-        kill(worker, signal.SIGCONT)
-
-
-def writable(path):
-    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError:
-        return False
-    finally:
-        connection.close()
-    return True
+def frozen_at_work(worker, url, root):
+    """Stop a process in the middle of a run, and of no transaction; the run's folder."""
+    wait_for(lambda: at_work(root, worker.pid))
+    free = url.startswith("postgresql")
+    return freeze(worker, lambda: (free or writable(address(url).file)) and at_work(root, worker.pid))
 
 
 def test_killed_frozen_and_restarted_workers_finish_every_configuration_once(store, tmp_path):
@@ -63,27 +48,22 @@ def test_killed_frozen_and_restarted_workers_finish_every_configuration_once(sto
     dead, frozen, alive = workers[:2], workers[2], workers[3]
     resumed = {}
     for each in dead:
-        resumed[each.pid] = freeze(each, url, root)
+        resumed[each.pid] = frozen_at_work(each, url, root)
         kill(each)
-    held = freeze(frozen, url, root)
+    held = frozen_at_work(frozen, url, root)
     restart()
     queue = Queue(address(url), NAME, tell=lambda text: None)
     # The living worker finds the others silent, and queues their runs again.
     wait_for(lambda: any((r.key, r.status) == (held.name, "lost") for r in queue.records()))
     kill(frozen, signal.SIGCONT)
-    wait_for(lambda: (held / "result.json").exists())
-    for each in workers[2:]:
-        kill(each)
-    said = finished(frozen) + finished(alive)
-    assert "silent; queued again" in said
     for each in dead:
         each.wait()
         each.stdout.close()
-
-    last = [start(url, root) for _ in range(4)]
-    for each in last:
-        text = finished(each)
-        assert each.returncode == 0, text
+    others = [start(url, root) for _ in range(2)]
+    woken, *rest = (finished(each) for each in (frozen, alive, *others))
+    assert {each.returncode for each in (frozen, alive, *others)} == {0}, (woken, rest)
+    assert f"{held.name}: this worker was thought dead, and the run is queued again" in woken
+    assert "silent; queued again" in "".join(rest)
     records = queue.records()
     queue.close()
     expected = {recipe.key for recipe in crowd().stages[0]}

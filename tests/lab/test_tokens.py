@@ -152,6 +152,11 @@ def test_what_is_prepared_is_kept_and_what_differs_is_not(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(text, "_make", None)
         assert prepare([path], out, source="test") == first
+    content = bytearray((out / "train.bin").read_bytes())
+    content[7] ^= 1
+    (out / "train.bin").write_bytes(content)
+    assert prepare([path], out, source="test") == first
+    Tokens.open(out, checksum=True)
     assert prepare([path], out, source="test", validation=0.5).validation.documents > first.validation.documents
     write(path, ["other text"])
     assert prepare([path], out, source="test").train.documents == 1

@@ -16,8 +16,8 @@ import torch
 from tiny import Tiny, TinyTask
 
 from mvngrad.diagnostics import diagnose, read_records
-from mvngrad.lab import checkpoint, metrics, step
-from mvngrad.lab.events import Message, Progress
+from mvngrad.lab import checkpoint, metrics, sitting, step
+from mvngrad.lab.events import Message, Progress, Step
 from mvngrad.lab.monitored import monitored
 from mvngrad.lab.targets.cifar_gap import gap as variance_gap
 from mvngrad.lab.train import Interrupted, train
@@ -66,6 +66,8 @@ def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
     assert [(row["epoch"], row["step"], "test_loss" in row) for row in metrics.rows(at / "metrics.jsonl")] == [
         (1, 7, False), (2, 14, True), (3, 21, True),
     ]  # fmt: skip
+    begun = events.pop(0)
+    assert begun == Message(recipe.key, f"begins: 21 steps of 16, in {at}")
     assert all(isinstance(event, Progress) for event in events)
     assert [event.epoch for event in events] == [1, 2, 3]
     assert events[-1].seconds_left == 0
@@ -222,6 +224,52 @@ def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(tmp_path, number
     assert f"goes on after step {stopped} of 21" in finished(started(tmp_path))
 
 
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, epoch):
+    """Also within the last one, which is not made twice."""
+
+    class Signalled(TinyTask):
+        evaluations = 0
+
+        def evaluate(self, model, final):
+            self.evaluations += 1
+            if self.evaluations == epoch:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(model, final)
+
+    whole = run(Tiny(), "whole")
+    with pytest.raises(Interrupted, match=rf"after step {7 * epoch};"):
+        run(Tiny(), task=Signalled)
+    assert [row["step"] for row in rows(folder(tmp_path, Tiny()) / "metrics.jsonl")] == [7, 14, 21][: epoch - 1]
+    resumed = run(Tiny()).result
+    assert {name: resumed[name] for name in ("weights", "test_loss", "train_accuracy")} == {
+        name: whole.result[name] for name in ("weights", "test_loss", "train_accuracy")
+    }
+    tables = [rows(folder(tmp_path, Tiny(), root) / "metrics.jsonl") for root in ("whole", "runs")]
+    assert tables[0] == tables[1]
+
+
+def test_the_last_evaluation_is_made_once(run):
+    finals = []
+
+    class Counted(TinyTask):
+        def evaluate(self, model, final):
+            finals.append(final)
+            return super().evaluate(model, final)
+
+    run(Tiny(), task=Counted)
+    assert finals == [False, False, True]
+
+
+def test_within_long_epochs_there_are_signs_of_life(run, monkeypatch):
+    monkeypatch.setattr(sitting, "SIGN_OF_LIFE", 0.0)
+    events = []
+    run(Tiny(epochs=1), on_event=events.append)
+    signs = [event for event in events if isinstance(event, Step)]
+    assert [(sign.step, sign.steps) for sign in signs] == [(step, 7) for step in range(1, 7)]
+    assert all(sign.seconds_left > 0 for sign in signs)
+
+
 def interrupt(after):
     """An `on_event` that sends this process a signal at the end of an epoch."""
 
@@ -284,7 +332,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
 
 def test_checkpoints_come_at_their_interval(run, tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(checkpoint, "save", lambda folder, step, notes, state, keep: saved.append(step))
+    monkeypatch.setattr(checkpoint, "save", lambda folder, step, *rest: saved.append(step))
     run(Tiny(), checkpoint_every=1e9)
     assert saved == [21]
     run(Tiny(seed=1), checkpoint_every=0)

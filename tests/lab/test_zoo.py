@@ -7,7 +7,7 @@ from torch import nn
 
 from mvngrad.lab import checkpoint, step
 from mvngrad.lab.train import train
-from mvngrad.lab.zoo import NEEDS, make, taken
+from mvngrad.lab.zoo import NEEDS, checked, hyper_parameters, make, taken
 
 OF_TORCH = ("Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 OF_THE_PAPER = (
@@ -41,6 +41,23 @@ def test_optimizers_of_the_paper_s_appendix_train(name):
     pytest.importorskip("pytorch_optimizer")
     found = losses(f"zoo:{name}", lr=1e-2, weight_decay=1e-4 if "weight_decay" in taken(f"zoo:{name}") else None)
     assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize(
+    ("decoupled", "names"),
+    [
+        (True, ("Yogi", "RAdam", "AdaFactor", "AdaBound", "AdamP", "Lamb", "Muon", "Yogi,weight_decouple=True")),
+        (False, ("PAdam", "NovoGrad", "Shampoo", "Yogi,weight_decouple=False")),
+    ],
+)
+def test_the_form_of_weight_decay_is_that_of_the_guide(decoupled, names):
+    pytest.importorskip("pytorch_optimizer")
+    for name in names:
+        (group,) = make(f"zoo:{name}", [nn.Parameter(torch.ones(2, 2))], weight_decay=0.1).param_groups
+        assert group["weight_decouple"] is decoupled, name
+    for name in ("AdaShift", "SM3"):
+        with pytest.raises(ValueError, match=f"{name} does not take weight_decay"):
+            checked(f"zoo:{name}", weight_decay=0.1)
 
 
 def test_hyper_parameters_arrive():
@@ -167,6 +184,14 @@ def test_recipes_refuse_what_does_not_go_together(change, message):
 def test_a_recipe_that_names_what_the_optimizer_does_not_take_is_refused_before_it_trains(tmp_path):
     with pytest.raises(ValueError, match="torch:SGD does not take betas"):
         trained(Tiny(optimizer="torch:SGD", eps_s=None), tmp_path)
+
+
+def test_all_but_the_parameters_can_be_checked_before_there_are_any():
+    recipe = tiny("torch:SGD,momentum=0.9", lr=0.5, weight_decay=0.25)
+    assert checked(recipe.optimizer, **hyper_parameters(recipe)) == {"lr": 0.5, "weight_decay": 0.25, "momentum": 0.9}
+    assert checked("torch:Muon", lr=0.5) == {"lr": 0.5}
+    with pytest.raises(ValueError, match="needs a closure"):
+        checked("torch:LBFGS")
 
 
 def test_muon_takes_matrices():

@@ -16,12 +16,15 @@ except ModuleNotFoundError:
 
 from mvngrad import __version__
 from mvngrad.cli.data import DataSets
-from mvngrad.cli.options import Data, Runs
+from mvngrad.cli.options import DataOrSample, Runs
 from mvngrad.cli.sweep import SweepCommand
 from mvngrad.lab import store
 from mvngrad.lab.targets import TARGETS
 
-DESCRIPTION = "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training."
+DESCRIPTION = (
+    "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training. "
+    "`mvngrad --version` says which version this is."
+)
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
 
@@ -35,7 +38,7 @@ class Reproduce:
         arg(metavar="[TARGET ...]", help=", ".join(TARGETS), help_behavior_hint="(default: all that need no GPU)"),
     ] = ()
     quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False
-    data: Data = None
+    data: DataOrSample = None
     runs: Runs = store.ROOT
 
     def __call__(self) -> int:
@@ -75,7 +78,7 @@ class Report:
     ] = None
 
     def __call__(self) -> int:
-        from mvngrad.lab.report.exports import sweeps
+        from mvngrad.lab.report.exports import PREFIX, sweeps
         from mvngrad.lab.report.gather import gathered, worth_keeping
         from mvngrad.lab.report.page import render
         from mvngrad.lab.report.verdicts import judge
@@ -85,8 +88,10 @@ class Report:
             found = worth_keeping(store.runs(self.runs))
             store.bundle(self.keep, found)
             print(f"{len(found)} runs of {self.runs} are in {self.keep}")
-        found = sweeps(self.runs, store.KEPT, tell=lambda text: print(f"warning: {text}", file=sys.stderr))
+        found = sweeps(self.runs, store.KEPT, tell=_warn)
         runs, path = gathered(store.runs(self.runs, store.KEPT)) + found, self.out or self.runs / REPORT
+        if not store.runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
+            _warn(f"there is no result in {self.runs}; name a folder that has some with --runs")
         store.write(path, render(judge(runs), runs, version=__version__, made=now()))
         print(path.resolve())
         return 0
@@ -106,6 +111,8 @@ class Diagnose:
         from mvngrad.lab.report.diagnosis import render
 
         path = self.record / "monitor.jsonl" if self.record.is_dir() else self.record
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is not there; train with --monitored, or attach a Monitor")
         records = read_records(path)
         found = diagnose(records)
         print(found)
@@ -135,7 +142,7 @@ Command = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; errors that a person can mend are one line on stderr, and exit code 2."""
+    """Run a command; errors that a person can mend are one line on stderr and exit code 2, Ctrl-C is 130."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given in (["--version"], ["-V"]):
         print(f"mvngrad {__version__}")
@@ -144,15 +151,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["train"]:
             from mvngrad.cli import train
 
-            words = train.with_text(given[1:])
             command: Callable[[], int] = tyro.cli(
-                train.commands(words), prog="mvngrad train", args=words, config=CONFIG
+                train.commands(given[1:]),
+                prog="mvngrad train",
+                description=Train.__doc__,
+                args=given[1:],
+                config=CONFIG,
             )
             return command()
         return tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)()
     except (ValueError, OSError, RuntimeError) as error:
         print(f"mvngrad: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)
+        return 130
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

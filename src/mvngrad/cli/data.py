@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from mvngrad.cli.options import Data
+from mvngrad.cli.options import DataOrSample
 
 IMAGES = ("mnist", "cifar100")
 TEXTS = ("wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation")
@@ -72,7 +72,7 @@ class Prepare:
 class List:
     """Say which data sets are here, and which digits a reproduction would use."""
 
-    data: Data = None
+    data: DataOrSample = None
 
     def __call__(self) -> int:
         from mvngrad.lab.data import tokens
@@ -119,10 +119,12 @@ def described(folder: Path) -> str:
 @contextmanager
 def progress() -> Iterator[Callable[[str], Callable[[int, int | None], Any]]]:
     """Bars on a terminal, each from the first time that it is told how many bytes are done, and of how many."""
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as bars:
+    console = Console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
         def bar(name: str) -> Callable[[int, int | None], Any]:
             task = bars.add_task(name, total=None, visible=False)

@@ -38,8 +38,22 @@ class Init:
     name: Name
     storage: Storage = None
     unequal: Annotated[bool, arg(help="optimizers may have different budgets", help_behavior_hint="")] = False
-    heartbeat: Annotated[int, arg(metavar="SECONDS", help="between two signs of life of a worker")] = 60
-    grace: Annotated[int, arg(metavar="SECONDS", help="of silence, after which its run is another's")] = 600
+    heartbeat: Annotated[
+        int | None,
+        arg(
+            metavar="SECONDS",
+            help="between two signs of life of a worker",
+            help_behavior_hint="(default: as the store has it, else 60)",
+        ),
+    ] = None
+    grace: Annotated[
+        int | None,
+        arg(
+            metavar="SECONDS",
+            help="of silence, after which its run is another's",
+            help_behavior_hint="(default: as the store has it, else 600)",
+        ),
+    ] = None
 
     def __call__(self) -> int:
         with _address(self.storage) as address:

@@ -17,7 +17,7 @@ from mvngrad.cli.options import Data, Runs
 from mvngrad.lab import store
 from mvngrad.lab.recipes import cifar100, language
 from mvngrad.lab.recipes.cifar100 import Cifar100
-from mvngrad.lab.recipes.language import OpenWebText, WikiText103
+from mvngrad.lab.recipes.language import Language, OpenWebText, WikiText103
 from mvngrad.lab.recipes.training import CELLS, Training
 
 R = TypeVar("R", bound=Training)
@@ -40,7 +40,7 @@ class Train(Generic[R]):
         ),
     ] = None
     checkpoint_every: Annotated[float, arg(metavar="SECONDS", help="between checkpoints")] = 60.0
-    monitor: Annotated[
+    monitored: Annotated[
         bool, arg(help="also write what `mvngrad diagnose` reads: the optimizer's regime, after each epoch")
     ] = False
     tensorboard: Annotated[
@@ -62,18 +62,27 @@ class Train(Generic[R]):
         processes, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
         if processes > 1 and self.parallel is None:
             raise ValueError(f"{processes} processes would each train the whole; add --parallel ddp or --parallel fsdp")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: this torch sees no GPU; use --device cpu")
+        if not self.checkpoint_every >= 0:
+            raise ValueError(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        recipe: Any = self.recipe
+        if isinstance(recipe, Language):
+            recipe = replace(recipe, text=named(recipe.text, self.data))
+        if first and store.Slot(recipe, self.runs).run is not None:
+            print(f"{recipe.key}  already finished")
         with ExitStack() as stack:
             listeners: list[Any] = []
             if first and self.tensorboard is not None:
-                listeners.append(stack.enter_context(closing(sinks.TensorBoard(self.tensorboard, self.recipe))))
+                listeners.append(stack.enter_context(closing(sinks.TensorBoard(self.tensorboard, recipe))))
             if first and self.wandb is not None:
-                listeners.append(stack.enter_context(closing(sinks.WandB(self.wandb, self.recipe))))
+                listeners.append(stack.enter_context(closing(sinks.WandB(self.wandb, recipe))))
             if first:
                 listeners.append(stack.enter_context(Training(Console())))
             try:
                 run = train(
-                    self.recipe,
+                    recipe,
                     root=self.runs,
                     data=self.data,
                     device=device,
@@ -81,7 +90,7 @@ class Train(Generic[R]):
                     parallel=self.parallel,
                     checkpoint_every=self.checkpoint_every,
                     on_event=lambda event: [listen(event) for listen in listeners],
-                    observe=monitored(self.runs / self.recipe.key) if first and self.monitor else None,
+                    observe=monitored(self.runs / recipe.key) if first and self.monitored else None,
                 )
             except Interrupted as stop:
                 if first:
@@ -95,21 +104,22 @@ class Train(Generic[R]):
         return 0
 
 
-def with_text(given: Sequence[str]) -> list[str]:
-    """The arguments, with the name of its tokens for a folder after --text; they are made where they are missing."""
-    words = list(given)
-    for at, word in enumerate(words[:-1]):
-        folder = Path(words[at + 1])
-        if word == "--text" and (folder.is_dir() or folder.parent != Path()):
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise ValueError(f"--text {folder}: not by several processes at once; `mvngrad data prepare` it before")
-            from mvngrad.cli.data import progress
-            from mvngrad.lab.data.prepared import prepare_folder
+def named(text: str, data: Path | None) -> str:
+    """A text by its name; of a folder it is that of its tokens, which are made where they are missing."""
+    from mvngrad.lab.data import prepared, text_corpora, tokens
 
-            data = next((Path(words[i + 1]) for i, other in enumerate(words[:-1]) if other == "--data"), None)
-            with progress() as bar:
-                words[at + 1], _ = prepare_folder(folder, data, on_progress=bar("tokens"))
-    return words
+    folder = Path(text)
+    if text in text_corpora.TEXTS or (tokens.is_name(text) and not folder.is_dir()):
+        return text  # who looks for its tokens says which there are
+    if not text or not folder.is_dir():
+        raise FileNotFoundError(f"--text {text!r} is not a folder, and no name that `mvngrad data prepare` prints")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"--text {text!r}: not by several processes at once; `mvngrad data prepare` it before")
+    from mvngrad.cli.data import progress
+
+    with progress() as bar:
+        found, _ = prepared.prepare_folder(folder, data, on_progress=bar("tokens"))
+    return found
 
 
 def commands(given: Sequence[str]) -> Any:

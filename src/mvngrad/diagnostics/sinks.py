@@ -36,16 +36,24 @@ class JSONLines:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of a file of JSON lines; a line that a crash of the machine cut off is left out."""
-    return [record for line in Path(path).read_text().splitlines() if (record := _parsed(line)) is not None]
+    """The records of a Monitor's file; a line that a crash of the machine cut off is left out.
+
+    Raises:
+        ValueError: it has no record, or lines that are none.
+    """
+    parsed = [_parsed(line) for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines()]
+    lines = [line for line in parsed if line is not None]
+    records = [line for line in lines if isinstance(line, dict) and {"step", "groups"} <= line.keys()]
+    if not records or len(records) < len(lines):
+        raise ValueError(f"{os.fspath(path)} has no records of a Monitor, or others too; name a file that one wrote")
+    return records
 
 
-def _parsed(line: str) -> Record | None:
+def _parsed(line: str) -> Any:
     try:
-        record: Record = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError:
         return None
-    return record
 
 
 class TensorBoard:

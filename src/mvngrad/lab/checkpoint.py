@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import warnings
@@ -22,10 +23,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mvngrad.lab import parallel
+from mvngrad.lab.lock import Check
 from mvngrad.lab.store import write
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
 PARTIAL = ".partial"
+"""Begins the name of what is half written; the rest is of the process that writes it."""
 NOTES = "notes.json"
 State = Mapping[str, Tensor]
 
@@ -47,7 +50,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int) -> None:
+def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int, check: Check = lambda: None) -> None:
     """Write a checkpoint and remove all but the newest `keep`, this one among them.
 
     Of several processes all have to ask.
@@ -58,9 +61,13 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
         notes: numbers that belong to it.
         state: all tensors, whole or this process's parts.
         keep: how many are kept.
+        check: asked by the first process before it begins, and again before the checkpoint gets its name: what is half
+            written may be removed as soon as the folder is another's.
     """
-    partial, first = folder / PARTIAL, parallel.rank() == 0
+    first = parallel.rank() == 0
+    partial = folder / parallel.told(f"{PARTIAL}.{platform.node()}-{os.getpid()}")
     if first:
+        check()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"{PARTIAL}*"):
             _remove(left)
@@ -78,6 +85,7 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
             file.flush()
             os.fsync(file.fileno())
     if first:
+        check()
         path = folder / f"step-{step:08d}-{digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
         if path.is_dir():  # the same was written before, and a folder is not replaced
             _remove(path)

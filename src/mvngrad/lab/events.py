@@ -31,7 +31,17 @@ class Progress:
     """Of the evaluation, where the epoch ended with one; None is not finite."""
 
 
-Event = Message | Progress
+@dataclass(frozen=True)
+class Step:
+    """Within an epoch that takes long: a sign of life, about once a second."""
+
+    key: str
+    step: int
+    steps: int
+    seconds_left: float
+
+
+Event = Message | Progress | Step
 
 
 def line(event: Event) -> str:
@@ -39,16 +49,24 @@ def line(event: Event) -> str:
 
     >>> line(Progress("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120, {"test_accuracy": 0.5}))
     'mnist-0  epoch 2/10  loss 2.5000  test_accuracy 0.5000  40000/s  0:30 + 2:00'
+    >>> line(Step("mnist-0", 40, 320, 100))
+    'mnist-0  step 40/320  1:40 left'
     """
     if isinstance(event, Message):
         return f"{event.key}  {event.text}"
+    if isinstance(event, Step):
+        return f"{event.key}  step {event.step}/{event.steps}  {_clock(event.seconds_left)} left"
     metrics = "".join(f"  {name} {value:.4f}" for name, value in event.metrics.items() if value is not None)
-    clocks = " + ".join(f"{int(s) // 60}:{int(s) % 60:02d}" for s in (event.seconds, event.seconds_left))
+    clocks = f"{_clock(event.seconds)} + {_clock(event.seconds_left)}"
     where = f"{event.key}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}"
     return f"{where}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
 
 
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
 def printed(event: Event) -> None:
     """Print what a log should have: evaluations and messages."""
-    if isinstance(event, Message) or event.metrics:
+    if isinstance(event, Message) or (isinstance(event, Progress) and event.metrics):
         print(line(event), flush=True)

@@ -1,7 +1,7 @@
 """One process at a time in a run's folder: a file that says which, and that outlives no process of this machine.
 
 A file made with O_EXCL and not a lock of the system, because those are lost or ignored on the network disks that runs
-are often kept on.
+are often kept on. Who is thought dead and is not, and whose lock another process took, finds out by reading it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 NAME = "lock"
 TAKING = "lock.taking"
 """Held for an instant by who takes over the lock of a dead process, so that two cannot."""
+Check: TypeAlias = Callable[[], None]
+"""Raises `Locked` where the folder has become another process's; asked before each thing that is written there."""
 
 
 class Locked(RuntimeError):
@@ -24,24 +28,47 @@ class Locked(RuntimeError):
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[Check]:
     """Be the only process in `folder`, which is made where it is missing and removed again where it stays empty.
 
-    The lock of a process that is no longer there is taken over; of processes on other machines that is not known.
+    The lock of a process that is no longer there is taken over; of processes on other machines that is not known. A
+    process that was frozen cannot know that it was: what this yields is to be asked before it writes.
 
     Raises:
         Locked: by whom, and which file to delete if that is wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mine = json.dumps({"pid": os.getpid(), "host": platform.node(), "began": began(os.getpid()), "at": time.time()})
-    if not _made(folder / NAME, mine):
+    lock, pid = folder / NAME, os.getpid()
+    owner = {"pid": pid, "host": platform.node(), "began": began(pid), "at": time.time(), "token": uuid.uuid4().hex}
+    mine = json.dumps(owner)
+    if not _made(lock, mine):
         _take_over(folder, mine)
+
+    def check() -> None:
+        if _text(lock) != mine:
+            raise Locked(f"{folder} was taken from this process, which was thought dead")
+
     try:
-        yield
+        yield check
     finally:
-        (folder / NAME).unlink(missing_ok=True)
-        with suppress(OSError):
-            folder.rmdir()
+        if remove(lock, mine):
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def remove(lock: Path, text: str) -> bool:
+    """Delete a lock if it still says `text`; whether it did. What says something else is of another process."""
+    if _text(lock) != text:
+        return False
+    lock.unlink(missing_ok=True)
+    return True
+
+
+def _text(lock: Path) -> str | None:
+    try:
+        return lock.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
 
 
 def began(pid: int) -> str | None:
@@ -88,12 +115,11 @@ def _take_over(folder: Path, mine: str) -> None:
 
 
 def _remove_of_the_dead(lock: Path) -> None:
+    if (text := _text(lock)) is None:
+        return
     try:
-        text = lock.read_text(encoding="utf-8")
         found = json.loads(text)
         pid, host, since = found["pid"], found["host"], found["began"]
-    except FileNotFoundError:
-        return
     except (ValueError, KeyError, TypeError):
         raise Locked(f"{lock} cannot be read: another process writes it, or died so; if none runs, delete it") from None
     if host != platform.node():
@@ -101,6 +127,4 @@ def _remove_of_the_dead(lock: Path) -> None:
     if began(pid) == since:
         raise Locked(f"{lock.parent} is in use by process {pid} on this machine; wait for it or stop it")
     # A process may have let go and ended since its lock was read; what stands here now is then of a living one.
-    with suppress(FileNotFoundError):
-        if lock.read_text(encoding="utf-8") == text:
-            lock.unlink()
+    remove(lock, text)

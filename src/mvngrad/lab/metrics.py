@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad.lab import store
+from mvngrad.lab.lock import Check
 
 
 class Metrics:
     """The rows of a run up to a step, to be written on."""
 
-    def __init__(self, path: Path, step: int) -> None:
-        """Rows of later steps, from before an interruption, go: their steps will be taken again."""
+    def __init__(self, path: Path, step: int, check: Check = lambda: None) -> None:
+        """Rows of later steps, from before an interruption, go: their steps will be taken again.
+
+        `check` is asked before each row.
+        """
+        check()
         kept = [row for row in rows(path) if row["step"] <= step]
         store.write(path, "".join(_line(row) for row in kept))
-        self.path = path
+        self.path, self.check = path, check
 
     def add(self, row: dict[str, Any]) -> None:
         """Write a row down for good: a checkpoint may take it for written."""
+        self.check()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
             file.flush()

@@ -6,9 +6,8 @@ several need is not even imported.
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -31,28 +30,26 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-@contextmanager
-def joined(mode: Mode | None, device: torch.device) -> Iterator[torch.device]:
+def joined(mode: Mode | None, device: torch.device) -> torch.device:
     """Be in the group of processes that torchrun started, or in one that is there already; the device of this process.
 
-    Gloo carries what the processes agree on, NCCL what their GPUs exchange.
+    Gloo carries what the processes agree on, NCCL what their GPUs exchange. The group is left at the end of the
+    process: models that were spread over it live as long, and a second one would have to be told apart from the first.
     """
-    if mode is None or dist.is_initialized():
-        yield device
-        return
-    if "RANK" not in os.environ:
+    if mode is None:
+        return device
+    if not dist.is_initialized() and "RANK" not in os.environ:
         raise RuntimeError(
             f"parallel={mode!r} needs processes that know of each other: "
             f"torchrun --nproc-per-node 2 -m mvngrad train ... --parallel {mode}"
         )
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        atexit.register(dist.destroy_process_group)
+    return device
 
 
 def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) -> nn.Module:
@@ -80,11 +77,12 @@ def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) 
 
 
 def exchange(model: nn.Module, last: bool) -> None:
-    """Whether the backward pass that comes next exchanges gradients: only that of the `last` micro-batch has to."""
+    """Whether the backward pass that comes next exchanges gradients: under ddp only that of the `last` micro-batch.
+
+    Under fsdp all do: a process that waited would hold the gradients of the whole model, which it cannot be asked to.
+    """
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = last
-    elif (switch := getattr(model, "set_requires_gradient_sync", None)) is not None:  # of FSDP2
-        switch(last)
 
 
 def average(value: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -10,6 +12,8 @@ from mvngrad.lab import events
 from mvngrad.lab.reproduce import Outcome
 from mvngrad.lab.targets import TARGETS, Target, Tick
 
+QUIET = 60.0
+"""Seconds without a line, where there is no bar, after which a training gives a sign of life."""
 WORDS = {"ran": "[green]done[/]  ", "kept": "[dim]kept[/]  ", "failed": "[red]failed[/]"}
 
 
@@ -41,8 +45,17 @@ class Training(Progress):
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.metrics: dict[str, float] = {}
         self.bar = self.add_task("", total=None, now="getting ready")
+        self.last = time.monotonic()
 
     def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.Step):
+            words = events.line(event).removeprefix(f"{event.key}  ")
+            self.update(self.bar, total=event.steps, completed=event.step, now=words)
+            if self.disable and time.monotonic() - self.last >= QUIET:
+                self.last = time.monotonic()
+                print(events.line(event), flush=True)
+            return
+        self.last = time.monotonic()
         if isinstance(event, events.Message) or self.disable:
             events.printed(event)
             return
@@ -85,7 +98,7 @@ class Bars(Progress):
         return tick
 
     def event(self, event: events.Event) -> None:
-        if isinstance(event, events.Message) or self.disable:
+        if isinstance(event, events.Step | events.Message) or self.disable:
             events.printed(event)
             return
         if event.key != self.training:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mvngrad.lab.events import Event, Message, Progress
+from mvngrad.lab.events import Event, Progress
 from mvngrad.lab.recipes.training import Training
 
 
@@ -32,7 +32,7 @@ class TensorBoard:
         self.folder = folder / recipe.key
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Message):
+        if not isinstance(event, Progress):
             return
         if self._writer is None:
             # Of a run that goes on from a checkpoint, steps after it were shown before and come again.

@@ -16,7 +16,7 @@ from mvngrad.lab.recipes.training import Training
 from mvngrad.lab.task import Factory, Plan, Row, Task, initial, optimizer
 
 WARM_UP = 3
-"""Steps before a capture, in which libraries choose their kernels and compilers compile."""
+"""Steps that are taken and undone before the first: libraries choose their kernels in them, compilers compile."""
 
 
 class Bench:
@@ -64,6 +64,7 @@ class Stepper:
         self.numbers = torch.arange(task.steps_per_epoch, device=device)
         self.plan: Plan = {}
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.rehearsed = False
         self.state: dict[str, Tensor] = {
             **{f"model.{name}": value for name, value in self.model.state_dict().items()},
             **{
@@ -98,6 +99,10 @@ class Stepper:
             self.norms.zero_()
         if self.captured and self.graph is None:
             self.graph = self._capture()
+        if self.bench.mode == "ddp" and not self.rehearsed:
+            # DDP lays its buckets anew after its first step, and then adds in another order. Who goes on with a run
+            # must add in the order of who never stopped.
+            self._rehearse()
 
     def step(self, samples: int = 0) -> None:
         """Take the next step of the plan; one with fewer `samples` than the others is not the captured one."""
@@ -152,17 +157,22 @@ class Stepper:
         """Write down a number of the step at hand; not by index: the deterministic form of that sorts."""
         numbers.copy_(torch.where(self.numbers == self.at, number.detach(), numbers))
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _rehearse(self) -> None:
+        """Take steps and undo them."""
         before = {name: value.clone() for name, value in self.state.items()}
+        for _ in range(WARM_UP):
+            self.at.zero_()
+            self._step()
+        checkpoint.copy(before, self.state)
+        self.optimizer.zero_grad()  # a graph's own gradients are to lie in its memory
+        self.rehearsed = True
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self.at.zero_()
-                self._step()
+            self._rehearse()
         torch.cuda.current_stream().wait_stream(stream)
-        checkpoint.copy(before, self.state)
-        self.optimizer.zero_grad()  # the graph's own gradients are to lie in its memory
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._step()

@@ -27,6 +27,13 @@ BUNDLE = "runs.jsonl"
 def write(path: Path, text: str) -> None:
     """Put `text` at `path`, whole or not at all, also if the process dies or the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _written(path, text)
+    except OSError as error:  # of a file that nobody asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _written(path: Path, text: str) -> None:
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -26,7 +26,6 @@ the same data in the same order and has no state of a random generator to keep.
 Row: TypeAlias = dict[str, Tensor]
 """The part of a plan that belongs to one step, on the device."""
 
-STATE_DTYPES: dict[str, Any] = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": "int8"}
 CLASSES = {rule_name: rule.name.replace("-", "") for rule_name, rule in CELLS.items()}
 
 
@@ -65,7 +64,7 @@ class Task(ABC):
         """The mean loss of a batch. Captured, likewise."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, final: bool) -> dict[str, float]:
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Metrics of a model in evaluation mode; those too costly to take more than once only if `final`."""
 
 
@@ -110,7 +109,7 @@ def optimizer(recipe: Training, model: nn.Module, lr: Tensor) -> Optimizer:
         eps=recipe.eps,
         eps_s=recipe.eps_s,
         weight_decay=recipe.weight_decay,
-        state_dtype=STATE_DTYPES[recipe.state_dtype],
+        state_dtype=recipe.state_dtype,
         rounding_seed=recipe.rounding_seed,
         capturable=lr.is_cuda,
     )

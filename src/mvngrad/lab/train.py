@@ -66,17 +66,16 @@ def train(
 
     Raises:
         Interrupted: SIGTERM or SIGINT came; a checkpoint of the step at hand has been written.
-        Locked: another process trains this recipe in this store.
+        Locked: another process trains this recipe in this store, or took it from this one, which was thought dead.
         torch.OutOfMemoryError: the step does not fit the device.
     """
     slot = Slot(recipe, root)
     with ExitStack() as stack:
-        where = stack.enter_context(processes.joined(parallel, torch.device(device)))
+        where = processes.joined(parallel, torch.device(device))
         first = processes.rank() == 0
         if (finished := processes.told(slot.run)) is not None:
             return cast(Run, finished)
-        if first:
-            stack.enter_context(held(slot.folder))
+        check = stack.enter_context(held(slot.folder)) if first else _unasked
         stack.enter_context(kernels(recipe, where))
         stack.enter_context(_memory(recipe, where))
         signals = stack.enter_context(_signals())
@@ -90,13 +89,15 @@ def train(
         if parallel is not None:
             measured_on |= {"parallel": parallel, "ranks": processes.ranks()}
         if first:
+            check()
             slot.begin(measured_on, changes())
         else:
             on_event = _nobody
         processes.barrier()
-        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, keep, on_event, observe, signals)
+        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, keep, on_event, observe, signals, check)
         result = {**sitting.train(), "setup_seconds": sitting.started - started}
         if first:
+            check()
             slot.finish(result)
         processes.barrier()
     return Run(recipe.key, recipe.name, recipe.settings, measured_on, result)
@@ -118,6 +119,10 @@ def _spreadable(recipe: Training, mode: processes.Mode | None) -> None:
 
 def _nobody(event: Event) -> None:
     """Whom all processes but the first tell."""
+
+
+def _unasked() -> None:
+    """The lock of all processes but the first, which have none."""
 
 
 @contextmanager
@@ -149,8 +154,8 @@ def _memory(recipe: Training, device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         forget()
-        name = "batch_size" if recipe.micro_batch_size == recipe.batch_size else "micro_batch_size"
-        size = f"{name}={getattr(recipe, name)}"
+        name = "micro_batch_size" if "micro_batch_size" in recipe.settings else "batch_size"
+        size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // processes.ranks())}"
         raise torch.OutOfMemoryError(
             f"{recipe.key} does not fit the memory of {device}; make {size} smaller, or free memory that others hold "
             f"there ({str(error).splitlines()[0]})"

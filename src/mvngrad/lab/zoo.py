@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from mvngrad.lab.recipes.training import Training
+
 CLOSURE = "a closure that computes the loss again in step()"
 HESSIAN = "a Hessian: a backward pass with create_graph=True"
 MODEL = "the model, and takes the gradients from it during the backward pass"
@@ -87,27 +89,46 @@ def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Opti
     >>> type(make("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
     'RAdam'
     """
-    name, options = parsed(name)
-    for option in sorted(options.keys() & {option for option, value in hyper.items() if value is not None}):
-        raise ValueError(f"{option} is given twice: as {options[option]!r} with {name} and as {hyper[option]!r}")
-    hyper |= options
-    kind, listed = _class(name), list(parameters)
+    given, name, listed = checked(name, **hyper), parsed(name)[0], list(parameters)
     if name.lower() in MUONS:
         listed = _split(listed)
-    need = NEEDS.get(name.lower())
-    if need == MATRICES and all(parameter.dim() == 2 for parameter in _flat(listed)):
-        need = None
-    if need is not None:
-        raise ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
-    given, known = {option: value for option, value in hyper.items() if value is not None}, _signature(name)
+    if NEEDS.get(name.lower()) == MATRICES and any(parameter.dim() != 2 for parameter in _flat(listed)):
+        raise _needing(name)
+    made: torch.optim.Optimizer = _class(name)(listed, **given)
+    return made
+
+
+def checked(name: str, **hyper: Any) -> dict[str, Any]:
+    """The options that an optimizer is made with: those of its name and all others that are not None.
+
+    What is refused without parameters, which a sweep asks before its first run; `make` sees those too.
+    """
+    name, options = parsed(name)
+    given = {option: value for option, value in hyper.items() if value is not None}
+    for option in sorted(options.keys() & given.keys()):
+        raise ValueError(f"{option} is given twice: as {options[option]!r} with {name} and as {hyper[option]!r}")
+    given |= options
+    known, names = _signature(name), taken(name)
+    if NEEDS.get(name.lower(), MATRICES) != MATRICES:
+        raise _needing(name)
     for option, value in given.items():
-        if option not in taken(name):
-            raise ValueError(f"{name} does not take {option}={value!r}; it takes {', '.join(taken(name))}")
+        if option not in names:
+            raise ValueError(f"{name} does not take {option}={value!r}; it takes {', '.join(names)}")
         default = known[option].default
         if isinstance(default, tuple) and (not isinstance(value, tuple) or len(value) != len(default)):
             raise ValueError(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
-    made: torch.optim.Optimizer = kind(listed, **given)
-    return made
+    return given
+
+
+def hyper_parameters(recipe: Training) -> dict[str, Any]:
+    """What a recipe gives to an optimizer of somebody else; decay only if there is some, because not all take it."""
+    betas = None if recipe.beta1 is None else (recipe.beta1, recipe.beta2)
+    return {"lr": recipe.lr, "betas": betas, "eps": recipe.eps, "weight_decay": recipe.weight_decay or None}
+
+
+def _needing(name: str) -> ValueError:
+    need = NEEDS[name.lower()]
+    return ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
 
 
 def _split(parameters: list[Any]) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def places(dataset: str, folder: Path | None = None) -> list[Path]:
     named = os.environ.get(FOLDER_VARIABLE)
     given = folder if folder is not None else named
     if given and not Path(given).is_dir():
-        asked = f"{FOLDER_VARIABLE}={named}" if folder is None else f"folder={str(folder)!r}"
+        asked = f"{FOLDER_VARIABLE}={named}" if folder is None else f"{str(folder)!r}, given as --data or folder,"
         raise FileNotFoundError(f"{asked} is not a folder; name one that holds {dataset}/ or its files")
     folders = [Path(given)] if given else []
     if folder is None:

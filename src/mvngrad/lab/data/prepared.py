@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mvngrad.lab import pool
 from mvngrad.lab.data import text, text_bpe, text_corpora
 from mvngrad.lab.data.files import FOLDER_VARIABLE, cache
+from mvngrad.lab.data.text_documents import documents, pieces
 from mvngrad.lab.data.tokens import SPLITS, Tokens, found, sha256
 
 Progress = Callable[[int, int], Any]
@@ -64,14 +65,39 @@ def prepare_folder(
 
     The name ends in a hash of the text, the split and the tokenizer, so that two runs on `text` of one name saw the
     same tokens. Arguments are those of `prepared`.
+
+    Raises:
+        ValueError: nothing would be left to train or to validate on; found before anything is tokenized.
     """
     corpus = text_corpora.in_folder(folder)
+    _check_usable(folder, corpus)
     _home(data).mkdir(parents=True, exist_ok=True)
     held_out = corpus.validation if isinstance(corpus.validation, float) else list(map(sha256, corpus.validation))
     content = json.dumps([text_bpe.NAME, list(map(sha256, corpus.files)), held_out])
     called = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-") or "text"
     name = f"{called}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     return name, _prepare(corpus, name, data, workers, on_progress)
+
+
+def _check_usable(folder: Path, corpus: text_corpora.Corpus) -> None:
+    """Refuse a folder that leaves nothing for one of the splits; of a large one the first documents answer that."""
+    if isinstance(share := corpus.validation, float):
+        drawn = [(text.for_validation(document, share) for document in _documents(corpus.files)) for _ in SPLITS]
+        train, validation = not all(drawn[0]), any(drawn[1])
+        why = f"none of its documents is among the {share:.1%} that are held out"
+    else:
+        train, validation = (any(_documents(files)) for files in (corpus.files, share))
+        why = f"{text_corpora.HELD_OUT} is blank"
+    if not train:
+        raise ValueError(f"{folder} has nothing to train on: its .txt files are blank, or held out")
+    if not validation:
+        raise ValueError(
+            f"{folder} has nothing to validate on: {why}; put some of its text into {folder / text_corpora.HELD_OUT}"
+        )
+
+
+def _documents(files: Sequence[Path]) -> Iterator[str]:
+    return (document for path in files for piece in pieces(path) for document in documents(piece))
 
 
 def _prepare(

@@ -99,6 +99,7 @@ def prepare(
     done = total - sum(shard.piece.size for shard in missing)
     on_progress(done, total)
     if missing:
+        text_bpe.encoding(vocabulary)  # else each of the processes would fail, in its own words
         for shard, _ in pool.results(_make, missing, workers, _load, vocabulary):
             done += shard.piece.size
             on_progress(done, total)
@@ -112,7 +113,7 @@ def prepare(
 def _kept(folder: Path, source: str, told: str, known: tuple[tuple[str, int, str], ...]) -> Manifest | None:
     """The manifest of a folder that holds just this already."""
     try:
-        found, _ = (Tokens.open(folder, split).manifest for split in SPLITS)
+        found, _ = (Tokens.open(folder, split, checksum=True).manifest for split in SPLITS)
     except (OSError, ValueError):
         return None
     same = (found.source, found.tokenizer, found.split, found.files) == (source, text_bpe.NAME, told, known)
@@ -134,7 +135,7 @@ def _make(shard: Shard) -> None:
     found = {split: array("H") for split in SPLITS}
     counts = dict.fromkeys(SPLITS, 0)
     for text in documents(shard.piece):
-        split = SPLITS[_fraction(text) < shard.share]
+        split = SPLITS[for_validation(text, shard.share)]
         counts[split] += 1
         found[split].extend(_encoding.encode_ordinary(text))
         found[split].append(END_OF_TEXT)
@@ -144,9 +145,9 @@ def _make(shard: Shard) -> None:
     write(shard.note, json.dumps({split: [counts[split], len(found[split])] for split in SPLITS}))
 
 
-def _fraction(text: str) -> float:
-    """Of a document, from 0 to below 1."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+def for_validation(document: str, share: float) -> bool:
+    """Whether a document is for validation: its sha256, read as a fraction from 0 to below 1, is below the share."""
+    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:6], "big") / 2**48 < share
 
 
 def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:

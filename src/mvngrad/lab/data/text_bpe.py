@@ -34,7 +34,13 @@ def encoding(vocabulary: Path | None = None) -> Encoding:
         raise ImportError("preparing text needs tiktoken: pip install 'mvngrad[lab]'") from error
     paths = locate("gpt2_bpe", FILES, vocabulary)
     if paths is None:
-        return tiktoken.get_encoding("gpt2")
+        try:
+            return tiktoken.get_encoding("gpt2")
+        except OSError as error:
+            raise RuntimeError(
+                f"GPT-2's vocabulary cannot be downloaded ({type(error).__name__}); put "
+                f"{' and '.join(file.name for file in FILES)} into gpt2_bpe/ of the folder of data"
+            ) from error
     for path, known in zip(paths, FILES, strict=True):
         read(path, known)
     encoder, merges = map(str, paths)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 import sys
 import warnings
 from dataclasses import asdict, dataclass
@@ -120,21 +121,37 @@ def located(text: str, folder: Path | None = None) -> Path:
     """As `found`, with an error that says what to do if they are nowhere."""
     if (place := found(text, folder)) is not None:
         return place
+    from mvngrad.lab.data.text_corpora import TEXTS
+
+    remedy = (
+        f"`mvngrad data get {text}` prepares it"
+        if text in TEXTS
+        else "`mvngrad data prepare FOLDER` prepares any text and prints the name to use here"
+    )
     raise FileNotFoundError(
-        f"no tokens of text={text!r} are in {', '.join(map(str, _looked(text, folder)))}; `mvngrad data get {text}` "
-        "prepares a text of the paper, `mvngrad data prepare FOLDER` any other and prints the name to use here"
+        f"no tokens of text={text!r} are in {', '.join(map(str, _looked(text, folder)))}; {remedy}. "
+        f"Prepared are: {', '.join(texts(folder)) or 'none'}"
     )
 
 
 def texts(folder: Path | None = None) -> dict[str, Path]:
     """All texts whose tokens are prepared, by name, and where."""
     homes = [place for place in places("tokens", folder) if place.name == "tokens" and place.is_dir()]
-    return {
-        place.name: place for home in reversed(homes) for place in sorted(home.iterdir()) if found(place.name, folder)
-    }
+    there = (place for home in reversed(homes) for place in sorted(home.iterdir()) if is_name(place.name))
+    return {place.name: place for place in there if found(place.name, folder)}
+
+
+def is_name(text: str) -> bool:
+    """Whether it can be the name of a text, and of a folder in tokens/."""
+    return re.fullmatch(r"\w[\w.-]*", text, re.ASCII) is not None
 
 
 def _looked(text: str, folder: Path | None) -> list[Path]:
+    if not is_name(text):
+        raise ValueError(
+            f"text={text!r} is not the name of a text; for a folder of your own it is the one that "
+            "`mvngrad data prepare FOLDER` prints"
+        )
     return [place / text for place in places("tokens", folder)]
 
 

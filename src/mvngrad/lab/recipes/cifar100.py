@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from mvngrad.lab.recipes.training import OptimizerName, StateDtype, Training
+from mvngrad.lab.recipes.training import COUNT, NOT_NEGATIVE, SHARE, Bound, OptimizerName, StateDtype, Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,16 @@ class Cifar100(Training):
     name: ClassVar[str] = "cifar100"
     trained: ClassVar[str] = "cifar100"
     outside_step: ClassVar[tuple[str, ...]] = (*Training.outside_step, "warmup_epochs", "mixup")
+    bounds: ClassVar[dict[str, Bound]] = {
+        **Training.bounds,
+        "epochs": COUNT,
+        "crop": Bound("from 0 to 31: a border of 32 leaves crops without a pixel", lambda value: 0 <= value <= 31),
+        "randaugment_operations": Bound("0, 1 or 2", lambda value: 0 <= value <= 2),
+        "randaugment_magnitude": Bound("from 0 to 30", lambda value: 0 <= value <= 30),
+        "mixup": NOT_NEGATIVE,
+        "label_smoothing": SHARE,
+        "train_limit": COUNT,
+    }
 
     weight_decay: float = 5e-4
     epochs: int = 200
@@ -38,13 +48,14 @@ class Cifar100(Training):
     crop: int = 4
     """Pixels of border from which a crop may come; 0 crops nothing."""
     flip: bool = True
+    """Whether half of the images, at random, are mirrored; --no-flip mirrors none."""
     randaugment_operations: int = 2
     randaugment_magnitude: int = 9
     mixup: float = 0.2
     """Both parameters of the Beta distribution; 0 mixes nothing."""
     label_smoothing: float = 0.1
     drop_last: bool = True
-    """Leave out the last batch of an epoch where it is smaller than the others."""
+    """Whether an epoch's last batch is left out where it is smaller than the others; --no-drop-last trains on it."""
     train_limit: int | None = None
     """Train on so many images, the first of a fixed shuffle; None is all 50,000."""
 

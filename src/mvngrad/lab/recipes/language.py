@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from typing import Any, ClassVar, Literal
 
-from mvngrad.lab.recipes.training import OptimizerName, Training
+from mvngrad.lab.recipes.training import COUNT, SHARE, Bound, OptimizerName, Training
 
 Model = Literal["30M", "124M", "tiny"]
 
@@ -33,9 +32,16 @@ class Language(Training):
         *Training.outside_step, "steps", "warmup_steps", "lr_end", "nonfinite_limit",
     )  # fmt: skip
     of_optimizer: ClassVar[tuple[str, ...]] = (*Training.of_optimizer, "decayed")
+    bounds: ClassVar[dict[str, Bound]] = {
+        **Training.bounds,
+        **dict.fromkeys(("steps", "epoch_steps", "micro_batch_size", "nonfinite_limit", "eval_windows"), COUNT),
+        "lr_end": SHARE,
+        "clip": Bound("more than 0, or None", lambda value: value > 0),
+    }
 
     text: str
-    """Whose tokens to train on: wikitext103, openwebtext, wikipedia_en, or NAME-HASH of a folder of your own."""
+    """Whose tokens to train on: wikitext103, openwebtext, wikipedia_en, or NAME-HASH of a folder of your own. The
+    command line also takes the folder, and names and prepares it."""
     model: Model
     """30M has a context of 512, 124M of 1,024; tiny, of 64, is for a CPU and for tests."""
     steps: int
@@ -57,16 +63,12 @@ class Language(Training):
     """Windows of a validation text that are evaluated, evenly spaced; None is all of them."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "epoch_steps", "micro_batch_size", "nonfinite_limit", "eval_windows"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ValueError(f"{name}={value!r} is invalid; it must be at least 1")
+        super().__post_init__()
         if self.steps % self.epoch_steps:
             raise ValueError(
                 f"steps={self.steps} is not a multiple of epoch_steps={self.epoch_steps}; "
                 f"epoch_steps={math.gcd(self.steps, self.epoch_steps)} would fit"
             )
-        super().__post_init__()
         if self.batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of micro_batch_size={self.micro_batch_size}; "
@@ -76,18 +78,9 @@ class Language(Training):
             raise ValueError(
                 f"warmup_steps={self.warmup_steps} does not fit steps={self.steps}; it must be at least 0 and less"
             )
-        if not 0 <= self.lr_end <= 1:
-            raise ValueError(f"lr_end={self.lr_end!r} is invalid; it is a share of lr, from 0 to 1")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip={self.clip!r} is invalid; it must be more than 0, or None")
         for name, valid in (("model", ("30M", "124M", "tiny")), ("decayed", ("matrices", "all"))):
             if getattr(self, name) not in valid:
                 raise ValueError(f"{name}={getattr(self, name)!r} is invalid; choose of {', '.join(valid)}")
-        if not re.fullmatch(r"\w[\w.-]*", self.text, re.ASCII):
-            raise ValueError(
-                f"text={self.text!r} is not the name of a text; for a folder of your own it is the one that "
-                "`mvngrad data prepare FOLDER` prints"
-            )
 
     @property
     def epochs(self) -> int:
@@ -111,7 +104,7 @@ class Language(Training):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WikiText103(Language):
-    """GPT-2 30M for 100,000 steps of 128 x 512 tokens, with coupled decay: the left half of tab:GPT-Wiki.
+    """GPT-2 30M for 100,000 steps of 128 x 512 tokens, with coupled decay: tab:GPT-Wiki.
 
     The paper gives no coefficient of the decay, no warm-up, no clipping and no precision. Ours are 2,000 steps of
     warm-up and clipping at 1, both as for OpenWebText, bfloat16 products, and a coefficient of 1e-6.
@@ -141,7 +134,7 @@ class WikiText103(Language):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenWebText(Language):
-    """GPT-2 124M for 120,000 steps of 480 x 1,024 tokens, with decoupled decay: the right half of tab:GPT-Wiki.
+    """GPT-2 124M for 120,000 steps of 480 x 1,024 tokens, with decoupled decay: tab:GPT-Open-loss.
 
     All numbers are the paper's but those that `Language` lists. A step of 480 windows is 40 micro-batches of 12; any
     other size that divides 480 gives the same gradient to rounding.
@@ -183,17 +176,17 @@ STAND_IN = "wikipedia_en"
 
 
 def wikitext103(optimizer: OptimizerName, seed: int = 0) -> WikiText103:
-    """A run of the left half of tab:GPT-Wiki."""
+    """A run of tab:GPT-Wiki."""
     return WikiText103(optimizer=optimizer, seed=seed, **_selected("wikitext103", optimizer))
 
 
 def openwebtext(optimizer: OptimizerName, seed: int = 0) -> OpenWebText:
-    """A run of the right half of tab:GPT-Wiki."""
+    """A run of tab:GPT-Open-loss."""
     return OpenWebText(optimizer=optimizer, seed=seed, **_selected("openwebtext", optimizer))
 
 
 def table2() -> list[WikiText103]:
-    """The left half of tab:GPT-Wiki in 3,000 steps on the stand-in, seeds innermost."""
+    """tab:GPT-Wiki in 3,000 steps on the stand-in, seeds innermost."""
     return [
         dataclasses.replace(wikitext103(optimizer, seed), text=STAND_IN, steps=3_000, warmup_steps=200, eval_every=5)
         for optimizer in COUPLED
@@ -211,7 +204,7 @@ def rates() -> list[WikiText103]:
 
 
 def shortened() -> list[OpenWebText]:
-    """The right half of tab:GPT-Wiki in 200 steps on the stand-in: too few to rank optimizers, enough to see each train
+    """tab:GPT-Open-loss in 200 steps on the stand-in: too few to rank optimizers, enough to see each train
     at full size. Micro-batches are of 96, of which a GPU makes more than of 12.
     """
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from mvngrad.lab.recipes.training import Training
+from mvngrad.lab.recipes.training import COUNT, Bound, Training
 
 Digits = Literal["mnist", "mnist-5k"]
 
@@ -20,6 +20,7 @@ class Mnist(Training):
 
     name: ClassVar[str] = "mnist"
     trained: ClassVar[str] = "mnist"
+    bounds: ClassVar[dict[str, Bound]] = {**Training.bounds, "epochs": COUNT, "hidden": COUNT}
 
     batch_size: int = 128
     epochs: int = 3

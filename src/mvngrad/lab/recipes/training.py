@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, get_args
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from mvngrad.lab.recipe import Recipe
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
@@ -15,6 +17,19 @@ OptimizerName = Literal[
 ]  # fmt: skip
 StateDtype = Literal["float32", "bf16", "int8"]
 CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": ADAM}
+
+
+class Bound(NamedTuple):
+    """What a number of a recipe must be."""
+
+    valid: str
+    holds: Callable[[float], bool]
+
+
+NOT_NEGATIVE = Bound("at least 0", lambda value: value >= 0)
+COUNT = Bound("at least 1", lambda value: value >= 1)
+SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1)
+DECAY = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +70,22 @@ class Training(Recipe, ABC):
         "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype",
     )  # fmt: skip
     """Fields that the optimizer's step contains, and the model's does not."""
+    bounds: ClassVar[dict[str, Bound]] = {
+        "batch_size": COUNT,
+        "eval_every": COUNT,
+        "lr": NOT_NEGATIVE,
+        "eps_s": NOT_NEGATIVE,
+        "weight_decay": NOT_NEGATIVE,
+        "seed": Bound("at least 0 and less than 2**32", lambda value: 0 <= value < 2**32),
+    }
+    """What fields must be, where they are not None; a subclass adds its own."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "eval_every"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} is invalid; it must be at least 1")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}={value!r} is invalid; it must be finite")
+        for name, bound in self.bounds.items():
+            self._demand(name, bound)
         if not self.foreign and self.optimizer not in get_args(OptimizerName):
             names = ", ".join(get_args(OptimizerName))
             raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
@@ -71,13 +97,21 @@ class Training(Recipe, ABC):
                 if getattr(self, name) != only:
                     raise ValueError(f"{name}={getattr(self, name)!r} is for our optimizers; with others it is {only}")
             return
-        for name in ("beta1", "beta2", "eps"):
+        for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):  # others' are theirs to bound
             if getattr(self, name) is None:
                 raise ValueError(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
+            self._demand(name, bound)
         variance = CELLS[self.optimizer.removesuffix("w")].variance
         if variance != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if variance else "leave it None"
             raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
+        if variance:
+            self._demand("beta1", Bound(f"more than 0 with optimizer={self.optimizer!r}", lambda value: value > 0))
+
+    def _demand(self, name: str, bound: Bound) -> None:
+        value = getattr(self, name)
+        if value is not None and not bound.holds(value):
+            raise ValueError(f"{name}={value!r} is invalid; it must be {bound.valid}")
 
     @property
     def foreign(self) -> bool:

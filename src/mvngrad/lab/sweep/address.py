@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, quote_plus
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -35,17 +35,31 @@ class Address:
 
     __repr__ = __str__
 
-    def scrubbed(self, text: str) -> str:
-        """`text` without the password, in whatever way it is quoted: drivers and servers put what they got into errors.
+    @property
+    def secrets(self) -> list[str]:
+        """All passwords that the URL has, the server's and that of a key to it; the longest first."""
+        asked = self.url.normalized_query.items()
+        given = [
+            self.url.password,
+            *(value for name, values in asked if "password" in name.lower() for value in values),
+        ]
+        return sorted((str(secret) for secret in given if secret), key=len, reverse=True)
 
-        >>> address("postgresql://me:s3cr%2Ft@host/runs").scrubbed("no s3cr/t, no s3cr%2Ft")
-        'no ***, no ***'
+    def scrubbed(self, text: str) -> str:
+        """`text` without passwords, in whatever way they are quoted: drivers and servers put what they got into errors.
+
+        >>> address("postgresql://me:s3cr%2ft!@host/runs").scrubbed("no s3cr/t!, no s3cr%2Ft!, no s3cr%2ft%21")
+        'no ***, no ***, no ***'
         """
-        given = [self.url.password, self.url.query.get("password")]
-        for secret in [str(part) for part in given if part]:
-            for form in (quote_plus(secret), quote(secret, safe=""), secret):
-                text = text.replace(form, "***")
+        for secret in self.secrets:
+            text = re.sub("".join(map(_written, secret)), "***", text)
         return text
+
+
+def _written(character: str) -> str:
+    """A pattern of all ways to write a character in a URL: each may be quoted or not, with letters of either case."""
+    quoted = "".join(f"%{byte:02x}" for byte in character.encode())
+    return f"(?:{re.escape(character)}|(?i:{quoted}){'|[+]' if character == ' ' else ''})"
 
 
 def address(given: str | None = None) -> Address:

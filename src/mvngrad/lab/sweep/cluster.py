@@ -28,7 +28,7 @@ def submit(
         import submitit
     except ModuleNotFoundError:
         raise ValueError("jobs of SLURM need submitit: pip install 'mvngrad[slurm]'") from None
-    if storage is not None and address(storage).scrubbed(storage) != storage:
+    if storage is not None and address(storage).secrets:
         raise ValueError(f"the storage's password would be in the files of a job; put it into PGPASSWORD or {VARIABLE}")
     wrong = [option for option in options if "=" not in option]
     if wrong:

@@ -7,20 +7,20 @@ import io
 import json
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mvngrad.lab.recipes.sweeps import contestant
 from mvngrad.lab.store import now, write
-from mvngrad.lab.sweep.plan import duration, results, select
+from mvngrad.lab.sweep.budget import duration
+from mvngrad.lab.sweep.plan import results, select
 from mvngrad.lab.sweep.queue import Queue
-from mvngrad.lab.sweep.records import SETTLED, Record
+from mvngrad.lab.sweep.records import SETTLED, Record, by_key
 from mvngrad.lab.sweep.worker import CODE
 
 
 def rows(queue: Queue) -> list[dict[str, Any]]:
     """One for each configuration, in the order of the queue: what was run, what came of it, where and by which code."""
-    swept, seeds = results(queue)
     return [
         {
             "key": record.key,
@@ -34,7 +34,7 @@ def rows(queue: Queue) -> list[dict[str, Any]]:
             "reason": record.outcome.get("reason"),
             **{name: record.worker.get(name) for name in ("worker", *CODE)},
         }
-        for record in sorted((*swept, *seeds), key=lambda record: record.number)
+        for record in sorted(by_key(queue.records()).values(), key=lambda record: record.number)
     ]
 
 
@@ -67,10 +67,9 @@ def export(queue: Queue, path: Path) -> int:
 
 def status(queue: Queue) -> list[str]:
     """How far a sweep is, what failed and why, what it will take, and whether its runs are of one code."""
-    swept, seeds = results(queue)
-    everything = (*swept, *seeds)
-    counts = Counter(record.status for record in everything)
-    lines = [f"{queue.name}: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))]
+    everything = list(by_key(queue.records()).values())
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(r.status for r in everything).items()))
+    lines = [f"{queue.name}: {counts or 'nothing is queued; run `mvngrad sweep init` again'}"]
     times = [record.outcome["seconds"] for record in everything if "seconds" in record.outcome]
     left = sum(record.status not in SETTLED for record in everything)
     if times and left:
@@ -85,7 +84,7 @@ def status(queue: Queue) -> list[str]:
     return lines + mixed(everything)
 
 
-def mixed(records: tuple[Record, ...]) -> list[str]:
+def mixed(records: Sequence[Record]) -> list[str]:
     """Where runs are of different code: they should not be compared."""
     lines = []
     for field in CODE:
@@ -97,29 +96,37 @@ def mixed(records: tuple[Record, ...]) -> list[str]:
 
 
 def selection(queue: Queue) -> list[str]:
-    """The selected configuration of each optimizer, with the mean and deviation over its seeds where there are some."""
+    """The selected configuration of each optimizer, with the mean and deviation over its seeds where there are some.
+
+    A seed that diverged has no value, so that the mean is of the others: how many did is said beside it.
+    """
     notes = queue.notes
-    swept, repeated = results(queue)
+    swept, repeated, others = results(queue)
     done = sum(record.status in SETTLED for record in swept)
     lines = [
         f"by {notes['metric']}, {'highest' if notes['higher'] else 'lowest'}; {done} of {len(swept)} runs are done"
     ]
     if notes["test_because"]:
         lines.append(f"which is of test data, because {notes['test_because']}")
+    if others:
+        lines.append(f"{len(others)} more in the store are not in the grid any more; nothing is chosen among them")
     varied = _varied(swept)
     for who, record in sorted(select(queue).items()):
         settings = ", ".join(f"{name} {record.settings[name]}" for name in varied if record.settings[name] is not None)
-        without = {name: value for name, value in record.settings.items() if name != "seed"}
-        values = [record.value] + [
-            other.value
-            for other in repeated
-            if {name: value for name, value in other.settings.items() if name != "seed"} == without
-        ]
-        known = [value for value in values if value is not None]
-        over = f" ± {statistics.stdev(known):.4g} over {len(known)} seeds" if len(known) > 1 else ""
-        lines.append(f"{who}: {statistics.fmean(known):.6g}{over}  ({settings})")
-    missing = {contestant(r.recipe) for r in swept} - select(queue).keys()
+        seeds = [record, *(other for other in repeated if _seedless(other) == _seedless(record))]
+        known = [seed.value for seed in seeds if seed.value is not None]
+        over = [f" ± {statistics.stdev(known):.4g} over {len(known)} seeds"] if len(known) > 1 else [""]
+        counts = Counter(seed.status for seed in seeds)
+        over += [f"{counts[end]} of {len(seeds)} {end}" for end in ("diverged", "raised") if counts[end]]
+        to_come = sum(seed.status not in SETTLED for seed in seeds)
+        over += [f"{to_come} to come"] if to_come else []
+        lines.append(f"{who}: {statistics.fmean(known):.6g}{', '.join(over)}  ({settings})")
+    missing = {record.contestant for record in swept} - select(queue).keys()
     return lines + [f"{who}: no run has a result" for who in sorted(missing)]
+
+
+def _seedless(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in record.settings.items() if name != "seed"}
 
 
 def _varied(records: list[Record]) -> list[str]:

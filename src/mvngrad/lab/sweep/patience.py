@@ -16,21 +16,31 @@ FIRST, LONGEST = 0.5, 30.0
 """Seconds of the first wait and of the longest."""
 
 
+REFUSED = ("no such table", "authentication failed", "does not exist")
+"""What a store says that answers, and would say again."""
+
+
 class GaveUp(RuntimeError):
     """It did not pass in the time that was given."""
+
+
+class Away(ConnectionError):
+    """A store could not be opened, because it does not answer."""
 
 
 def passing(error: BaseException) -> str | None:
     """What to say of an error that may pass; None of all others."""
     if isinstance(error, OSError) and error.errno in FULL:
         return f"no space is left on the disk ({error})"
+    if isinstance(error, Away):
+        return str(error)
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
     if isinstance(cause, PendingRollbackError):  # a second question in a transaction whose connection broke
         return "the store went away"
     if not isinstance(cause, DBAPIError):
         return None
     said = " ".join(str(cause.orig).split())
-    if isinstance(cause, OperationalError | InterfaceError) and "no such table" not in said:
+    if isinstance(cause, OperationalError | InterfaceError) and not any(text in said for text in REFUSED):
         return f"the store does not answer ({said})"
     return f"the store went away ({said})" if cause.connection_invalidated else None
 

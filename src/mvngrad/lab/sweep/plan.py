@@ -1,17 +1,17 @@
-"""What a sweep still has to run: its stages, its budget, the configurations it selects, and their seeds."""
+"""What a sweep still has to run: its stages, the configurations it selects, and their seeds."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mvngrad import __version__
 from mvngrad.lab.environment import commit
-from mvngrad.lab.recipe import Recipe
-from mvngrad.lab.recipes.sweeps import Outcome, Results, Sweep, contestant, named
+from mvngrad.lab.recipes.sweeps import Results, Sweep, contestant, named
 from mvngrad.lab.sweep.address import Address
+from mvngrad.lab.sweep.budget import budget, fixed, planned, refuse_unequal, refuse_unknown, tried, written
 from mvngrad.lab.sweep.queue import GRACE, HEARTBEAT, Queue, Tell, create
 from mvngrad.lab.sweep.records import SETTLED, Record, by_key, kept
 
@@ -24,8 +24,6 @@ class Filled:
     """What was added to a store, and what was there."""
 
     new: tuple[str, ...]
-    lost: tuple[str, ...]
-    """Queued again: they were claimed by a worker that is dead, and another died queueing them again."""
     known: int
     foreign: tuple[str, ...]
     """In the store, and not in the grid as it is now."""
@@ -36,22 +34,34 @@ def init(
     name: str,
     *,
     unequal: bool = False,
-    heartbeat: int = HEARTBEAT,
-    grace: int = GRACE,
+    heartbeat: int | None = None,
+    grace: int | None = None,
     tell: Tell = print,
 ) -> Filled:
     """Write a sweep's configurations to a store; what is there already is left as it is.
 
+    Args:
+        address: of the store.
+        name: of the sweep.
+        unequal: optimizers may have different budgets.
+        heartbeat: seconds from one sign of life to the next; None is what the store has, else 60.
+        grace: seconds of silence after which a worker is dead; None is what the store has, else 600.
+        tell: is told what the sweep takes, and what changes.
+
     Raises:
-        ValueError: optimizers have different budgets, or the metric is not the one that was named before.
+        ValueError: optimizers have different budgets, one is unknown, or the metric is not the one that was named
+            before.
     """
-    if not 1 <= heartbeat < grace:
-        raise ValueError(f"grace={grace} must be more than heartbeat={heartbeat}, and that at least 1")
     sweep = named(name)
     stages = planned(sweep)
     for text in budget(sweep, stages):
         tell(text)
-    refuse_unequal(stages, unequal)
+    refuse_unequal({str(number): tried(stage) for number, stage in enumerate(stages, start=1)}, unequal)
+    refuse_unknown(recipe for stage in stages for recipe in stage)
+    entries: dict[str, dict[str, Any]] = {}
+    for number, stage in fixed(sweep).items():
+        for recipe in stage:
+            entries.setdefault(recipe.key, kept(recipe, number))
     create(address, name, sweep.higher)
     queue = Queue(address, name, tell)
     try:
@@ -61,105 +71,118 @@ def init(
                 f"the sweep {name!r} of {address} chooses by {before['metric']}, which was named before its runs; "
                 f"choosing by {sweep.metric} is another sweep: use another storage"
             )
+        pace = paced(before, heartbeat, grace, tell)
+        there = by_key(queue.records())
+        refuse_unequal({n: stored(there, n) | tried(stage) for n, stage in fixed(sweep).items()}, unequal, "the store")
         if "metric" not in before:
             queue.note(**chosen, commit=commit(), mvngrad=__version__, test_because=sweep.test_because)
-        queue.note(run=sweep.run, seeds=sweep.seeds, unequal=unequal, heartbeat=heartbeat, grace=grace)
-        filled = fill(queue, sweep)
+        queue.note(run=sweep.run, seeds=sweep.seeds, unequal=unequal, **pace)
+        new = [entry for key, entry in entries.items() if key not in there]
+        queue.add(new)
+        if before.get("grid") != written(sweep):
+            queue.note(followed={})  # from results of another grid
+            queue.note(grid=written(sweep))
+        ours = {key for keys in queue.grid.values() for key in keys}
     finally:
         queue.close()
-    tell(f"{address}: {len(filled.new)} configurations are new, {filled.known} were there")
-    if filled.foreign:
-        tell(f"{len(filled.foreign)} that are there are not in the grid any more; they stay")
-    return filled
+    foreign = tuple(key for key, record in there.items() if key not in ours and record.stage != SEEDS)
+    tell(f"{address}: {len(new)} configurations are new, {len(entries) - len(new)} were there")
+    if foreign:
+        tell(f"{len(foreign)} that are there are not in the grid any more; they stay, and nothing is chosen among them")
+    return Filled(tuple(entry["key"] for entry in new), len(entries) - len(new), foreign)
 
 
-def planned(sweep: Sweep) -> list[Sequence[Recipe]]:
-    """All stages; those that depend on results as they would be if all configurations were equally good."""
-    found: list[Sequence[Recipe]] = []
-    for stage in sweep.stages:
-        if callable(stage):
-            earlier = {recipe.key: Outcome(recipe, 0.0) for recipes in found for recipe in recipes}
-            stage = stage(Results(list(earlier.values()), sweep.higher))
-        found.append(stage)
+def paced(before: Mapping[str, Any], heartbeat: int | None, grace: int | None, tell: Tell) -> dict[str, int]:
+    """Heartbeat and grace: as given, else as the store has them."""
+    given = {"heartbeat": (heartbeat, HEARTBEAT), "grace": (grace, GRACE)}
+    found = {name: before.get(name, usual) if value is None else value for name, (value, usual) in given.items()}
+    if not 1 <= found["heartbeat"] < found["grace"]:
+        raise ValueError(
+            f"grace={found['grace']} must be more than heartbeat={found['heartbeat']}, and that at least 1"
+        )
+    for name, value in found.items():
+        if before.get(name, value) != value:
+            tell(f"{name} was {before[name]} s and is {value} s, for workers that start from now on")
     return found
 
 
-def budget(sweep: Sweep, stages: Sequence[Sequence[Recipe]]) -> list[str]:
-    """Runs of each optimizer and the time of all, as text."""
-    lines = []
-    for number, stage in enumerate(stages, start=1):
-        counts = ", ".join(f"{who} {count}" for who, count in shares(stage).items())
-        follows = " (if all before are equally good)" if callable(sweep.stages[number - 1]) else ""
-        lines.append(f"stage {number}: {counts}{follows}")
-    runs = len({recipe.key for stage in stages for recipe in stage})
-    seeds = (sweep.seeds - 1) * len({contestant(recipe) for stage in stages for recipe in stage})
-    lines.append(
-        f"{runs} different runs, then {seeds} more seeds of those selected by {sweep.metric}: about "
-        f"{duration((runs + seeds) * sweep.seconds)} of {sweep.hardware}"
-    )
-    return lines + ([f"selected by test data, because {sweep.test_because}"] if sweep.test_because else [])
+def stored(there: Mapping[str, Record], stage: str) -> dict[str, str]:
+    """Whose each run is that a store has of a stage, of earlier grids too."""
+    return {key: record.contestant for key, record in there.items() if record.stage == stage}
 
 
-def duration(seconds: float) -> str:
+def refuse_untried(records: Sequence[Record], keys: Iterable[str], name: str) -> None:
+    """Whether all that raised an error was tried again: else who was unlucky is not among those that are chosen."""
+    there, times = by_key(records), Counter(record.key for record in records if record.status == "raised")
+    if untried := [key for key in keys if there[key].status == "raised" and times[key] == 1]:
+        raise RuntimeError(
+            f"{len(untried)} runs of {name} raised an error, and nothing is chosen without them; mend its cause, then "
+            f"`mvngrad sweep retry {name}` and `mvngrad sweep work {name}`. What raises again counts as done"
+        )
+
+
+def fill(queue: Queue, sweep: Sweep) -> list[str]:
+    """Queue what a sweep lacks: what was lost, and the next stage where those before are done; the keys.
+
+    What `init` wrote is left to it, because a worker's code may have another grid. So is a stage that is queued, even
+    if a later result would make another one of it: there would be two for one optimizer.
     """
-    >>> duration(90), duration(9000)
-    ('1.5 minutes', '2.5 hours')
-    """
-    return f"{seconds / 60:.1f} minutes" if seconds < 3600 else f"{seconds / 3600:.1f} hours"
-
-
-def shares(recipes: Sequence[Recipe]) -> Counter[str]:
-    """How many different runs each optimizer has."""
-    return Counter(contestant(recipe) for recipe in {recipe.key: recipe for recipe in recipes}.values())
-
-
-def refuse_unequal(stages: Sequence[Sequence[Recipe]], unequal: bool) -> None:
-    for number, stage in enumerate(stages, start=1):
-        if not unequal and len(set((counts := shares(stage)).values())) > 1:
-            least, most = counts.most_common()[-1], counts.most_common()[0]
-            raise ValueError(
-                f"stage {number} has {most[1]} runs of {most[0]} and {least[1]} of {least[0]}: who tries more finds "
-                "more; make them equal, or say --unequal"
-            )
-
-
-def fill(queue: Queue, sweep: Sweep) -> Filled:
-    """Add what the sweep lacks: a stage whose predecessors are done, and configurations that were lost."""
-    there = by_key(queue.records())
-    entries: dict[str, dict[str, Any]] = {}
-    known: set[str] = set()
-    for number, stage in enumerate(sweep.stages, start=1):
-        if callable(stage):
-            if any(key not in there or there[key].status not in SETTLED for key in known | entries.keys()):
-                break
-            stage = stage(Results([there[key].as_outcome for key in sorted(known)], sweep.higher))
-            refuse_unequal([stage], queue.notes["unequal"])
-        for recipe in stage:
-            if recipe.key in there:
-                known.add(recipe.key)
-            else:
-                entries.setdefault(recipe.key, kept(recipe, str(number)))
+    records = queue.records()
+    there, grid = by_key(records), queue.grid
     lost = [record for record in there.values() if record.status == "lost"]
-    queue.add([*entries.values(), *(again(record) for record in lost)])
-    foreign = tuple(key for key, record in there.items() if key not in known and record.stage != SEEDS)
-    return Filled(tuple(entries), tuple(record.key for record in lost), len(known), foreign)
+    queue.add([again(record) for record in lost])
+    queued, earlier = [record.key for record in lost], set[str]()
+    for index, stage in enumerate(sweep.stages, start=1):
+        number = str(index)
+        if number not in grid:
+            if not callable(stage) or any(key not in there or there[key].status not in SETTLED for key in earlier):
+                break
+            refuse_untried(records, earlier, queue.name)
+            before = [there[key].as_outcome for key in sorted(earlier)]
+            recipes, notes = stage(Results(before, sweep.higher)), queue.notes
+            everyone = [contestant(outcome.recipe) for outcome in before]
+            refuse_unequal({number: stored(there, number) | tried(recipes)}, notes["unequal"], "the store", everyone)
+            new = {recipe.key: kept(recipe, number) for recipe in recipes if recipe.key not in there}
+            queue.add(list(new.values()))
+            grid[number] = sorted(tried(recipes))
+            # Noted last: who dies before that leaves the same stage to the next one.
+            queue.note(followed={**notes["followed"], number: grid[number]})
+            queued += new
+        earlier.update(grid[number])
+    return queued
 
 
 def again(record: Record) -> dict[str, Any]:
     return {"key": record.key, "stage": record.stage, "maker": record.maker, "settings": record.settings}
 
 
-def results(queue: Queue) -> tuple[list[Record], list[Record]]:
-    """The configurations of the sweep proper and the runs that repeat some with other seeds."""
-    found = list(by_key(queue.records()).values())
-    return [r for r in found if r.stage != SEEDS], [r for r in found if r.stage == SEEDS]
+class Found(NamedTuple):
+    """What a store has, each configuration once."""
+
+    swept: list[Record]
+    """Those of the grid as it is now."""
+    seeds: list[Record]
+    """Runs that repeat some with other seeds."""
+    others: list[Record]
+    """Those of earlier grids."""
+
+
+def results(queue: Queue) -> Found:
+    """The configurations of the sweep proper, which all optimizers have as many of, and what else was run."""
+    found, ours = by_key(queue.records()).values(), {key for keys in queue.grid.values() for key in keys}
+    rest = [record for record in found if record.key not in ours]
+    return Found(
+        [record for record in found if record.key in ours],
+        [record for record in rest if record.stage == SEEDS],
+        [record for record in rest if record.stage != SEEDS],
+    )
 
 
 def select(queue: Queue) -> dict[str, Record]:
     """The best configuration of each optimizer, of those that are done, by the metric that was named before."""
-    swept, _ = results(queue)
-    records = {record.key: record for record in swept}
-    best = Results([record.as_outcome for record in swept if record.value is not None], queue.notes["higher"]).best
+    records = {record.key: record for record in results(queue).swept}
+    done = [record.as_outcome for record in records.values() if record.value is not None]
+    best = Results(done, queue.notes["higher"]).best
     return {who: records[outcome.recipe.key] for who, outcome in best.items()}
 
 
@@ -167,14 +190,14 @@ def rerun(queue: Queue, seeds: int) -> list[str]:
     """Queue the selected configurations with more seeds, `seeds` of each in all; the keys of those that are new.
 
     Raises:
-        RuntimeError: the sweep is not done. A selection among some would favour what happened to run first.
+        RuntimeError: the sweep is not done. A selection among some would favour what happened to run first, or to run
+            without an error.
     """
     fill(queue, named(queue.name))
-    there = by_key(queue.records())
-    if left := [record for record in there.values() if record.status not in SETTLED and record.stage != SEEDS]:
-        raise RuntimeError(
-            f"{len(left)} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first"
-        )
+    swept, there = results(queue).swept, by_key(queue.records())
+    if left := sum(record.status not in SETTLED for record in swept):
+        raise RuntimeError(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
+    refuse_untried(queue.records(), [record.key for record in swept], queue.name)
     entries = {}
     for record in select(queue).values():
         chosen: Any = record.recipe

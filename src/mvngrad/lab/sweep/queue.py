@@ -7,6 +7,7 @@ change is one transaction; so a process may die between any two lines:
   look at a trial without one.
 - A trial whose worker is dead is failed, and another one is added for its configuration. Who dies between these two
   leaves a configuration without a live trial: it is *lost*, and `plan.fill` adds it again.
+- The keys of the grid are noted when all of it is there. Only `init` writes a grid.
 - Two that add at the same time add a trial too many. Numbers are given one after another, so that who claims a trial
   sees all that came before it: of the live ones of a configuration only the first is run.
 """
@@ -14,6 +15,7 @@ change is one transaction; so a process may die between any two lines:
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 import warnings
@@ -78,12 +80,15 @@ class Queue:
             self.study = optuna.load_study(
                 study_name=name, storage=self.storage, sampler=optuna.samplers.RandomSampler()
             )
-        except KeyError:
+            self.identity, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, KeyError):
+                raise
             others = ", ".join(names(address)) or "none"
             raise LookupError(
                 f"{address} has no sweep {name!r} (it has: {others}); make it with `mvngrad sweep init {name}`"
             ) from None
-        self.identity, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
         self.heartbeat, self.grace = notes.get("heartbeat", HEARTBEAT), notes.get("grace", GRACE)
         # Given here and not to the constructor: all workers must agree, so the store says what they are.
         self.storage.heartbeat_interval, self.storage.grace_period = self.heartbeat, self.grace
@@ -102,6 +107,20 @@ class Queue:
     def notes(self) -> dict[str, Any]:
         """Of the sweep as a whole: metric, direction, pace, and who made it."""
         return self._try(lambda: self.study.user_attrs)
+
+    @property
+    def grid(self) -> dict[str, list[str]]:
+        """The keys of each stage: of those that `init` wrote, and of those that followed from results.
+
+        Raises:
+            LookupError: `init` died before its end.
+        """
+        notes = self.notes
+        if "grid" not in notes:
+            raise LookupError(
+                f"the sweep {self.name!r} of {self.address} is not whole; run `mvngrad sweep init {self.name}` again"
+            )
+        return {**notes["grid"], **notes["followed"]}
 
     def note(self, **notes: Any) -> None:
         for name, value in notes.items():
@@ -127,22 +146,34 @@ class Queue:
             self._try(lambda: optuna.storages.fail_stale_trials(self.study))
 
     def claim(self, worker: dict[str, str]) -> Claim | None:
-        """Take the first run that is free, for this worker alone."""
-        first: dict[str, int] = {}
-        for trial in self._trials():
-            key = trial.user_attrs["key"]
-            if trial.state in LIVE:
-                first.setdefault(key, trial.number)
-            if trial.state != TrialState.WAITING or self.later.get(key, 0.0) > time.monotonic():
-                continue
+        """Take the first run that is free, for this worker alone; any other where another was faster."""
+        free = self._free()
+        while free:
+            trial = free.pop(0)
             claim = Claim(trial.number, self._identity_of(trial), Record.of(trial))
-            if first[key] != trial.number:
-                self._attribute(claim.trial, "double", True)
-                self._set(claim.trial, TrialState.FAIL)
-            elif self._taken(claim):
+            if self._taken(claim):
                 self._attribute(claim.trial, "worker", worker)
                 return claim
+            random.shuffle(free)  # the faster ones go for the next one too
         return None
+
+    def _free(self) -> list[FrozenTrial]:
+        """Those that wait, one of each configuration; what was added twice is not to be run at all."""
+        first: dict[str, int] = {}
+        free = []
+        for trial in self._trials():
+            record = Record.of(trial)
+            if record.status in LIVE:
+                first.setdefault(record.key, trial.number)
+            if record.status != "waiting":
+                continue
+            if first[record.key] != trial.number:
+                identity = self._identity_of(trial)
+                self._attribute(identity, "double", True)
+                self._set(identity, TrialState.FAIL)
+            elif self.later.get(record.key, 0.0) <= time.monotonic():
+                free.append(trial)
+        return free
 
     def _taken(self, claim: Claim) -> bool:
         self._try(lambda: self.storage.record_heartbeat(claim.trial))
@@ -160,10 +191,10 @@ class Queue:
             return True
         return self._try(lambda: self.storage.get_trial(claim.trial)).state == TrialState.COMPLETE  # by this very call
 
-    def put_back(self, claim: Claim, pause: float = 0.0) -> None:
-        """Leave a run to others; this worker itself does not take it for `pause` seconds."""
+    def put_back(self, claim: Claim, pause: float = 0.0) -> bool:
+        """Leave a run to others, for this worker not before `pause` seconds; False where it is another's by now."""
         self.later[claim.record.key] = time.monotonic() + pause
-        self._set(claim.trial, TrialState.WAITING)
+        return self._set(claim.trial, TrialState.WAITING)
 
     @contextmanager
     def beating(self, claim: Claim) -> Iterator[None]:
@@ -246,8 +277,8 @@ def _spaces(entries: Sequence[dict[str, Any]]) -> dict[str, BaseDistribution]:
     """
     found: dict[str, BaseDistribution] = {}
     for name in dict.fromkeys(name for entry in entries for name in entry["settings"]):
-        values = {value for entry in entries if (value := entry["settings"].get(name)) is not None}
+        values = [value for entry in entries if (value := entry["settings"].get(name)) is not None]
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        if numbers and len(values) > 1 and (min(values) > 0 or name not in LOGARITHMIC):
+        if numbers and len(set(values)) > 1 and (min(values) > 0 or name not in LOGARITHMIC):
             found[name] = FloatDistribution(min(values), max(values), log=name in LOGARITHMIC)
     return found

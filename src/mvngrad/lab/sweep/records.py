@@ -13,7 +13,8 @@ from mvngrad.lab.recipe import Recipe
 from mvngrad.lab.recipes.sweeps import Outcome
 
 Status = Literal["waiting", "running", "finished", "diverged", "raised", "lost", "double"]
-LIVE = (TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE)
+LIVE = ("waiting", "running", "finished", "diverged")
+"""A configuration that has such a trial needs no other. One that raised has another if someone asked for it."""
 SETTLED = ("finished", "diverged", "raised")
 
 
@@ -57,6 +58,11 @@ class Record:
         if made.key != self.key:
             raise OtherCode(f"this code makes {made.key} of the recipe of {self.key}: they are of different versions")
         return made
+
+    @property
+    def contestant(self) -> str:
+        """As `recipes.sweeps.contestant`, of a recipe that this code may not be able to make."""
+        return str(self.settings.get("optimizer", self.key.rpartition("-")[0]))
 
     @property
     def as_outcome(self) -> Outcome:

@@ -17,10 +17,11 @@ from typing import Any
 
 from mvngrad import __version__
 from mvngrad.lab.environment import commit
-from mvngrad.lab.lock import NAME, Locked
+from mvngrad.lab.lock import NAME, Locked, remove
 from mvngrad.lab.recipes.sweeps import named
 from mvngrad.lab.store import ROOT, Run, now
 from mvngrad.lab.sweep.address import Address
+from mvngrad.lab.sweep.budget import written
 from mvngrad.lab.sweep.patience import GaveUp, patiently
 from mvngrad.lab.sweep.plan import fill
 from mvngrad.lab.sweep.queue import PATIENCE, Claim, Queue, Tell
@@ -76,19 +77,25 @@ def work(
     """Run what a sweep lacks until nothing is left, others' dead runs and later stages included; what was done.
 
     A run that diverges or raises is recorded, with its reason, and the worker goes on. While the disk is full or the
-    store does not answer it waits, `patience` seconds at most.
+    store does not answer, also when it starts, it waits, `patience` seconds at most.
 
     Raises:
         GaveUp: it did not pass.
         OtherCode: the store's recipes are not of this version.
         KeyboardInterrupt: asked to stop; the run at hand has a checkpoint and is free for others.
     """
-    queue, me, done, raised = Queue(address, name, tell, patience), identity(), Counter[str](), 0
-    runner = _runner(queue.notes["run"])
-    for line in strangers(queue, me):
-        queue.tell(f"warning: {line}; results of different code are not comparable")
+    sweep, me, done, raised = named(name), identity(), Counter[str](), 0
+    queue = patiently(lambda: Queue(address, name, tell, patience), lambda text: tell(address.scrubbed(text)), patience)
     claim: Claim | None = None
     try:
+        grid = queue.grid
+        if any(grid.get(stage) != keys for stage, keys in written(sweep).items()):
+            queue.tell(
+                f"warning: this code has another grid than the store; `mvngrad sweep init {name}` would change it"
+            )
+        runner = _runner(queue.notes["run"])
+        for line in strangers(queue, me):
+            queue.tell(f"warning: {line}; results of different code are not comparable")
         while True:
             queue.reclaim()
             with undisturbed():
@@ -96,11 +103,11 @@ def work(
             if claim is None:
                 if _live(queue):
                     time.sleep(min(LOOK, queue.heartbeat))
-                elif not (found := fill(queue, named(name))).new and not found.lost:
+                elif not fill(queue, sweep):
                     return done
                 continue
             attempt = Attempt(queue, claim, {"root": root, "data": data, "device": device, "compile": compile})
-            status = attempt.made(runner)
+            status, claim = attempt.made(runner), None
             done[status] += 1
             raised = raised + 1 if status == "raised" else 0
             if raised == IN_A_ROW:
@@ -145,9 +152,10 @@ class Attempt:
         except Locked as busy:
             if self._freed():
                 return self.made(runner)
+            if not self.queue.put_back(self.claim, pause=self.queue.heartbeat):
+                return self._another()
             # Perhaps by a worker that was thought dead and is not: it may still finish.
             self.queue.tell(f"{self.record.key} is left for later: {busy}")
-            self.queue.put_back(self.claim, pause=self.queue.heartbeat)
             return "busy"
         except (GaveUp, OtherCode):
             self.queue.put_back(self.claim)
@@ -159,28 +167,31 @@ class Attempt:
         with undisturbed():
             recorded = self.queue.finish(self.claim, outcome, value)
         if not recorded:
-            self.queue.tell(f"{self.record.key}: this worker was thought dead, and the run is queued again")
-            return "another's"
+            return self._another()
         status, self.reason = str(outcome["status"]), str(outcome.get("reason", ""))
         self.queue.tell(f"{self.record.key}: {status}" + (f" ({self.reason})" if self.reason else ""))
         return status
+
+    def _another(self) -> str:
+        self.queue.tell(f"{self.record.key}: this worker was thought dead, and the run is queued again")
+        return "another's"
 
     def _freed(self) -> bool:
         """Whether the lock is of a worker on another machine that the store says is dead; then it is removed.
 
         `lock.held` knows the processes of its own machine alone. The store knows who was silent for longer than the
-        grace.
+        grace. Should that one wake, it finds its lock gone before it writes anything.
         """
         lock = self.given["root"] / self.record.key / NAME
         try:
-            found = json.loads(lock.read_text(encoding="utf-8"))
+            text = lock.read_text(encoding="utf-8")
+            found = json.loads(text)
         except (OSError, ValueError):
             return False
         dead = {r.worker.get("worker") for r in self.queue.records() if (r.key, r.status) == (self.record.key, "lost")}
         if found["host"] == platform.node() or f"{found['host']}-{found['pid']}" not in dead:
             return False
-        lock.unlink(missing_ok=True)
-        return True
+        return remove(lock, text)
 
     def _found(self, run: Run) -> tuple[dict[str, Any], float | None]:
         metric = self.queue.notes["metric"]

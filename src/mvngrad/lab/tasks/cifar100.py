@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class Cifar100Task(Task):
         images, targets = batch
         return cross_entropy(model(images), targets, label_smoothing=self.label_smoothing)
 
-    def evaluate(self, model: nn.Module, final: bool) -> dict[str, float]:
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Accuracy in percent and loss of the test images and, at the end, of the training images as they are."""
         sets = {"test": (self.test_images, self.test_labels)}
         if final:

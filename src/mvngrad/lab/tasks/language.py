@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ class LanguageTask(Task):
         loss: Tensor = model(inputs, targets)
         return loss
 
-    def evaluate(self, model: nn.Module, final: bool) -> dict[str, float]:
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Mean loss of a token and its exponential on validation texts; at the end also on as much of what was trained
         on, drawn alike for every run.
         """
@@ -89,7 +90,7 @@ class LanguageTask(Task):
         count = min(there, self.eval_windows or there)
         return torch.arange(count) * there // count * self.shape.context
 
-    def _mean_loss(self, model: nn.Module, part: Tokens, starts: Tensor) -> Tensor:
+    def _mean_loss(self, model: Callable[..., Tensor], part: Tokens, starts: Tensor) -> Tensor:
         """Over all processes. Each calls the model equally often, because a sharded model needs them all; who has no
         windows left calls it with one that does not count.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -59,7 +60,7 @@ class MnistTask(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return cross_entropy(model(batch[0]), batch[1])
 
-    def evaluate(self, model: nn.Module, final: bool) -> dict[str, float]:
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Accuracy in percent and loss on the validation digits and, at the end, on test and training digits."""
         found = {}
         for name, (images, labels) in {**self.sets, "train": self.train}.items():

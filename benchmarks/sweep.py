@@ -1,0 +1,173 @@
+"""What the sweep engine adds to a run: workers share a store and take runs that train nothing.
+
+    python -m benchmarks.sweep [--runs N] [--workers 1 4 8] [--out results]
+
+On one file of SQLite and, where PostgreSQL's server is installed, on a server of its own. Writes
+results/sweep-engine.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from benchmarks.environment import RESULTS, environment
+from benchmarks.report import lines
+from mvngrad.lab.recipe import Recipe
+from mvngrad.lab.recipes.sweeps import Sweep
+from mvngrad.lab.store import Run
+from mvngrad.lab.sweep import plan
+from mvngrad.lab.sweep.address import address
+from mvngrad.lab.sweep.queue import Queue
+from mvngrad.lab.sweep.worker import work
+
+COUNT = "MVNGRAD_NULL_RUNS"
+"""The variable that says how many configurations `null` has, in all processes."""
+TROUBLE = re.compile("does not answer|went away|no sign of life|silent|later|thought dead|warning", re.IGNORECASE)
+INTRODUCTION = """\
+Measured by `python -m benchmarks.sweep`. A run returns at once, so that what passes in a worker from the end of one to
+the start of the next is the engine's: writing down the result, looking for the next run, claiming it. *Of a run* is
+that time, its median and quartiles; *95%* of all are below the next figure. *Runs a second* are of all workers
+together, as fast as they would go with nothing to train. *Errors* are lines in which a worker speaks of trouble, runs
+that raised, and runs that did not finish exactly once."""
+
+
+@dataclass(frozen=True)
+class Null(Recipe):
+    """A run that does nothing."""
+
+    name: ClassVar[str] = "null"
+    optimizer: str
+    lr: float
+
+
+def null() -> Sweep:
+    """As many of each of two optimizers."""
+    recipes = [Null(optimizer, float(at + 1)) for at in range(int(os.environ[COUNT]) // 2) for optimizer in "ab"]
+    chosen = {"metric": "loss", "higher": False, "seconds": 0.0, "hardware": "nothing"}
+    return Sweep(stages=(recipes,), run="benchmarks.sweep:run", **chosen)
+
+
+MARKS: list[float] = []
+"""When runs of this process began; what is in one takes no time."""
+
+
+def run(recipe: Null, **given: Any) -> Run:
+    MARKS.append(time.perf_counter())
+    return Run(recipe.key, recipe.name, recipe.settings, {}, {"loss": recipe.lr})
+
+
+def _worker(url: str, root: Path, together: Any, found: Any) -> None:
+    """A worker in a process of its own, which starts when all have."""
+    said: list[str] = []
+    together.wait()
+    done = work(address(url), "benchmarks.sweep:null", root=root, tell=said.append)
+    trouble = sum(TROUBLE.search(line) is not None for line in said) + done["raised"]
+    marks = import_module("benchmarks.sweep").MARKS  # not of __main__, which a child has under another name
+    found.put(([after - before for before, after in pairwise(marks)], trouble))
+
+
+def measure(url: str, workers: int) -> dict[str, Any]:
+    """All runs of a new sweep by so many workers."""
+    spawn = multiprocessing.get_context("spawn")
+    together, found = spawn.Barrier(workers), spawn.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        plan.init(address(url), "benchmarks.sweep:null", heartbeat=1, grace=60, tell=lambda text: None)
+        members = [spawn.Process(target=_worker, args=(url, Path(folder), together, found)) for _ in range(workers)]
+        for each in members:
+            each.start()
+        answers = [found.get(timeout=600) for _ in members]
+        for each in members:
+            each.join()
+    queue = Queue(address(url), "benchmarks.sweep:null")
+    times = Counter(record.key for record in queue.records() if record.status == "finished")
+    queue.close()
+    runs = int(os.environ[COUNT])
+    gaps = sorted(gap for given, _ in answers for gap in given)
+    low, middle, high = statistics.quantiles(gaps, n=4)
+    return {
+        "workers": workers,
+        "runs": runs,
+        "milliseconds": 1e3 * middle,
+        "milliseconds_quartiles": [1e3 * low, 1e3 * high],
+        "milliseconds_95": 1e3 * statistics.quantiles(gaps, n=20)[-1],
+        "runs_per_second": workers / statistics.fmean(gaps),
+        "errors": sum(trouble for _, trouble in answers) + runs - sum(count == 1 for count in times.values()),
+    }
+
+
+@contextmanager
+def sqlite() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"sqlite:///{folder}/sweeps.db"
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """A server as the tests start one: on this disk, without fsync."""
+    server = import_module("postgres").Server(import_module("postgres").binaries())
+    try:
+        yield server.url
+    finally:
+        server.remove()
+
+
+def stores() -> dict[str, Any]:
+    """By name, those that can be had here."""
+    sys.path.append(str(RESULTS.parent / "tests" / "lab"))
+    there = import_module("postgres").binaries() is not None
+    return {"SQLite": sqlite} | ({"PostgreSQL": postgresql} if there else {})
+
+
+def markdown(result: dict[str, Any]) -> str:
+    where = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
+    head = ["store", "workers", "runs", "of a run, ms", "95%, ms", "runs a second", "errors"]
+    body = []
+    for row in result["rows"]:
+        low, high = row["milliseconds_quartiles"]
+        body.append([row["store"], str(row["workers"]), str(row["runs"])])
+        body[-1] += [f"{row['milliseconds']:.0f} ({low:.0f}-{high:.0f})", f"{row['milliseconds_95']:.0f}"]
+        body[-1] += [f"{row['runs_per_second']:.0f}", str(row["errors"])]
+    title = f"# What the sweep engine adds to a run, on {result['environment']['cores']} cores"
+    return "\n\n".join([title, INTRODUCTION, where, lines(head, body)]) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=96, help="of each number of workers (default 96)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    args = parser.parse_args(arguments)
+    os.environ[COUNT] = str(args.runs)
+    rows = []
+    for name, store in stores().items():
+        for workers in args.workers:
+            with store() as url:
+                rows.append({"store": name, **measure(url, workers)})
+    measured_on = environment("cpu") | {"cores": len(os.sched_getaffinity(0)), "optuna": version("optuna")}
+    result = {"environment": measured_on, "rows": rows}
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / "sweep-engine"
+    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
+        stem.with_suffix(suffix).write_text(content)
+        print(stem.with_suffix(suffix))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A store of sweeps on this disk. What it needs is imported where it is used: not every machine has it."""
+
+import pytest
+
+
+@pytest.fixture
+def place(tmp_path):
+    from mvngrad.lab.sweep.address import address
+
+    return address(f"sqlite:///{tmp_path}/sweeps.db")
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def opened(place, said):
+    """Init a sweep and open its queue."""
+    from mvngrad.lab.sweep import plan
+    from mvngrad.lab.sweep.queue import Queue
+
+    queues = []
+
+    def make(name, **options):
+        plan.init(place, f"sweep_toy:{name}", tell=said.append, **options)
+        queues.append(Queue(place, f"sweep_toy:{name}", tell=said.append))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.close()

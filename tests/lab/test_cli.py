@@ -1,0 +1,232 @@
+"""The command `mvngrad`: what is wrong is one line on stderr that says what to do, and nothing is begun before."""
+
+import json
+
+import pytest
+
+pytest.importorskip("tyro")
+pytest.importorskip("rich")
+
+from mvngrad import cli
+from mvngrad.cli import train
+from mvngrad.lab import store
+from mvngrad.lab.data import prepared, text_bpe
+
+WORDS = (
+    "train wikitext103 --model tiny --batch-size 2 --micro-batch-size 2 --steps 2 --epoch-steps 1 --warmup-steps 1 "
+    "--eval-every 2 --precision float32 --device cpu"
+)
+LANGUAGE = WORDS.split()
+
+
+class Letters:
+    """An encoding in which a token is a byte: no vocabulary is needed."""
+
+    def encode_ordinary(self, document):
+        return list(document.encode())
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """An empty folder, without data of this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+    monkeypatch.setattr(text_bpe, "encoding", lambda vocabulary: Letters())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of text whose name is no name of a text."""
+    mine = tmp_path / "my texts"
+    mine.mkdir()
+    (mine / "a.txt").write_text("a text to train on " * 50)
+    (mine / "validation.txt").write_text("and another to validate on " * 10)
+    return mine
+
+
+def refused(capsys, *words):
+    """What a command says that does not go."""
+    assert cli.main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return line.removeprefix("mvngrad: ")
+
+
+# What is given
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--lr -1", "lr=-1.0 is invalid; it must be at least 0"),
+        ("--lr nan", "lr=nan is invalid; it must be finite"),
+        ("--train-limit -3", "train_limit=-3 is invalid; it must be at least 1"),
+        ("--checkpoint-every -5", "--checkpoint-every -5.0 is invalid; it must be at least 0"),
+        ("--checkpoint-every nan", "--checkpoint-every nan is invalid; it must be at least 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_by_name(capsys, tmp_path, words, says):
+    assert refused(capsys, "train", "cifar100", *words.split()) == says
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_is_not_there(capsys, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    says = "--device cuda: this torch sees no GPU; use --device cpu"
+    assert refused(capsys, "train", "cifar100", "--device", "cuda") == says
+
+
+def test_a_folder_of_data_that_is_not_there(capsys):
+    said = refused(capsys, *LANGUAGE, "--data", "nowhere")
+    assert said == "'nowhere', given as --data or folder, is not a folder; name one that holds tokens/ or its files"
+
+
+@pytest.mark.parametrize(
+    "words", ["report", "data prepare .", "train cifar100 --device cpu", "diagnose monitor.jsonl"], ids=lambda w: w
+)
+def test_ctrl_c_is_one_word_and_130(capsys, monkeypatch, tmp_path, words):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    (tmp_path / "monitor.jsonl").touch()
+    monkeypatch.setattr(store, "runs", interrupted)
+    monkeypatch.setattr(store.Slot, "run", property(interrupted))
+    monkeypatch.setattr(prepared, "prepare_folder", interrupted)
+    monkeypatch.setattr("mvngrad.diagnostics.read_records", interrupted, raising=False)
+    assert cli.main(words.split()) == 130
+    assert capsys.readouterr().err == "Interrupted\n"
+
+
+# A text of one's own
+
+
+@pytest.mark.parametrize("words", [["--text", "my texts"], ["--text=my texts"], ["--text", "./my texts"]], ids=str)
+def test_a_folder_of_text_is_named_and_prepared_in_every_spelling(folder, monkeypatch, words):
+    """Also that of --data, where the tokens go."""
+    seen = []
+    monkeypatch.setattr("mvngrad.lab.train.train", lambda recipe, **options: seen.append(recipe) or refuse())
+    monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
+
+    def refuse():
+        raise ValueError("enough")
+
+    assert cli.main([*LANGUAGE, *words, "--data=d2"]) == 2
+    (recipe,) = seen
+    name, _ = prepared.prepare_folder(folder, folder.parent / "d2", workers=1)
+    assert recipe.text == name
+    assert name.startswith("my-texts-")
+    assert (folder.parent / "d2" / "tokens" / name / "manifest.json").is_file()
+    assert not (folder.parent / "cache").exists()
+
+
+def test_nothing_is_tokenized_for_a_command_that_is_not_carried_out(folder, capsys, monkeypatch):
+    monkeypatch.setattr(prepared, "prepare_folder", None)
+    words = [*LANGUAGE, "--text", "my texts"]
+    assert refused(capsys, *words, "--lr", "-1").startswith("lr=-1.0 is invalid")
+    for last in ("--help", "--nonsense"):
+        with pytest.raises(SystemExit):
+            cli.main([*words, last])
+
+
+@pytest.mark.parametrize("given", ["./nope", "no such texts", ""])
+def test_a_folder_of_text_that_is_not_there(capsys, given):
+    said = refused(capsys, *LANGUAGE, "--text", given)
+    assert said == f"--text {given!r} is not a folder, and no name that `mvngrad data prepare` prints"
+
+
+def test_several_processes_do_not_prepare_one_text(folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="--text 'my texts': not by several processes at once; `mvngrad data prepare`"):
+        train.named("my texts", None)
+
+
+def test_a_text_of_the_paper_is_not_a_folder_that_has_its_name(tmp_path):
+    (tmp_path / "wikitext103").mkdir()
+    assert train.named("wikitext103", None) == "wikitext103"
+    assert train.named("mine-0123456789ab", None) == "mine-0123456789ab"
+
+
+def test_a_run_that_is_finished_says_so_and_one_with_a_monitor_can_be_diagnosed(folder, capsys, monkeypatch):
+    monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
+    words = [*LANGUAGE, "--text", "my texts", "--monitored"]
+    assert cli.main(words) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert not any("already finished" in line for line in first)
+    assert cli.main(words) == 0
+    again = capsys.readouterr().out.splitlines()
+    run = first[-1]
+    assert again[0] == f"{run.removeprefix('runs/')}  already finished"
+    assert set(again[1:]) <= set(first)
+    assert cli.main(["diagnose", run]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("monitor.html")
+
+
+def test_off_a_terminal_preparing_prints_what_it_made_and_no_empty_line(folder, capsys, monkeypatch):
+    monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
+    assert cli.main(["data", "prepare", "my texts"]) == 0
+    described, name = capsys.readouterr().out.split("\n")[:-1]
+    assert "tokens to train on" in described
+    assert name.startswith("my-texts-")
+
+
+# Diagnoses
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"import os\n1\n", b"\xff\xfe\n", b"[1]\n", b'{"step": 1, "loss": 2.0}\n', b'{"step": 1, "groups": []}\n3\n'],
+    ids=["empty", "code", "no text", "lists", "metrics", "mixed"],
+)
+def test_what_is_no_record_of_a_monitor_is_refused_and_has_no_page(capsys, tmp_path, content):
+    (tmp_path / "record").write_bytes(content)
+    assert refused(capsys, "diagnose", "record").startswith("record has no records of a Monitor")
+    assert [path.name for path in tmp_path.iterdir()] == ["record"]
+
+
+@pytest.mark.parametrize(("given", "named"), [("run", "run/monitor.jsonl"), ("none.jsonl", "none.jsonl")])
+def test_a_run_without_a_monitor(capsys, tmp_path, given, named):
+    (tmp_path / "run").mkdir()
+    says = f"{named} is not there; train with --monitored, or attach a Monitor"
+    assert refused(capsys, "diagnose", given) == says
+
+
+# Reports, and help
+
+
+def test_a_report_on_nothing_is_written_with_a_warning(capsys, tmp_path):
+    assert cli.main(["report", "--runs", "nowhere"]) == 0
+    assert "there is no result in nowhere; name a folder" in capsys.readouterr().err
+    recipe = {"recipe": {"name": "x"}, "environment": {}, "result": {}}
+    (tmp_path / "somewhere" / "x-1").mkdir(parents=True)
+    for part, content in recipe.items():
+        (tmp_path / "somewhere" / "x-1" / f"{part}.json").write_text(json.dumps(content))
+    assert cli.main(["report", "--runs", "somewhere"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_page_that_cannot_be_written_is_named(capsys, tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert cli.main(["report", "--runs", "somewhere", "--out", "folder"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(": 'folder'")
+
+
+def helped(capsys, *words):
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    return " ".join(word for word in capsys.readouterr().out.split() if word != "│")
+
+
+def test_help_says_what_there_is_and_what_a_flag_does(capsys):
+    assert "`mvngrad --version`" in helped(capsys)
+    assert "Train a network by a recipe of the paper" in helped(capsys, "train")
+    images = helped(capsys, "train", "cifar100")
+    assert "--no-drop-last Whether an epoch's last batch is left out" in images
+    assert "--no-flip Whether half of the images, at random, are mirrored; --no-flip mirrors none." in images
+    assert "else the cache)" in images
+    assert "sample" not in images.partition("--runs")[0]
+    assert "a small sample" in helped(capsys, "reproduce")
+    assert "also takes the folder" in helped(capsys, "train", "wikitext103").replace("command line ", "")
