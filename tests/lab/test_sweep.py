@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -201,6 +202,31 @@ def test_a_worker_that_dies_before_its_first_sign_of_life_loses_nothing(opened, 
     wait_for(lambda: queue.reclaim() or any("silent; queued again" in line for line in said))
     assert [r.status for r in queue.records() if r.key == claim.record.key] == ["lost", "waiting"]
     assert worked(queue, tmp_path, said) == {"finished": 12}
+
+
+def test_who_was_killed_on_this_machine_is_replaced_at_once(opened, tmp_path, said):
+    """However long the grace is. Of a machine that has the same processes and is another, nothing is known."""
+    queue = opened("small", heartbeat=60, grace=600)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    worker = {**identity(), "pid": str(process.pid), "began": lock.began(process.pid)}
+    claims = [queue.claim(worker), queue.claim({**worker, "machine": "another"}), queue.claim(identity())]
+    queue.reclaim()
+    assert statuses(queue).count("running") == 3
+    process.kill()
+    process.communicate()
+    queue.reclaim()
+    queue.reclaim()
+    assert [r.key for r in queue.records() if r.status == "lost"] == [claims[0].record.key]
+    assert [line for line in said if "queued again" in line] == [
+        f"{claims[0].record.key}: its worker is over; queued again"
+    ]
+
+
+def test_a_worker_without_work_says_for_whom_it_waits(opened, tmp_path, said):
+    queue = opened("small", heartbeat=1, grace=2)
+    queue.claim({**identity(), "worker": "elsewhere-17", "machine": "another"})
+    assert worked(queue, tmp_path, said)["finished"] == 12
+    assert sum("waits for" in line and "(elsewhere-17)" in line for line in said) == 1
 
 
 def test_after_the_store_was_away_nobody_is_called_dead_before_he_could_speak(opened, said):

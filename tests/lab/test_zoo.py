@@ -207,3 +207,10 @@ def test_every_other_optimizer_of_the_zoo_trains_as_it_is():
     assert len(names) > 100
     for name in names:
         assert all(loss == loss for loss in losses(f"zoo:{name}")), name
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decay"), [("torch:AdamW", 0.0), ("torch:AdamW,weight_decay=0.1", None), ("torch:LBFGS", None)]
+)
+def test_no_decay_is_none_also_where_the_default_is_some(optimizer, decay):
+    assert hyper_parameters(tiny(optimizer, weight_decay=0.0))["weight_decay"] == decay

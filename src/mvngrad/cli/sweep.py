@@ -88,6 +88,8 @@ class Work:
     def __call__(self) -> int:
         if self.workers < 1:
             raise ValueError(f"workers={self.workers} is invalid; it must be at least 1")
+        if self.data is not None and not self.data.is_dir():
+            raise FileNotFoundError(f"--data {self.data} is not a folder; name one that holds the data sets")
         given: dict[str, Any] = {"root": self.runs, "data": self.data, "device": self.device, "compile": self.compile}
         with _address(self.storage) as address:
             if self.slurm:

@@ -92,14 +92,7 @@ def optimizer(recipe: Training, model: nn.Module, lr: Tensor) -> Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.foreign:
-        return zoo.make(
-            recipe.optimizer,
-            groups,
-            lr=recipe.lr,
-            betas=None if recipe.beta1 is None else (recipe.beta1, recipe.beta2),
-            eps=recipe.eps,
-            weight_decay=recipe.weight_decay or None,
-        )
+        return zoo.make(recipe.optimizer, groups, **zoo.hyper_parameters(recipe))
     cell = recipe.optimizer.removesuffix("w")
     make = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))
     made: RuleOptimizer = make(

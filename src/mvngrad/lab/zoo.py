@@ -121,9 +121,13 @@ def checked(name: str, **hyper: Any) -> dict[str, Any]:
 
 
 def hyper_parameters(recipe: Training) -> dict[str, Any]:
-    """What a recipe gives to an optimizer of somebody else; decay only if there is some, because not all take it."""
+    """What a recipe gives to an optimizer of somebody else. A decay of 0 is none, also where that is not the default;
+    who takes no decay, or has it behind the name, is not given that 0.
+    """
+    asked = "weight_decay" in taken(recipe.optimizer) and "weight_decay" not in parsed(recipe.optimizer)[1]
     betas = None if recipe.beta1 is None else (recipe.beta1, recipe.beta2)
-    return {"lr": recipe.lr, "betas": betas, "eps": recipe.eps, "weight_decay": recipe.weight_decay or None}
+    decay = recipe.weight_decay if recipe.weight_decay or asked else None
+    return {"lr": recipe.lr, "betas": betas, "eps": recipe.eps, "weight_decay": decay}
 
 
 def _needing(name: str) -> ValueError:

@@ -80,4 +80,6 @@ def _device(device: str, index: int) -> str:
     count = torch.cuda.device_count()
     if count == 0 and device == "auto":
         return "cpu"
-    return f"cuda:{index % max(1, count)}"
+    if count == 0:
+        raise ValueError("--device cuda: this torch sees no GPU; use --device cpu")
+    return f"cuda:{index % count}"

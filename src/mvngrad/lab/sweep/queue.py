@@ -32,6 +32,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mvngrad.lab.sweep.address import Address
 from mvngrad.lab.sweep.database import opened
 from mvngrad.lab.sweep.patience import passing, patiently
+from mvngrad.lab.sweep.processes import over
 from mvngrad.lab.sweep.records import LIVE, Record
 
 T = TypeVar("T")
@@ -138,7 +139,11 @@ class Queue:
             self._try(lambda trial=trial: self.study.add_trial(trial))  # type: ignore[misc]
 
     def reclaim(self) -> None:
-        """Queue again the runs of workers that are silent for longer than the grace."""
+        """Queue again the runs of workers that are over, or silent for longer than the grace."""
+        running = [trial for trial in self._trials() if trial.state == TrialState.RUNNING]
+        for trial in running:
+            if over(trial.user_attrs.get("worker", {})) and self._set(self._identity_of(trial), TrialState.FAIL):
+                self._again(self.study, trial)
         if time.monotonic() < self.judging:
             return
         with warnings.catch_warnings():
@@ -253,9 +258,10 @@ class Queue:
             return False
 
     def _again(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        self.tell(f"{trial.user_attrs['key']}: its worker is silent; queued again")
+        why = "over" if over(trial.user_attrs.get("worker", {})) else "silent"
+        self.tell(f"{trial.user_attrs['key']}: its worker is {why}; queued again")
         entry = {name: trial.user_attrs[name] for name in ("key", "stage", "maker", "settings")}
-        study.add_trial(_trial(entry, trial.distributions))
+        self._try(lambda: study.add_trial(_trial(entry, trial.distributions)))
 
 
 def _trial(entry: dict[str, Any], spaces: dict[str, BaseDistribution]) -> FrozenTrial:

@@ -24,6 +24,7 @@ from mvngrad.lab.sweep.address import Address
 from mvngrad.lab.sweep.budget import written
 from mvngrad.lab.sweep.patience import GaveUp, patiently
 from mvngrad.lab.sweep.plan import fill
+from mvngrad.lab.sweep.processes import process
 from mvngrad.lab.sweep.queue import PATIENCE, Claim, Queue, Tell
 from mvngrad.lab.sweep.records import OtherCode
 from mvngrad.lab.sweep.signals import undisturbed
@@ -43,7 +44,7 @@ def identity() -> dict[str, str]:
     except PackageNotFoundError:
         torch = "none"
     code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": platform.python_version()}
-    return {"worker": f"{platform.node()}-{os.getpid()}", **code}
+    return {"worker": f"{platform.node()}-{os.getpid()}", **process(), **code}
 
 
 def strangers(queue: Queue, me: dict[str, str]) -> list[str]:
@@ -87,6 +88,7 @@ def work(
     sweep, me, done, raised = named(name), identity(), Counter[str](), 0
     queue = patiently(lambda: Queue(address, name, tell, patience), lambda text: tell(address.scrubbed(text)), patience)
     claim: Claim | None = None
+    told = ""
     try:
         grid = queue.grid
         if any(grid.get(stage) != keys for stage, keys in written(sweep).items()):
@@ -102,6 +104,7 @@ def work(
                 claim = queue.claim(me)
             if claim is None:
                 if _live(queue):
+                    told = _waits(queue, told)
                     time.sleep(min(LOOK, queue.heartbeat))
                 elif not fill(queue, sweep):
                     return done
@@ -127,6 +130,15 @@ def _runner(path: str) -> Callable[..., Run]:
     module, _, function = path.partition(":")
     found: Callable[..., Run] = getattr(import_module(module), function)
     return found
+
+
+def _waits(queue: Queue, told: str) -> str:
+    """Say for whom a worker without work waits, each time that it is for others; what was said."""
+    running = [f"{r.key} ({r.worker.get('worker', '?')})" for r in queue.records() if r.status == "running"]
+    text = f"waits for {', '.join(running)}; a run is taken over after {queue.grace} s without a sign of life"
+    if running and text != told:
+        queue.tell(text)
+    return text
 
 
 def _live(queue: Queue) -> bool:
