@@ -210,12 +210,12 @@ def test_who_was_killed_on_this_machine_is_replaced_at_once(opened, tmp_path, sa
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     worker = {**identity(), "pid": str(process.pid), "began": lock.began(process.pid)}
     claims = [queue.claim(worker), queue.claim({**worker, "machine": "another"}), queue.claim(identity())]
-    queue.reclaim()
+    assert not queue.inherit()
     assert statuses(queue).count("running") == 3
     process.kill()
     process.communicate()
-    queue.reclaim()
-    queue.reclaim()
+    assert queue.inherit()
+    assert not queue.inherit()
     assert [r.key for r in queue.records() if r.status == "lost"] == [claims[0].record.key]
     assert [line for line in said if "queued again" in line] == [
         f"{claims[0].record.key}: its worker is over; queued again"

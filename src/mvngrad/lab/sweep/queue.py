@@ -139,16 +139,28 @@ class Queue:
             self._try(lambda trial=trial: self.study.add_trial(trial))  # type: ignore[misc]
 
     def reclaim(self) -> None:
-        """Queue again the runs of workers that are over, or silent for longer than the grace."""
-        running = [trial for trial in self._trials() if trial.state == TrialState.RUNNING]
-        for trial in running:
-            if over(trial.user_attrs.get("worker", {})) and self._set(self._identity_of(trial), TrialState.FAIL):
-                self._again(self.study, trial)
+        """Queue again the runs of workers that are silent for longer than the grace."""
         if time.monotonic() < self.judging:
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             self._try(lambda: optuna.storages.fail_stale_trials(self.study))
+
+    def inherit(self) -> bool:
+        """Queue again the runs of workers of this machine that are over; whether there were any.
+
+        Asked by who finds nothing else to do: it reads the whole sweep.
+        """
+        dead = [
+            trial
+            for trial in self._trials()
+            if trial.state == TrialState.RUNNING
+            and over(trial.user_attrs.get("worker", {}))
+            and self._set(self._identity_of(trial), TrialState.FAIL)
+        ]
+        for trial in dead:
+            self._again(self.study, trial)
+        return bool(dead)
 
     def claim(self, worker: dict[str, str]) -> Claim | None:
         """Take the first run that is free, for this worker alone; any other where another was faster."""

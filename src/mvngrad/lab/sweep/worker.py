@@ -103,6 +103,8 @@ def work(
             with undisturbed():
                 claim = queue.claim(me)
             if claim is None:
+                if queue.inherit():
+                    continue
                 if _live(queue):
                     told = _waits(queue, told)
                     time.sleep(min(LOOK, queue.heartbeat))
