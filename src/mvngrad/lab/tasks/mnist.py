@@ -76,7 +76,7 @@ task = MnistTask
 
 def _digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
     if recipe.digits == "mnist-5k":
-        return data._sample()
+        return data.sample()
     if not (found := data.load(folder)).complete:
         raise FileNotFoundError(
             "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "
