@@ -100,5 +100,5 @@ def _mean(row: dict[str, Any], name: str, digits: int) -> str:
 
 
 def _count(value: list[int] | int | None) -> str:
-    """Steps, or how many there were; a run that diverged counted none."""
+    """Steps, or how many there were."""
     return "–" if value is None else str(len(value) if isinstance(value, list) else value)
