@@ -68,7 +68,7 @@ def test_wandb_gets_the_recipe_and_every_epoch(monkeypatch, finished):
     key = Tiny().key
     assert calls[0] == {"project": "digits", "id": key, "name": key, "config": Tiny().settings, "resume": "allow"}
     shown = ["epoch", "loss", "samples_per_second", "test_loss"]
-    assert calls[1:] == [(7, shown), (14, shown), (21, shown), "finished"]
+    assert calls[1:] == [(7, shown), (14, shown), (21, [*shown, "train_accuracy"]), "finished"]
 
 
 @pytest.mark.parametrize(
