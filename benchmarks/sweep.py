@@ -3,7 +3,7 @@
     python -m benchmarks.sweep [--runs N] [--workers 1 4 8] [--out results]
 
 On one file of SQLite and, where PostgreSQL's server is installed, on a server of its own. Writes
-results/sweep-engine.json and .md.
+results/engine.json and .md.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
     measured_on = environment("cpu") | {"cores": len(os.sched_getaffinity(0)), "optuna": version("optuna")}
     result = {"environment": measured_on, "rows": rows}
     args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / "sweep-engine"
+    stem = args.out / "engine"
     for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
         stem.with_suffix(suffix).write_text(content)
         print(stem.with_suffix(suffix))

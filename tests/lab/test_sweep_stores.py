@@ -60,10 +60,10 @@ def test_the_engine_s_benchmark_measures_runs_that_all_finish(tmp_path, monkeypa
     monkeypatch.setenv(benchmark.COUNT, "8")
     monkeypatch.setattr(benchmark, "stores", lambda: {"SQLite": benchmark.sqlite})
     benchmark.main(["--runs", "8", "--workers", "2", "--out", str(tmp_path)])
-    (row,) = json.loads((tmp_path / "sweep-engine.json").read_text())["rows"]
+    (row,) = json.loads((tmp_path / "engine.json").read_text())["rows"]
     assert (row["runs"], row["errors"]) == (8, 0)
     assert 0 < row["milliseconds_quartiles"][0] <= row["milliseconds"] <= row["milliseconds_95"]
-    assert "| SQLite | 2 | 8 | " in (tmp_path / "sweep-engine.md").read_text()
+    assert "| SQLite | 2 | 8 | " in (tmp_path / "engine.md").read_text()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
