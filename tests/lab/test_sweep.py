@@ -446,3 +446,18 @@ def test_a_signal_waits_for_the_end_of_a_block_and_a_second_one_does_not():
     with pytest.raises(KeyboardInterrupt):
         asked(2)
     assert done == [1]
+
+
+def test_status_says_how_much_of_their_time_workers_trained(opened, said):
+    """Two runs of one worker, with a second between them, and one of another, which says nothing about that."""
+    times = {"a": [(0, 4.0, 3.5), (5, 5.0, 9.0)], "b": [(0, 1.0, 0.1)]}
+    queue = opened("small")
+    assert not any("of their time" in line for line in export.status(queue))
+    for name, runs in times.items():
+        for start, length, trained in runs:
+            claim = queue.claim({**identity(), "worker": name})
+            began = f"2026-01-01T00:00:{start:02d}+00:00"
+            outcome = {"status": "finished", "began": began, "worker_seconds": length, "seconds": trained}
+            assert queue.finish(claim, outcome, 1.0)
+    (line,) = (line for line in export.status(queue) if "of their time" in line)
+    assert line.startswith("workers trained 85% of their time")

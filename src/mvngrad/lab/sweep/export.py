@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def status(queue: Queue) -> list[str]:
     if times and left:
         each = statistics.fmean(times)
         lines.append(f"{left} are left, about {duration(left * each)} of one worker at {each:.3g} s each")
+    if (share := occupied(everything)) is not None:
+        lines.append(f"workers trained {share:.0%} of their time, each from its first run to the end of its last")
     running = [
         f"{record.key} ({record.worker.get('worker', '?')})" for record in everything if record.status == "running"
     ]
@@ -82,6 +85,28 @@ def status(queue: Queue) -> list[str]:
     failures = Counter(record.outcome["reason"] for record in everything if "reason" in record.outcome)
     lines += [f"{count} x {reason}" for reason, count in failures.most_common(5)]
     return lines + mixed(everything)
+
+
+def occupied(records: Sequence[Record]) -> float | None:
+    """The share of their time in which workers trained; in the rest their devices had little to do. None if no worker
+    has had two runs. A run's seconds are those of training, without compilation and what the engine adds.
+    """
+    runs = defaultdict[str, list[tuple[float, float, float]]](list)
+    for record in records:
+        if {"began", "worker_seconds", "seconds"} <= record.outcome.keys():
+            start, length = (
+                datetime.fromisoformat(record.outcome["began"]).timestamp(),
+                record.outcome["worker_seconds"],
+            )
+            trained = min(record.outcome["seconds"], length)  # what others trained of it before is theirs
+            runs[record.worker.get("worker", "?")].append((start, start + length, trained))
+    spans = [
+        (max(end for _, end, _ in mine) - min(start for start, _, _ in mine), sum(trained for _, _, trained in mine))
+        for mine in runs.values()
+        if len(mine) > 1
+    ]
+    whole = sum(span for span, _ in spans)
+    return sum(trained for _, trained in spans) / whole if whole else None
 
 
 def mixed(records: Sequence[Record]) -> list[str]:
