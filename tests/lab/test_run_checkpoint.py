@@ -1,5 +1,8 @@
 """Checkpoints: whole or not at all, the newest that is undamaged, no more than asked for."""
 
+import errno
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -75,7 +78,7 @@ def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
 
     def full(value, file):
         file.write(b"half of it")
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="no space left"):
@@ -119,3 +122,13 @@ def test_only_plain_data_is_loaded(tmp_path):
     save(tmp_path, 1, keep=1, notes={"seconds": Runs()})
     with pytest.raises(pickle.UnpicklingError):
         newest(tmp_path)
+
+
+def test_a_full_disk_is_called_that_and_what_is_half_written_goes(tmp_path, monkeypatch):
+    """Torch's own words for it are of a position in an archive."""
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *mode: opened(Path("/dev/full"), *mode))
+    with pytest.raises(OSError, match="No space left on device; a checkpoint could not be written") as full:
+        checkpoint.save(tmp_path, 1, {}, {"a": torch.zeros(100_000)}, 2)
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -79,11 +79,19 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
         if first:
             write(partial / NOTES, json.dumps({"step": step, **notes}))
     else:
-        with partial.open("wb") as file:
-            kept = {name: value.cpu() for name, value in state.items()}
-            torch.save({"step": step, **notes, "state": kept}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with partial.open("wb") as file:
+                kept = {name: value.cpu() for name, value in state.items()}
+                torch.save({"step": step, **notes, "state": kept}, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:
+            # Where the disk is full, torch fails once more as it closes its archive, and says something about that.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            _remove(partial)
+            raise OSError(cause.errno, f"{cause.strerror}; a checkpoint could not be written", str(folder)) from error
     if first:
         check()
         path = folder / f"step-{step:08d}-{digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
