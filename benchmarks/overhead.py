@@ -130,7 +130,7 @@ def overhead(
     recipe: Language, bench: Bench, args: argparse.Namespace, notes: list[str], end: float
 ) -> Iterator[dict[str, Any]]:
     """What an optimizer adds to a step: first of MVN-GradW and torch's AdamW by whole steps, then of all."""
-    times = whole_steps(recipe, bench, 3 * args.rounds)  # they differ by less than one step from the next
+    times = whole_steps(recipe, bench, 3 * args.rounds)  # steps of one optimizer differ by more than the two do
     shared = [step - own for both in times.values() for step, own in both]
     found: dict[str, Any] = {
         "shared_seconds": statistics.median(shared),

@@ -55,14 +55,18 @@ def line(event: Event) -> str:
     if isinstance(event, Message):
         return f"{event.key}  {event.text}"
     if isinstance(event, Step):
-        return f"{event.key}  step {event.step}/{event.steps}  {_clock(event.seconds_left)} left"
+        return f"{event.key}  step {event.step}/{event.steps}  {minutes(event.seconds_left)} left"
     metrics = "".join(f"  {name} {value:.4f}" for name, value in event.metrics.items() if value is not None)
-    clocks = f"{_clock(event.seconds)} + {_clock(event.seconds_left)}"
+    clocks = f"{minutes(event.seconds)} + {minutes(event.seconds_left)}"
     where = f"{event.key}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}"
     return f"{where}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
 
 
-def _clock(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """
+    >>> minutes(75.4)
+    '1:15'
+    """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 

@@ -32,7 +32,7 @@ def told(event: events.Progress, metrics: dict[str, float]) -> str:
     'epoch 2/10  loss 2.5000  test_accuracy 0.50  40,000/s  2:00 left'
     """
     shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
-    left = f"{int(event.seconds_left) // 60}:{int(event.seconds_left) % 60:02d} left"
+    left = f"{events.minutes(event.seconds_left)} left"
     where = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{shown}"
     return f"{where}  {event.samples_per_second:,.0f}/s  {left}"
 

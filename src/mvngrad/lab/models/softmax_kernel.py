@@ -1,7 +1,7 @@
 """The losses of rows of logits and, in their place, their gradient: one Triton program a row, which is read twice.
 
-The second time it comes from the cache, so that memory sees each logit read once and written once. Compiled from the
-formula, it is read twice and written elsewhere.
+The second time it should come from the cache, so that memory sees each logit read once and written once. Compiled from
+the formula, it is read twice and written elsewhere, in more instructions.
 """
 
 import torch

@@ -26,7 +26,7 @@ from mvngrad.lab.sweep.patience import GaveUp, patiently
 from mvngrad.lab.sweep.plan import fill
 from mvngrad.lab.sweep.processes import process
 from mvngrad.lab.sweep.queue import PATIENCE, Claim, Queue, Tell
-from mvngrad.lab.sweep.records import OtherCode
+from mvngrad.lab.sweep.records import OtherCode, Record
 from mvngrad.lab.sweep.signals import undisturbed
 
 LOOK = 5.0
@@ -105,8 +105,9 @@ def work(
             if claim is None:
                 if queue.inherit():
                     continue
-                if _live(queue):
-                    told = _waits(queue, told)
+                left = [record for record in queue.records() if record.status in ("waiting", "running")]
+                if left:
+                    told = _waits(queue, left, told)
                     time.sleep(min(LOOK, queue.heartbeat))
                 elif not fill(queue, sweep):
                     return done
@@ -134,17 +135,13 @@ def _runner(path: str) -> Callable[..., Run]:
     return found
 
 
-def _waits(queue: Queue, told: str) -> str:
+def _waits(queue: Queue, left: list[Record], told: str) -> str:
     """Say for whom a worker without work waits, each time that it is for others; what was said."""
-    running = [f"{r.key} ({r.worker.get('worker', '?')})" for r in queue.records() if r.status == "running"]
+    running = [f"{r.key} ({r.worker.get('worker', '?')})" for r in left if r.status == "running"]
     text = f"waits for {', '.join(running)}; a run is taken over after {queue.grace} s without a sign of life"
     if running and text != told:
         queue.tell(text)
     return text
-
-
-def _live(queue: Queue) -> bool:
-    return any(record.status in ("waiting", "running") for record in queue.records())
 
 
 class Attempt:
