@@ -35,7 +35,7 @@ from mvngrad.lab.train import kernels
 
 RECIPES = {  # epochs so short that every round has a whole one
     "30M": replace(wikitext103("mvngrad"), epoch_steps=50),
-    "124M": replace(openwebtext("mvngradw"), micro_batch_size=96, epoch_steps=3),
+    "124M": replace(openwebtext("mvngradw"), micro_batch_size=160, epoch_steps=3),
     "tiny": replace(
         openwebtext("mvngradw"), model="tiny", batch_size=4, micro_batch_size=2, steps=20, warmup_steps=2, epoch_steps=2
     ),

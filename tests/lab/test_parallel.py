@@ -211,7 +211,7 @@ def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(whole, data, tmp_pat
 
 
 def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(data, tmp_path):
-    """Under fsdp the residual stream is in bfloat16 too, which autocast leaves in float32."""
+    """Under fsdp embeddings and norms are in bfloat16 too, which autocast leaves in float32."""
     recipe = dataclasses.replace(RECIPE, precision="bf16")
     alone(tmp_path / "one", data, recipe)
     finished(started(tmp_path / "fsdp", data, "fsdp", every=1e9, precision="bf16"))

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BLOCK, WARPS = 8192, 8
+BLOCK, WARPS = 16384, 16
 """Logits that a program has at a time, and its warps."""
 
 
