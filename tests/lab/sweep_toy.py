@@ -18,11 +18,9 @@ from mvngrad.lab.store import Run, Slot, write
 HERE = Path(__file__).parent
 OPTIMIZERS = ("adam", "laprop", "adabelief", "mvngrad")
 COMMAND = (
-    "import os, platform, sys, tyro; from mvngrad.cli.sweep import SweepCommand\n"
+    "import os, platform, sys; from mvngrad.cli import main\n"
     "node = os.environ.get('TOY_NODE', platform.node()); platform.node = lambda: node\n"  # as if on another machine
-    "config = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)\n"
-    "try:\n    sys.exit(tyro.cli(SweepCommand, prog='mvngrad sweep', config=config)())\n"
-    "except RuntimeError as error:\n    sys.exit(f'mvngrad: {error}')"
+    "sys.exit(main(['sweep', *sys.argv[1:]]))"
 )
 
 

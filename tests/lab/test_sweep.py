@@ -14,13 +14,15 @@ from dataclasses import replace
 import optuna
 import pytest
 import sweep_toy
+import torch
 from sqlalchemy import event
-from sweep_toy import OPTIMIZERS, Toy, command, each, finished, sweep, wait_for, worked
+from sweep_toy import OPTIMIZERS, Toy, each, sweep, wait_for, worked
 
+from mvngrad.cli import main
 from mvngrad.lab import lock
 from mvngrad.lab.recipes.mnist import Mnist
 from mvngrad.lab.store import Slot, write
-from mvngrad.lab.sweep import export, patience, plan, worker
+from mvngrad.lab.sweep import crew, export, patience, plan, worker
 from mvngrad.lab.sweep.address import address
 from mvngrad.lab.sweep.patience import GaveUp
 from mvngrad.lab.sweep.queue import Queue, create
@@ -34,13 +36,12 @@ def statuses(queue):
 
 
 def test_init_twice_adds_nothing_and_a_changed_grid_adds_what_is_new(place, said, monkeypatch):
-    assert len(plan.init(place, "sweep_toy:small", tell=said.append).new) == 12
-    again = plan.init(place, "sweep_toy:small", tell=said.append)
-    assert (len(again.new), again.known, again.foreign) == (0, 12, ())
+    assert len(plan.init(place, "sweep_toy:small", tell=said.append)) == 12
+    assert plan.init(place, "sweep_toy:small", tell=said.append) == []
+    assert "0 configurations are new, 12 were there" in said[-1]
     monkeypatch.setattr(sweep_toy, "small", sweep_toy.wider)
     said.clear()
-    changed = plan.init(place, "sweep_toy:small", tell=said.append)
-    assert (len(changed.new), changed.known, len(changed.foreign)) == (8, 8, 4)
+    assert len(plan.init(place, "sweep_toy:small", tell=said.append)) == 8
     assert "8 configurations are new, 8 were there" in "\n".join(said)
     assert "4 that are there are not in the grid any more" in "\n".join(said)
 
@@ -71,7 +72,7 @@ def test_settings_may_be_sequences_and_what_cannot_be_kept_is_refused_before_any
 ):
     recipes = each(betas=((0.9, 0.99), (0.8, 0.99), (0.5,)))
     monkeypatch.setattr(sweep_toy, "small", lambda: sweep(recipes))
-    assert len(plan.init(place, "sweep_toy:small", tell=said.append).new) == 12
+    assert len(plan.init(place, "sweep_toy:small", tell=said.append)) == 12
     assert work(place, "sweep_toy:small", root=tmp_path / "runs", tell=said.append) == {"finished": 12}
     elsewhere = address(f"sqlite:///{tmp_path}/other.db")
     monkeypatch.setattr(sweep_toy, "small", lambda: sweep([replace(r, floor=[r]) for r in recipes]))
@@ -117,7 +118,7 @@ def test_a_second_stage_follows_from_the_first_and_seeds_from_both(opened, tmp_p
     queue = opened("staged")
     claim = queue.claim(identity())
     queue.finish(claim, {"status": "finished"}, 9.0)
-    assert plan.init(queue.address, queue.name, tell=said.append).new == ()
+    assert plan.init(queue.address, queue.name, tell=said.append) == []
     with pytest.raises(RuntimeError, match="7 runs of sweep_toy:staged are not done"):
         plan.rerun(queue, 3)
     assert worked(queue, tmp_path, said) == {"finished": 15}
@@ -222,10 +223,11 @@ def test_who_was_killed_on_this_machine_is_replaced_at_once(opened, tmp_path, sa
     ]
 
 
-def test_a_worker_without_work_says_for_whom_it_waits(opened, tmp_path, said):
+def test_a_worker_without_work_says_for_whom_it_waits(opened, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep([Toy(optimizer="adam", pause=0.0)]))
     queue = opened("small", heartbeat=1, grace=2)
     queue.claim({**identity(), "worker": "elsewhere-17", "machine": "another"})
-    assert worked(queue, tmp_path, said)["finished"] == 12
+    assert worked(queue, tmp_path, said) == {"finished": 1}
     assert sum("waits for" in line and "(elsewhere-17)" in line for line in said) == 1
 
 
@@ -409,27 +411,61 @@ def test_the_export_has_every_run(opened, tmp_path, said):
         export.export(queue, tmp_path / "runs.txt")
 
 
-def test_the_commands_from_the_first_to_the_last(tmp_path):
-    store = ("--storage", f"sqlite:///{tmp_path}/sweeps.db")
-    runs = ("--runs", tmp_path / "runs", "--device", "cpu")
+@pytest.fixture
+def do(tmp_path, monkeypatch, capfd):
+    """Do `mvngrad sweep ...` in this process; what it says. Workers are processes of their own where they are two."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = signal.getsignal(signal.SIGTERM)
 
     def do(*arguments, code=0):
-        process = command(*arguments, *store)
-        text = finished(process)
-        assert process.returncode == code, text
-        return text
+        found = main(["sweep", *map(str, arguments), "--storage", f"sqlite:///{tmp_path}/sweeps.db"])
+        said = "".join(capfd.readouterr())
+        assert found == code, said
+        return said
 
-    assert "there is no sweep in" in do("status", code=1)
-    assert "there is no sweep 'mnist-7k'; choose of" in do("init", "mnist-7k", code=1)
+    yield do
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_commands_from_the_first_to_the_last(do, tmp_path):
+    runs = ("--runs", tmp_path / "runs", "--device", "cpu")
+    assert "there is no sweep in" in do("status", code=2)
+    assert "there is no sweep 'mnist-7k'; choose of" in do("init", "mnist-7k", code=2)
     assert not (tmp_path / "sweeps.db").exists()
     assert "8 configurations are new" in do("init", "sweep_toy:staged", "--heartbeat", "1")
-    assert "has no sweep 'mnist' (it has: sweep_toy:staged)" in do("select", "mnist", code=1)
+    assert "has no sweep 'mnist' (it has: sweep_toy:staged)" in do("select", "mnist", code=2)
     assert "worker 2: " in do("work", "sweep_toy:staged", "--workers", "2", *runs)
     assert "sweep_toy:staged: 16 finished" in do("status")
     assert "4 runs are new" in do("rerun", "sweep_toy:staged", "--seeds", "2")
+    assert "4 are left, about 0.0 minutes of one worker at 0 s each" in do("status")
     do("work", "sweep_toy:staged", *runs)
     assert "adam: 1.0625 ± 0.08839 over 2 seeds" in do("select", "sweep_toy:staged")
     assert "20 runs are in" in do("export", "sweep_toy:staged", tmp_path / "all.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("work", "--slurm-options", "timeout_min=5"), "--slurm-options is for --slurm"),
+        (("work", "--slurm", "2", "--workers", "4"), "--workers is for one machine"),
+        (("work", "--slurm", "-2"), "slurm=-2"),
+        (("work", "--workers", "0"), "workers=0"),
+        (("rerun", "--seeds", "0"), "seeds=0"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(do, options, told):
+    do("init", "sweep_toy:small")
+    assert told in do(options[0], "sweep_toy:small", *options[1:], code=2)
+
+
+def test_workers_of_a_machine_are_dealt_over_its_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [crew._device("auto", index) for index in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert crew._device("cpu", 1) == "cpu"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert crew._device("auto", 1) == "cpu"
+    with pytest.raises(ValueError, match="sees no GPU"):
+        crew._device("cuda", 0)
 
 
 def test_a_signal_waits_for_the_end_of_a_block_and_a_second_one_does_not():

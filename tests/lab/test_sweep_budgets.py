@@ -20,7 +20,7 @@ def test_unequal_budgets_are_refused_unless_told(place, said):
     with pytest.raises(ValueError, match=r"2 runs of mvngrad and 1 of .*--unequal"):
         plan.init(place, "sweep_toy:unfair", tell=said.append)
     assert not place.file.exists()
-    assert len(plan.init(place, "sweep_toy:unfair", unequal=True, tell=said.append).new) == 5
+    assert len(plan.init(place, "sweep_toy:unfair", unequal=True, tell=said.append)) == 5
 
 
 def test_a_changed_grid_must_give_all_as_many_runs_together_with_what_was_tried_before(place, said, monkeypatch):
@@ -29,7 +29,7 @@ def test_a_changed_grid_must_give_all_as_many_runs_together_with_what_was_tried_
     monkeypatch.setattr(sweep_toy, "small", lambda: sweep(other))
     with pytest.raises(ValueError, match=r"stage 1 of the store has 6 runs of mvngrad and 3 of .*another storage"):
         plan.init(place, "sweep_toy:small", tell=said.append)
-    assert len(plan.init(place, "sweep_toy:small", unequal=True, tell=said.append).new) == 3
+    assert len(plan.init(place, "sweep_toy:small", unequal=True, tell=said.append)) == 3
 
 
 def test_nothing_is_chosen_among_what_is_not_in_the_grid_any_more(opened, tmp_path, said, monkeypatch):

@@ -94,7 +94,7 @@ def test_a_server_that_goes_away_is_waited_for(server, tmp_path):  # noqa: F811
     late = command(*arguments, MVNGRAD_STORAGE=server.url)  # a worker that starts while the store is away
     gone = command("status", MVNGRAD_STORAGE=server.url)
     assert "the store does not answer" in finished(gone)
-    assert gone.returncode == 1
+    assert gone.returncode == 2
     for line in late.stdout:
         if "trying again in 1 s" in line:
             break

@@ -56,14 +56,16 @@ def test_killed_frozen_and_restarted_workers_finish_every_configuration_once(sto
     # The living worker finds the others silent, and queues their runs again.
     wait_for(lambda: any((r.key, r.status) == (held.name, "lost") for r in queue.records()))
     kill(frozen, signal.SIGCONT)
-    for each in dead:
-        each.wait()
-        each.stdout.close()
+    woken = f"{held.name}: this worker was thought dead, and the run is queued again"
+    assert any(woken in line for line in frozen.stdout)
+    for each in (frozen, alive):
+        wait_for(lambda worker=each: at_work(root, worker.pid) or worker.poll() is not None)
+        kill(each)
+    said = [finished(each) for each in workers]
+    assert "silent; queued again" in said[3]
     others = [start(url, root) for _ in range(2)]
-    woken, *rest = (finished(each) for each in (frozen, alive, *others))
-    assert {each.returncode for each in (frozen, alive, *others)} == {0}, (woken, rest)
-    assert f"{held.name}: this worker was thought dead, and the run is queued again" in woken
-    assert "silent; queued again" in "".join(rest)
+    said = [finished(each) for each in others]
+    assert {each.returncode for each in others} == {0}, said
     records = queue.records()
     queue.close()
     expected = {recipe.key for recipe in crowd().stages[0]}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
+from mvngrad.cli.options import Data, Runs
 from mvngrad.lab import store
 from mvngrad.lab.recipes.sweeps import SWEEPS
 
@@ -70,11 +71,8 @@ class Work:
     name: Name
     storage: Storage = None
     workers: Annotated[int, arg(help="processes on this machine, dealt over its GPUs")] = 1
-    data: Annotated[
-        Path | None,
-        arg(metavar="FOLDER", help="folder with data sets", help_behavior_hint="(default: MVNGRAD_DATA, or the cache)"),
-    ] = None
-    runs: Annotated[Path, arg(metavar="FOLDER", help="folder of results")] = store.ROOT
+    data: Data = None
+    runs: Runs = store.ROOT
     device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
     compile: Annotated[bool, arg(help="compile models first: a minute that long runs earn back")] = False
     slurm: Annotated[
@@ -88,6 +86,12 @@ class Work:
     def __call__(self) -> int:
         if self.workers < 1:
             raise ValueError(f"workers={self.workers} is invalid; it must be at least 1")
+        if self.slurm < 0:
+            raise ValueError(f"slurm={self.slurm} is invalid; it is a number of jobs")
+        if self.slurm and self.workers > 1:
+            raise ValueError("--workers is for one machine; of jobs of SLURM, --slurm says how many")
+        if self.slurm_options and not self.slurm:
+            raise ValueError("--slurm-options is for --slurm JOBS, which is not given")
         if self.data is not None and not self.data.is_dir():
             raise FileNotFoundError(f"--data {self.data} is not a folder; name one that holds the data sets")
         given: dict[str, Any] = {"root": self.runs, "data": self.data, "device": self.device, "compile": self.compile}
@@ -155,6 +159,8 @@ class Rerun:
             from mvngrad.lab.sweep.plan import rerun
 
             seeds = queue.notes["seeds"] if self.seeds is None else self.seeds
+            if seeds < 1:
+                raise ValueError(f"seeds={seeds} is invalid; it must be at least 1")
             print(f"{len(rerun(queue, seeds))} runs are new; start `mvngrad sweep work {self.name}`")
         return 0
 

@@ -127,7 +127,7 @@ def cifar100_bs1024() -> Sweep:
         stages=(coarse, focused),
         metric="test_accuracy",
         higher=True,
-        seconds=146,
+        seconds=111,
         hardware="an H200",
         test_because=TESTED,
     )
@@ -189,7 +189,7 @@ def cifar100_bs128(floors: Sequence[float] = (1e-6, 1e-8)) -> Sweep:
         stages=(coarse, focused),
         metric="test_accuracy",
         higher=True,
-        seconds=191,
+        seconds=196,
         hardware="an H200",
         test_because=TESTED,
     )
@@ -212,7 +212,7 @@ def wikitext103(floors: Sequence[float] = (0.0, 1e-8)) -> Sweep:
         stages=(coarse, focused),
         metric="validation_loss",
         higher=False,
-        seconds=100_000 * 0.0329,
+        seconds=100_000 * 0.0395,
         hardware="an H200",
         seeds=4,
     )
@@ -232,7 +232,7 @@ def openwebtext() -> Sweep:
         for optimizer in DECOUPLED
         for beta1, beta2 in PAIRS
     ]
-    return Sweep(stages=(recipes,), metric="validation_loss", higher=False, seconds=120_000 * 0.83, hardware="an H200")
+    return Sweep(stages=(recipes,), metric="validation_loss", higher=False, seconds=120_000 * 0.954, hardware="an H200")
 
 
 def mnist(digits: Digits = "mnist") -> Sweep:

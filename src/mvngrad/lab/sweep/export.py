@@ -135,8 +135,8 @@ def selection(queue: Queue) -> list[str]:
         lines.append(f"which is of test data, because {notes['test_because']}")
     if others:
         lines.append(f"{len(others)} more in the store are not in the grid any more; nothing is chosen among them")
-    varied = _varied(swept)
-    for who, record in sorted(select(queue).items()):
+    varied, selected = _varied(swept), select(queue)
+    for who, record in sorted(selected.items()):
         settings = ", ".join(f"{name} {record.settings[name]}" for name in varied if record.settings[name] is not None)
         seeds = [record, *(other for other in repeated if _seedless(other) == _seedless(record))]
         known = [seed.value for seed in seeds if seed.value is not None]
@@ -146,7 +146,7 @@ def selection(queue: Queue) -> list[str]:
         to_come = sum(seed.status not in SETTLED for seed in seeds)
         over += [f"{to_come} to come"] if to_come else []
         lines.append(f"{who}: {statistics.fmean(known):.6g}{', '.join(over)}  ({settings})")
-    missing = {record.contestant for record in swept} - select(queue).keys()
+    missing = {record.contestant for record in swept} - selected.keys()
     return lines + [f"{who}: no run has a result" for who in sorted(missing)]
 
 

@@ -19,16 +19,6 @@ SEEDS = "seeds"
 """The stage of runs that only repeat a selected configuration."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Filled:
-    """What was added to a store, and what was there."""
-
-    new: tuple[str, ...]
-    known: int
-    foreign: tuple[str, ...]
-    """In the store, and not in the grid as it is now."""
-
-
 def init(
     address: Address,
     name: str,
@@ -37,8 +27,8 @@ def init(
     heartbeat: int | None = None,
     grace: int | None = None,
     tell: Tell = print,
-) -> Filled:
-    """Write a sweep's configurations to a store; what is there already is left as it is.
+) -> list[str]:
+    """Write a sweep's configurations to a store; what is there already is left as it is. The keys of the new ones.
 
     Args:
         address: of the store.
@@ -85,11 +75,11 @@ def init(
         ours = {key for keys in queue.grid.values() for key in keys}
     finally:
         queue.close()
-    foreign = tuple(key for key, record in there.items() if key not in ours and record.stage != SEEDS)
+    foreign = sum(key not in ours and record.stage != SEEDS for key, record in there.items())
     tell(f"{address}: {len(new)} configurations are new, {len(entries) - len(new)} were there")
     if foreign:
-        tell(f"{len(foreign)} that are there are not in the grid any more; they stay, and nothing is chosen among them")
-    return Filled(tuple(entry["key"] for entry in new), len(entries) - len(new), foreign)
+        tell(f"{foreign} that are there are not in the grid any more; they stay, and nothing is chosen among them")
+    return [entry["key"] for entry in new]
 
 
 def paced(before: Mapping[str, Any], heartbeat: int | None, grace: int | None, tell: Tell) -> dict[str, int]:

@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,7 @@ CODE = ("commit", "mvngrad", "torch", "python")
 
 def identity() -> dict[str, str]:
     """Who a worker is, and of which code."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "none"
-    code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": platform.python_version()}
+    code = {"commit": commit(), "mvngrad": __version__, "torch": version("torch"), "python": platform.python_version()}
     return {"worker": f"{platform.node()}-{os.getpid()}", **process(), **code}
 
 
