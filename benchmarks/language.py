@@ -9,12 +9,12 @@ language-DEVICE.json and .md, anew after each part, so that a run cut short keep
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ from torch import Tensor, nn
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.overhead import OVERHEAD, fused_adamw, overhead
-from benchmarks.report import lines
-from benchmarks.train import Captured, peak, reserved
+from benchmarks.report import lines, write
+from benchmarks.rounds import Arm, reserved, side_by_side
+from benchmarks.targets import verdict
+from benchmarks.timing import wait
+from benchmarks.train import Captured
 from mvngrad.lab.data import tokens
 from mvngrad.lab.models.gpt2 import VOCABULARY
 from mvngrad.lab.recipes.language import DECOUPLED, STAND_IN, Language, openwebtext, wikitext103
@@ -80,7 +83,7 @@ class Plain:
         self.optimizer = fused_adamw(self.model, recipe)
         self.windows = task.plan(recipe, 0)["tokens"]
         self.step()
-        self._wait()
+        wait(self.device)
 
     def step(self) -> None:
         recipe, windows = self.recipe, tokens.numbers(self.windows[self.steps % len(self.windows)])
@@ -98,52 +101,35 @@ class Plain:
 
     def train(self, seconds: float) -> float:
         """Train for about so long; windows a second."""
-        self._wait()
+        wait(self.device)
         start, before = time.perf_counter(), self.steps
         while time.perf_counter() - start < seconds or self.steps == before:
             self.step()
-        self._wait()
+        wait(self.device)
         return (self.steps - before) * self.recipe.batch_size / (time.perf_counter() - start)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def throughput(
     recipe: Language, task: Task, args: argparse.Namespace, notes: list[str], end: float
 ) -> tuple[list[dict[str, Any]], Bench | None]:
     """A row for each loop, and the model that ours compiled. No loop is begun after `end`."""
-    on_gpu, arms, rows, bench = task.device.type == "cuda", dict[str, Any](), dict[str, dict[str, Any]](), None
-    for name in [OURS, *([PLAIN_COMPILED] if on_gpu else []), *([] if recipe.model == "124M" else [PLAIN])]:
-        before, start = reserved(task.device), time.perf_counter()
-        if start >= end:
-            notes.append(f"{recipe.model}, {name}: no time was left of --within {args.within:g}")
-            continue
-        try:
-            if name == OURS:
-                arms[name] = Captured(recipe, task, compiled=on_gpu)
-                bench = arms[name].stepper.bench
-            else:
-                arms[name] = Plain(recipe, task, bench.loss if bench and name == PLAIN_COMPILED else task.loss)
-        except RuntimeError as error:
-            notes.append(f"{recipe.model}, {name}: {type(error).__name__}: {str(error).splitlines()[0]}")
-            continue
-        rows[name] = {"name": name, "setup_seconds": time.perf_counter() - start}
-        rows[name]["memory_bytes"] = peak(task.device) - before
-    rates: dict[str, list[float]] = {name: [] for name in arms}
-    for done in range(args.rounds):
-        for number, (name, arm) in enumerate(arms.items()):
-            share = max(0.0, end - time.perf_counter()) / ((args.rounds - done) * len(arms) - number)
-            rates[name].append(task.shape.context * arm.train(min(args.seconds / args.rounds, share)))
-    beside = next((name for name in (PLAIN_COMPILED, PLAIN) if name in rates), None)
-    for name, row in rows.items():
-        row["tokens_per_second"] = statistics.median(rates[name])
-        row["tokens_per_second_range"] = [min(rates[name]), max(rates[name])]
-        row["projected_seconds"] = recipe.steps * recipe.batch_size * task.shape.context / row["tokens_per_second"]
+    on_gpu, context = task.device.type == "cuda", task.shape.context
+    ours = cache(partial(Captured, recipe, task, compiled=on_gpu))
+    makers: dict[str, Callable[[], Arm]] = {OURS: ours}
+    if on_gpu:
+        makers[PLAIN_COMPILED] = lambda: Plain(recipe, task, ours().stepper.bench.loss)
+    if recipe.model != "124M":
+        makers[PLAIN] = partial(Plain, recipe, task, task.loss)
+    running = side_by_side(makers, task.device, f"{recipe.model}, {{}}", args, notes, end)
+    medians = {name: context * statistics.median(each.rates) for name, each in running.items()}
+    beside = next((name for name in (PLAIN_COMPILED, PLAIN) if name in medians), None)
+    for name, each in running.items():
+        each.row["tokens_per_second"] = medians[name]
+        each.row["tokens_per_second_range"] = [context * min(each.rates), context * max(each.rates)]
+        each.row["projected_seconds"] = recipe.steps * recipe.batch_size * context / medians[name]
         if beside:
-            row["ratio"] = row["tokens_per_second"] / statistics.median(rates[beside])
-    return list(rows.values()), bench
+            each.row["ratio"] = medians[name] / medians[beside]
+    return [each.row for each in running.values()], running[OURS].arm.stepper.bench if OURS in running else None
 
 
 def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -155,16 +141,12 @@ def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
         rows = result["throughput"].get(model, [])
         rate = next((row["tokens_per_second"] for row in rows if row["name"] == OURS), None)
         found.append({"what": f"{model}: tokens a second of our loop", "target": f"at least {least:,.0f}"})
-        found[-1] |= _verdict(rate is not None and rate >= least, "" if rate is None else f"{rate:,.0f}")
-    what = "124M: a whole step with MVN-GradW over one with torch's fused AdamW"
+        found[-1] |= {"measured": "" if rate is None else f"{rate:,.0f}", "verdict": verdict(rate, least, True)}
     ratio = result["overhead"].get("124M", {}).get("whole_ratio")
+    what = "124M: a whole step with MVN-GradW over one with torch's fused AdamW"
     found.append({"what": what, "target": f"at most {RATIO:.2f}"})
-    met = ratio is not None and ratio <= RATIO
-    return [*found[:-1], found[-1] | _verdict(met, "" if ratio is None else f"{ratio:.4f}")]
-
-
-def _verdict(met: bool, measured: str) -> dict[str, str]:
-    return {"measured": measured, "verdict": ("met" if met else "missed") if measured else "not measured"}
+    found[-1] |= {"measured": "" if ratio is None else f"{ratio:.4f}", "verdict": verdict(ratio, RATIO, False)}
+    return found
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -215,16 +197,13 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     end, device = time.perf_counter() + args.within, torch.device(args.device)
-    args.out.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
     result: dict[str, Any] = {"environment": environment(args.device), "data": "", "targets": [], "notes": notes}
     result |= {"throughput": {}, "overhead": {}}
-    stem = args.out / f"language-{args.device}"
 
     def save() -> None:
         result["targets"] = judged(result)
-        stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        stem.with_suffix(".md").write_text(markdown(result))
+        write(result, args.out / f"language-{args.device}", markdown(result))
 
     for model in args.models:
         recipe = RECIPES[model]
@@ -243,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
             for result["overhead"][model] in overhead(recipe, bench, args, notes, end):
                 save()
     save()
-    print(stem.with_suffix(".md").read_text())
+    print(markdown(result))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,15 @@ from torch import Tensor
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.language import RECIPES
+from benchmarks.report import lines
+from benchmarks.timing import wait
 from mvngrad.lab.models.cross_entropy import cross_entropy
 from mvngrad.lab.models.gpt2 import PADDED_VOCABULARY, VOCABULARY
 from mvngrad.lab.tasks.language import SHAPES
+
+INTRODUCTION = """\
+Measured by `python -m benchmarks.loss`: forward and backward of the loss alone, compiled on a GPU, for one
+micro-batch. Ours has the logits of so many rows at a time; *peak* is all memory that tensors held."""
 
 
 def whole(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -58,34 +64,27 @@ class Arm:
     def once(self) -> float:
         """Seconds of a forward and backward pass."""
         self.hidden.grad = self.weight.grad = None
-        self._wait()
+        wait(self.device)
         start = time.perf_counter()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             value = self.loss(self.hidden, self.weight, self.targets)
         value.backward()
-        self._wait()
+        wait(self.device)
         return time.perf_counter() - start
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
-
-def measured(model: str, args: argparse.Namespace, device: torch.device) -> list[str]:
+def measured(model: str, args: argparse.Namespace, device: torch.device) -> list[list[str]]:
     """A table's rows for a model: one micro-batch of its recipe."""
     shape = SHAPES[model]
     tokens = RECIPES[model].micro_batch_size * shape.context
-    times: dict[str, list[float]] = {}
-    peaks: dict[str, int] = {}
+    rows = []
     for name, loss in arms(args.rows, tokens, device.type == "cuda").items():
         arm = Arm(loss, tokens, shape.width, device)  # one at a time: torch's holds gigabytes
-        times[name], peaks[name] = [arm.once() for _ in range(args.rounds)], arm.peak
+        times = [arm.once() for _ in range(args.rounds)]
+        figures = 1e3 * statistics.median(times), 1e3 * min(times), arm.peak / 2**30
+        rows.append([f"{model}, {tokens:,} tokens", name, *(f"{figure:.2f}" for figure in figures)])
         del arm
-    return [
-        f"| {model}, {tokens:,} tokens | {name} | {1e3 * statistics.median(each):.2f} | {1e3 * min(each):.2f} | "
-        f"{peaks[name] / 2**30:.2f} |"
-        for name, each in times.items()
-    ]
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -97,22 +96,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
     where = environment(args.device)
-    lines = [
+    body = [row for model in args.models for row in measured(model, args, torch.device(args.device))]
+    text = [
         f"# The loss of GPT-2 on {where['device']}",
-        "",
-        "Measured by `python -m benchmarks.loss`: forward and backward of the loss alone, compiled on a GPU, for one",
-        "micro-batch. Ours has the logits of so many rows at a time; *peak* is all memory that tensors held.",
-        "",
+        INTRODUCTION,
         ", ".join(f"{key} {value}" for key, value in where.items()),
-        "",
-        "| model | loss | median, ms | fastest, ms | peak, GiB |",
-        "|---|---|---|---|---|",
+        lines(["model", "loss", "median, ms", "fastest, ms", "peak, GiB"], body),
     ]
-    for model in args.models:
-        lines += measured(model, args, torch.device(args.device))
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"loss-{args.device}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    (args.out / f"loss-{args.device}.md").write_text("\n\n".join(text) + "\n")
+    print("\n\n".join(text))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import torch
 from torch import nn
 
 from benchmarks.environment import RESULTS, environment
+from benchmarks.report import lines, write
+from benchmarks.timing import wait
 from mvngrad.diagnostics import Monitor
 
 NETWORKS = ((784, 128, 10), (784, 512, 512, 10))
@@ -59,13 +61,11 @@ class Arm:
 
     def round(self) -> float:
         """Seconds of as many steps as lie between two samples."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        wait(self.device)
         start = time.perf_counter()
         for _ in range(self.every):
             self.step()
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        wait(self.device)
         return time.perf_counter() - start
 
 
@@ -97,27 +97,21 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
 
 
 def markdown(result: dict[str, Any]) -> str:
-    where = ", ".join(f"{key} {value}" for key, value in result["environment"].items())
-    lines = [
+    body = []
+    for row in result["rows"]:
+        low, high = row["ratio_quartiles"]
+        body.append([row["network"], row["optimizer"], row["monitor"], f"{row['microseconds']:.0f}"])
+        body[-1].append(f"{row['ratio']:.3f} ({low:.3f}-{high:.3f})")
+    text = [
         f"# What a Monitor costs on {result['environment']['device']}",
         f"Measured by `python -m benchmarks.monitor`: MLPs, batches of {BATCH}, a "
         f"record every {result['every']} steps, {result['rounds']} rounds of {result['every']} steps with each arm in "
         "turn. Times are of a whole training step, forward and backward included; ratios are medians of a round's, "
         "with quartiles.",
-        where,
-        "\n".join(
-            [
-                "| network | optimizer | monitor | us a step | of without |",
-                "| --- | --- | --- | --- | --- |",
-                *(
-                    f"| {row['network']} | {row['optimizer']} | {row['monitor']} | {row['microseconds']:.0f} "
-                    f"| {row['ratio']:.3f} ({row['ratio_quartiles'][0]:.3f}-{row['ratio_quartiles'][1]:.3f}) |"
-                    for row in result["rows"]
-                ),
-            ]
-        ),
+        ", ".join(f"{key} {value}" for key, value in result["environment"].items()),
+        lines(["network", "optimizer", "monitor", "us a step", "of without"], body),
     ]
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join(text) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -134,11 +128,8 @@ def main(arguments: list[str] | None = None) -> None:
         for row in measure(widths, optimizer, args.every, args.rounds, args.device)
     ]
     result = {"environment": environment(args.device), "every": args.every, "rounds": args.rounds, "rows": rows}
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / f"monitor-{args.device}"
-    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
-        stem.with_suffix(suffix).write_text(content)
-        print(stem.with_suffix(suffix))
+    write(result, args.out / f"monitor-{args.device}", markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

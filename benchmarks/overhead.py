@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
+from benchmarks.timing import wait
 from benchmarks.traffic import state_bytes
 from mvngrad.lab.recipes.language import DECOUPLED, Language, openwebtext
 from mvngrad.lab.recipes.training import StateDtype
@@ -66,8 +67,7 @@ class Timed:
         self.stepper.at.zero_()
         self.stepper.step()
         self._mark()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait(self.device)
         start, before, after, end = self.marks
         return self._between(start, end), self._between(before, after)
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from mvngrad.lab.report.statistics import student_above
+
 CONFIDENCE = 0.95
 FAILED_BELOW = 90.0
 """Points of test accuracy under which a run counts as failed. The worst float32 run that trains is above 92."""
@@ -36,26 +38,16 @@ verdicts."""
 
 
 def student(probability: float, freedom: int) -> float:
-    """The quantile of Student's t distribution with an integer number of degrees of freedom.
+    """The quantile of Student's t distribution, by halving.
 
     >>> round(student(0.975, 4), 3), round(student(0.95, 9), 3)
     (2.776, 1.833)
     """
     low, high = 0.0, 1e4
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if (1 + within(middle, freedom)) / 2 < probability else (low, middle)
+        low, high = (middle, high) if student_above(middle, freedom) > 1 - probability else (low, middle)
     return low
-
-
-def within(t: float, freedom: int) -> float:
-    """P(|T| < t), by the finite series for an integer number of degrees of freedom (Abramowitz and Stegun 26.7.3-4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    term, total = (math.cos(angle), 0.0) if freedom % 2 else (1.0, 0.0)
-    for k in range(2 + freedom % 2, freedom + 1, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * (k - 1) / k
-    return (angle + math.sin(angle) * total) * 2 / math.pi if freedom % 2 else math.sin(angle) * total
 
 
 @dataclass(frozen=True)

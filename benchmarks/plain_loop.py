@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.timing import wait
 from mvngrad.lab.augment.batch import DEVIATION, MEAN
 from mvngrad.lab.recipes.cifar100 import Cifar100
 from mvngrad.lab.tasks.cifar100 import CLASSES, Cifar100Task
@@ -89,14 +90,10 @@ class PlainLoop:
         """Images a second, once those are used up that the workers prepared while others trained."""
         for _ in range(AHEAD * self.workers):
             self.step()
-        self._wait()
+        wait(self.device)
         start, steps = time.perf_counter(), 0
         while time.perf_counter() - start < seconds or not steps:
             self.step()
             steps += 1
-        self._wait()
+        wait(self.device)
         return steps * self.recipe.batch_size / (time.perf_counter() - start)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()

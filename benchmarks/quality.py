@@ -31,6 +31,7 @@ from torch.nn.functional import cross_entropy
 import mvngrad
 from benchmarks.environment import RESULTS, environment
 from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_margin, against_noise, spread, worst
+from benchmarks.report import lines, write
 from mvngrad import rule
 from mvngrad.lab.data import mnist
 from mvngrad.lab.models import mlp
@@ -40,6 +41,11 @@ FIRST_SEED = 100
 """Settings were tried on seeds 0 to 5, which are not used again."""
 CELLS = ("MVNGrad", "LaProp", "AdaBelief", "Adam")
 STATES: dict[str, Any] = {"float32": None, "bfloat16": torch.bfloat16, "int8": "int8"}
+FEWER_BITS = """\
+Means ± deviations over seeds; the difference is paired, with its two-sided 95% confidence interval. At batch
+128 Adam and AdaBelief are left out: they fail in float32, as the last table shows."""
+LEAN = "The deterioration is positive where lean is worse, with both one-sided 95% confidence bounds."
+PEAK = "largest loss of a batch after the first tenth"
 METRICS = {"test_accuracy": ("test accuracy", 2), "train_loss": ("train loss", 4), "test_loss": ("test loss", 4)}
 
 
@@ -277,50 +283,33 @@ def text(line: dict[str, Any]) -> list[str]:
     return [arm(line["reference"]), arm(line["arm"]), difference, shown(line["yardstick"], digits), line["text"]]
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)]
-
-
 def markdown(result: dict[str, Any]) -> str:
-    lines = ["# Quality of training on MNIST", "", "Measured by `python -m benchmarks.quality`.", ""]
-    lines += [result["data"] + ".", f"784-{mlp.HIDDEN}-10 MLP with ReLU, constant learning rate.", ""]
-    lines += [", ".join(f"{name} {value}" for name, value in result["environment"].items()), ""]
-    lines += ["## Rules, fixed before the runs", "", RULES, "", "## Settings", ""]
-    columns = ["setting", *next(iter(result["settings"].values()))]
-    lines += table(columns, [[name, *map(str, setting.values())] for name, setting in result["settings"].items()])
-    lines += ["", "## State in fewer bits, against float32", ""]
-    lines += [
-        "Means ± deviations over seeds; the difference is paired, with its two-sided 95% confidence interval. At batch",
-        "128 Adam and AdaBelief are left out: they fail in float32, as the last table shows.",
-        "",
-    ]
-    columns = ["setting", "optimizer", "state", "seeds", "metric", "float32", "arm", "difference", "noise", "verdict"]
+    page = ["# Quality of training on MNIST", "Measured by `python -m benchmarks.quality`."]
+    page.append(f"{result['data']}.\n784-{mlp.HIDDEN}-10 MLP with ReLU, constant learning rate.")
+    page.append(", ".join(f"{name} {value}" for name, value in result["environment"].items()))
+    page += ["## Rules, fixed before the runs", RULES]
+    head = ["setting", *next(iter(result["settings"].values()))]
+    rows = [[name, *map(str, setting.values())] for name, setting in result["settings"].items()]
+    page += ["## Settings", lines(head, rows)]
+    head = ["setting", "optimizer", "state", "seeds", "metric", "float32", "arm", "difference", "noise", "verdict"]
     rows = [
         [a["setting"], a["cell"], a["state"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)]
         for a in result["verdicts"]["state"]
     ]
-    lines += [*table(columns, rows), "", "## Lean, against MVN-Grad", ""]
-    lines += ["The deterioration is positive where lean is worse, with both one-sided 95% confidence bounds.", ""]
-    columns = ["setting", "seeds", "metric", "MVN-Grad", "lean", "deterioration", "margin", "verdict"]
+    page += ["## State in fewer bits, against float32", FEWER_BITS, lines(head, rows)]
+    head = ["setting", "seeds", "metric", "MVN-Grad", "lean", "deterioration", "margin", "verdict"]
     compared = result["verdicts"]["lean"]
-    lines += table(columns, [[a["setting"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)] for a in compared])
+    rows = [[a["setting"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)] for a in compared]
     overall = [f"{name}: *{worst([a['text'] for a in compared if a['setting'] == name])}*" for name in SETTINGS]
-    lines += ["", "; ".join(overall) + ".", "", "## Where Adam and AdaBelief fail or spike", ""]
-    columns = [
-        "setting",
-        "optimizer",
-        "seeds",
-        "failed",
-        "test accuracies",
-        "largest loss of a batch after the first tenth",
-    ]
+    page += ["## Lean, against MVN-Grad", LEAN, lines(head, rows), "; ".join(overall) + "."]
+    head = ["setting", "optimizer", "seeds", "failed", "test accuracies", PEAK]
     rows = []
     for a in result["verdicts"]["unstable"]:
         peak = "not finite" if None in a["peaks"] else f"{max(a['peaks']):.3g}"
-        rows.append(
-            [a["setting"], a["cell"], str(a["seeds"]), str(a["failed"]), ", ".join(map(str, a["accuracies"])), peak]
-        )
-    return "\n".join([*lines, *table(columns, rows), ""])
+        accuracies = ", ".join(map(str, a["accuracies"]))
+        rows.append([a["setting"], a["cell"], str(a["seeds"]), str(a["failed"]), accuracies, peak])
+    page += ["## Where Adam and AdaBelief fail or spike", lines(head, rows)]
+    return "\n\n".join(page) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -363,11 +352,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "verdicts": judged(runs),
         "runs": [done[name] for name in keys],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / ("quality-mnist" if data.complete else "quality-mnist5k")
-    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
-        stem.with_suffix(suffix).write_text(content)
-        print(stem.with_suffix(suffix))
+    write(result, args.out / ("quality-mnist" if data.complete else "quality-mnist5k"), markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def write(result: dict[str, Any], stem: Path) -> None:
+def write(result: dict[str, Any], stem: Path, page: str) -> None:
+    """Any benchmark's result, as JSON, and its page beside it."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(result))
+    stem.with_suffix(".md").write_text(page)

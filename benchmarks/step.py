@@ -23,7 +23,7 @@ import torch
 from benchmarks.candidates import Candidate, Unavailable, candidates, shown
 from benchmarks.environment import RESULTS, environment
 from benchmarks.models import MODELS, Shapes
-from benchmarks.report import table, write
+from benchmarks.report import markdown, table, write
 from benchmarks.targets import Row, judged, machine
 from benchmarks.timing import copy_bandwidth, graph_seconds, host_profile, launches, timed
 from benchmarks.traffic import bytes_needed, bytes_touched, held, state_bytes
@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
     def save() -> None:
         result["targets"] = judged(result["models"], machine(where, args.device))
         result["notes"] = bench.noted(list(result["models"]))
-        write(result, args.out / f"step-{args.device}")
+        write(result, args.out / f"step-{args.device}", markdown(result))
         gc.collect()
         if args.device == "cuda":
             torch.cuda.empty_cache()
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
         for model, decay in runs:
             bench.count_launches(model, decay == "decoupled", chosen[decay], result["models"][model][decay])
             save()
-    print((args.out / f"step-{args.device}.md").read_text())
+    print(markdown(result))
 
 
 if __name__ == "__main__":

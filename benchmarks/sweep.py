@@ -9,7 +9,6 @@ results/engine.json and .md.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import re
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.report import lines
+from benchmarks.report import lines, write
 from mvngrad.lab.recipe import Recipe
 from mvngrad.lab.recipes.sweeps import Sweep
 from mvngrad.lab.store import Run
@@ -162,11 +161,8 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append({"store": name, **measure(url, workers)})
     measured_on = environment("cpu") | {"cores": len(os.sched_getaffinity(0)), "optuna": version("optuna")}
     result = {"environment": measured_on, "rows": rows}
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / "engine"
-    for suffix, content in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
-        stem.with_suffix(suffix).write_text(content)
-        print(stem.with_suffix(suffix))
+    write(result, args.out / "engine", markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

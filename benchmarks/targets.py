@@ -11,6 +11,12 @@ Rows = Mapping[str, Row]
 """The rows of a model by name."""
 
 
+def verdict(value: float | None, bound: float, at_least: bool) -> str:
+    if value is None:
+        return "not measured"
+    return "met" if (value >= bound if at_least else value <= bound) else "missed"
+
+
 @dataclass(frozen=True)
 class Target:
     machine: str
@@ -27,10 +33,7 @@ class Target:
             value = None
         entry = {"machine": self.machine, "target": self.claim, "models": list(self.models), "value": value}
         entry |= {"bound": self.bound, "at_least": self.at_least}
-        if value is None:
-            return entry | {"verdict": "not measured"}
-        met = value >= self.bound if self.at_least else value <= self.bound
-        return entry | {"verdict": "met" if met else "missed"}
+        return entry | {"verdict": verdict(value, self.bound, self.at_least)}
 
 
 def of(name: str, key: str) -> Callable[[Rows], float | None]:

@@ -15,6 +15,12 @@ import torch
 Step = Callable[[], Any]
 
 
+def wait(device: torch.device | str) -> None:
+    """Until a GPU has done what it was given; a CPU has."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
 def timed(step: Step, device: str) -> tuple[float, float]:
     """Seconds until a step is done, and until it returns with nothing queued before it."""
     if device == "cpu":
@@ -75,8 +81,7 @@ def host_profile(step: Step, device: str, steps: int = 200, limit: float = 10.0,
     """
     profiler, end, done = cProfile.Profile(), time.perf_counter() + limit, 0
     while done < steps and time.perf_counter() < end:
-        if device == "cuda":
-            torch.cuda.synchronize()  # outside: a full queue would be waited for inside of a step
+        wait(device)  # outside: a full queue would be waited for inside of a step
         profiler.enable()
         step()
         profiler.disable()

@@ -10,8 +10,6 @@ short keeps what it has.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import math
 import os
 import statistics
@@ -19,13 +17,15 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.plain_loop import PlainLoop
-from benchmarks.report import lines
+from benchmarks.report import lines, write
+from benchmarks.rounds import side_by_side
+from benchmarks.targets import verdict
 from mvngrad.lab.recipes.cifar100 import Cifar100, paper
 from mvngrad.lab.step import Bench, Stepper
 from mvngrad.lab.task import Task, of
@@ -49,11 +49,6 @@ rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Proje
 that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is what comes
 once: compilation and capture. *Memory* is the most that an arm made torch reserve on the
 device."""
-
-
-class Arm(Protocol):
-    def train(self, seconds: float) -> float:
-        """Train for about so long; images a second."""
 
 
 class Captured:
@@ -96,21 +91,6 @@ class Captured:
         return (self.recipe.epochs - 1) // self.recipe.eval_every * times[1] + times[2]
 
 
-def reserved(device: torch.device) -> int:
-    """Bytes that torch holds of a device, after giving back what it can; from here on its peak is counted anew."""
-    gc.collect()
-    if device.type != "cuda":
-        return 0
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_reserved()
-
-
-def peak(device: torch.device) -> int:
-    """The most it held since."""
-    return torch.cuda.max_memory_reserved() if device.type == "cuda" else 0
-
-
 def measure(
     recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[str], end: float = math.inf
 ) -> list[dict[str, Any]]:
@@ -121,38 +101,21 @@ def measure(
         "captured, deterministic": partial(Captured, replace(recipe, deterministic=True), task, compiled=False),
         "plain": partial(PlainLoop, recipe, task, args.workers),
     }
-    arms: dict[str, Arm] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for name, make in ((name, makers[name]) for name in args.arms):
-        before, start = reserved(task.device), time.perf_counter()
-        if start >= end:
-            notes.append(f"{name}, batch {recipe.batch_size}: no time was left of --within {args.within:g}")
-            continue
-        try:
-            arms[name] = make()
-        except (ImportError, RuntimeError) as error:
-            notes.append(f"{name}, batch {recipe.batch_size}: {type(error).__name__}: {str(error).splitlines()[0]}")
-            continue
-        rows[name] = {"name": name, "setup_seconds": time.perf_counter() - start}
-        rows[name]["memory_bytes"] = peak(task.device) - before
-    rates: dict[str, list[float]] = {name: [] for name in arms}
-    for done in range(args.rounds):
-        for number, (name, arm) in enumerate(arms.items()):
-            turns = (args.rounds - done) * len(arms) - number
-            share = max(0.0, end - time.perf_counter()) / turns
-            rates[name].append(arm.train(min(args.seconds / args.rounds, share)))
+    chosen, title = {name: makers[name] for name in args.arms}, f"{{}}, batch {recipe.batch_size}"
+    running = side_by_side(chosen, task.device, title, args, notes, end)
+    medians = {name: statistics.median(each.rates) for name, each in running.items()}
     images = recipe.epochs * task.steps_per_epoch * recipe.batch_size
-    for name, row in rows.items():
-        row["images_per_second"] = statistics.median(rates[name])
-        row["images_per_second_range"] = [min(rates[name]), max(rates[name])]
-        arm = arms[name]
+    for name, each in running.items():
+        row, arm = each.row, each.arm
+        row["images_per_second"] = medians[name]
+        row["images_per_second_range"] = [min(each.rates), max(each.rates)]
         row["evaluation_seconds"] = arm.evaluation_seconds() if isinstance(arm, Captured) else 0.0
-        row["projected_seconds"] = images / row["images_per_second"] + row["evaluation_seconds"]
-        if name == "captured, deterministic" and "captured" in rates:
-            row["deterministic_cost"] = statistics.median(rates["captured"]) / row["images_per_second"]
-        if "plain" in rates:
-            row["ratio"] = row["images_per_second"] / statistics.median(rates["plain"])
-    return list(rows.values())
+        row["projected_seconds"] = images / medians[name] + row["evaluation_seconds"]
+        if name == "captured, deterministic" and "captured" in medians:
+            row["deterministic_cost"] = medians["captured"] / medians[name]
+        if "plain" in medians:
+            row["ratio"] = medians[name] / medians["plain"]
+    return [each.row for each in running.values()]
 
 
 def judged(batch_size: int, rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
@@ -160,11 +123,9 @@ def judged(batch_size: int, rows: list[dict[str, Any]], device: str) -> list[dic
     found = []
     for name, figure, sense, bound in TARGETS.get(batch_size, []) if "H200" in device else []:
         value = next((row.get(figure) for row in rows if row["name"] == name), None)
-        verdict = "not measured"
-        if value is not None:
-            verdict = "met" if (value <= bound if sense == "at most" else value >= bound) else "missed"
         what = f"batch {batch_size}, {name}, {figure.replace('_', ' ')}"
-        found.append({"what": what, "target": f"{sense} {bound:g}", "value": value, "verdict": verdict})
+        found.append({"what": what, "target": f"{sense} {bound:g}", "value": value})
+        found[-1]["verdict"] = verdict(value, bound, sense == "at least")
     return found
 
 
@@ -222,7 +183,6 @@ def main(arguments: list[str] | None = None) -> None:
 
     end = time.perf_counter() + args.within
     torch.backends.cudnn.benchmark = True
-    args.out.mkdir(parents=True, exist_ok=True)
     where, notes = environment(args.device), list[str]()
     result: dict[str, Any] = {"environment": where, "workers": args.workers, "targets": [], "notes": notes}
     result["batch_sizes"] = {}
@@ -236,10 +196,8 @@ def main(arguments: list[str] | None = None) -> None:
         result["batch_sizes"][batch_size] = rows
         result["targets"] += judged(batch_size, rows, where["device"])
         result |= {"data": task.source, "epochs": recipe.epochs}
-        stem = args.out / f"train-{args.device}"
-        stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        stem.with_suffix(".md").write_text(markdown(result))
-    print(stem.with_suffix(".md").read_text())
+        write(result, args.out / f"train-{args.device}", markdown(result))
+    print(markdown(result))
 
 
 if __name__ == "__main__":

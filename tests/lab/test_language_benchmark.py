@@ -11,6 +11,7 @@ import torch
 from benchmarks import language, loss
 from benchmarks.language import Plain, RandomText, judged, markdown
 from benchmarks.overhead import MVNGRAD, TORCH, Timed, optimizers
+from benchmarks.rounds import side_by_side
 from mvngrad.lab.data.tokens import Manifest, Part
 from mvngrad.lab.models.gpt2 import Shape
 from mvngrad.lab.recipes.language import STAND_IN
@@ -92,6 +93,22 @@ def test_the_optimizers_left_when_time_is_out_are_notes():
     assert len(notes) == 13
 
 
+def test_an_arm_that_cannot_run_is_a_note_and_the_others_share_the_rounds():
+    class Arm:
+        def train(self, seconds):
+            shares.append(seconds)
+            return 7.0
+
+    def broken():
+        raise RuntimeError("no such kernel\non this machine")
+
+    args, notes, shares = argparse.Namespace(rounds=3, seconds=6.0, within=math.inf), [], []
+    found = side_by_side({"a": Arm, "b": broken, "c": Arm}, CPU, "{}, tiny", args, notes, math.inf)
+    assert {name: each.rates for name, each in found.items()} == {"a": [7.0] * 3, "c": [7.0] * 3}
+    assert shares == [2.0] * 6
+    assert notes == ["b, tiny: RuntimeError: no such kernel"]
+
+
 def test_the_plain_loop_trains_as_ours_does():
     """With our AdamW in place of MVN-Grad: the same windows, rates, clipping and decay give the same weights."""
     recipe = dataclasses.replace(
@@ -124,6 +141,16 @@ def test_torchs_adamw_steps_the_shared_model():
         assert 0 < own < whole
         assert not torch.equal(bench.model.final_norm.weight, before)
         assert [group["weight_decay"] for group in each.optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_torchs_adamw_takes_every_step_as_it_does_elsewhere():
+    """Nobody else has an optimizer ask whether a step is finite; asking costs time that it would be charged with."""
+    bench = Bench(RandomText(RECIPE, CPU))
+    timed = Timed(dict(optimizers(RECIPE))[TORCH], bench, torch_adamw=True)
+    weight = bench.model.final_norm.weight
+    weight.data[0] = math.nan
+    timed.step()
+    assert weight[1:].isnan().all()
 
 
 def test_random_tokens_are_those_of_the_vocabulary():

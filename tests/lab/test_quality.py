@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from benchmarks import quality
-from benchmarks.paired import MARGINS, RULES, against_margin, against_noise, student, within, worst
+from benchmarks.paired import MARGINS, RULES, against_margin, against_noise, student, worst
 from benchmarks.quality import PAPER_128, PAPER_1024, SETTINGS, STRESSED, Job
 from mvngrad.lab.data import mnist
+from mvngrad.lab.report.statistics import student_above
 
 NAN = math.nan
 SEEDED = [96.0, 96.2, 96.4, 96.6, 96.8]  # deviation 0.316
@@ -35,7 +36,7 @@ def test_quantiles_of_student():
 
 def test_how_often_the_noise_rule_errs_is_as_the_rules_say():
     """The mean difference of n unrelated pairs has sqrt(2/n) of the deviation it is compared with."""
-    rates = {n: 1 - within(math.sqrt(n / 2), n - 1) for n in (5, 10)}
+    rates = {n: 2 * student_above(math.sqrt(n / 2), n - 1) for n in (5, 10)}
     assert {n: round(1 / rate) for n, rate in rates.items()} == {5: 5, 10: 19}
     assert "one verdict in 19 at 10 seeds, and one in 5 at 5" in RULES.replace("\n", " ")
 
