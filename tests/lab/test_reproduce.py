@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,18 @@ def test_other_code_runs_again(tmp_path, monkeypatch):
     assert statuses(outcomes) == {"memory": "ran"}
     (run,) = store.runs(tmp_path)
     assert run.environment["code"] == "another"
+
+
+@pytest.mark.parametrize(
+    "name", ["rule.py", "theory/spike.py", "lab/models/mlp.py", "lab/data/mnist.py", "lab/targets/mnist.py"]
+)
+def test_what_is_behind_a_result_is_in_the_hash_of_the_code(tmp_path, monkeypatch, name):
+    shutil.copytree(reproduce.PACKAGE, tmp_path / "mvngrad", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(reproduce, "PACKAGE", tmp_path / "mvngrad")
+    before = reproduce.code()
+    with (tmp_path / "mvngrad" / name).open("a") as file:
+        file.write("# another\n")
+    assert reproduce.code() != before
 
 
 def test_quick_and_full_are_two_results(tmp_path):

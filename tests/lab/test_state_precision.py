@@ -73,6 +73,9 @@ def test_the_table_has_differences_and_bytes():
     assert "state_dtype" not in table.recipe
     part = next(each for each in gathered(runs()[3:5]) if each.name == "state-precision")
     assert [row[2] for row in draw(part)[0].table.rows] == ["to come", "79.57 ± 0.04", "to come"]
+    lost = [*runs()[:6], *(run(recipe, None, "diverged") for recipe in state_precision()[6:])]
+    table = next(each for each in gathered(lost) if each.name == "state-precision")
+    assert draw(table)[0].table.rows[2][:4] == ("int8", "3, 3 diverged", "diverged", "")
 
 
 def test_the_bound_is_that_of_welch():

@@ -16,11 +16,11 @@ import pytest
 import samples
 
 from mvngrad.cli import main
-from mvngrad.lab.recipes import cifar100
-from mvngrad.lab.recipes.sweeps import COUPLED, SWEEPS, TESTED, Sweep, grid
+from mvngrad.lab.recipes.sweeps import SWEEPS
 from mvngrad.lab.report import exports
 from mvngrad.lab.report.claims import load
 from mvngrad.lab.report.figures import draw
+from mvngrad.lab.report.judges.sweeps import NOTES
 from mvngrad.lab.report.page import render
 from mvngrad.lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad.lab.report.swept import Swept
@@ -37,23 +37,6 @@ from mvngrad.lab.report.verdicts import (
 from mvngrad.lab.store import Run
 
 SCALED = "cifar100-bs1024-scaled"
-
-
-@pytest.fixture(autouse=True)
-def scaled(monkeypatch):
-    """The scaled-down sweep as the claims describe it, whatever this version has under its name."""
-    short = [dataclasses.replace(cifar100.paper(o, 1024), epochs=30, warmup_epochs=1) for o in COUPLED]
-    pairs = ((0.7, 0.99), (0.8, 0.999), (0.9, 0.99), (0.95, 0.999))
-    recipes = [
-        recipe
-        for base in short
-        for beta1, beta2 in pairs
-        for recipe in grid(base, beta1=(beta1,), beta2=(beta2,), lr=(1e-4, 1e-3, 4e-3, 1e-2))
-    ]
-    made = Sweep(
-        stages=(recipes,), metric="test_accuracy", higher=True, seconds=1, hardware="a toy", test_because=TESTED
-    )
-    monkeypatch.setitem(SWEEPS, SCALED, lambda: made)
 
 
 @pytest.fixture
@@ -122,6 +105,7 @@ def test_a_made_up_export_has_the_format_of_the_engine(tmp_path):
 
 
 GOOD = samples.sweep()
+LOST = GOOD["runs"][0] | {"status": "diverged", "value": None}
 BAD = {
     "cut short": (json.dumps(GOOD)[:-40], "Expecting|Unterminated"),
     "no text": (b"\xff\xfe\x00", "codec"),
@@ -136,7 +120,11 @@ BAD = {
     "endless seconds": (json.dumps(GOOD | {"runs": [GOOD["runs"][0] | {"seconds": "9"}]}), "has seconds"),
     "a run twice": (json.dumps(GOOD | {"runs": GOOD["runs"] + GOOD["runs"][:1]}), "one key"),
     "seeds alone": (json.dumps(GOOD | {"selected": {}, "runs": GOOD["runs"][-1:]}), "no run of a grid"),
-    "a choice of nothing": (json.dumps(GOOD | {"selected": {"adam": ["x"]}}), "none of its runs"),
+    "a choice of nothing": (json.dumps(GOOD | {"selected": {"adam": ["x"]}}), "none of its finished runs"),
+    "a choice of a lost run": (
+        json.dumps(GOOD | {"selected": {"adam": LOST["key"]}, "runs": [LOST, *GOOD["runs"][1:]]}),
+        "none of its finished runs",
+    ),
 }
 
 
@@ -321,13 +309,17 @@ def test_a_stage_that_is_not_queued_yet_is_missing(read):
     assert read(samples.sweep(name="cifar100-bs128", made="later")).result["left"] == 0
 
 
-def test_what_is_not_of_the_grid_is_drawn_and_decides_nothing(read):
+@pytest.mark.parametrize(("status", "value"), [("finished", -1e3), ("raised", None), ("lost", None), ("waiting", None)])
+def test_what_is_not_of_the_grid_is_drawn_and_decides_nothing(read, status, value):
     whole = samples.sweep(by(mvngrad=-0.5))
-    extra = [row | {"key": f"{row['key']}-{i}", "value": -1e3} for i, row in enumerate(whole["runs"][:30])]
+    beside = {"status": status, "value": value}
+    extra = [row | {"key": f"{row['key']}-{i}", **beside} for i, row in enumerate(whole["runs"][:30])]
     run = read(whole | {"runs": whole["runs"] + extra})
     assert "30 runs are not of the grid as this version has it" in boxes(run).caption
-    assert max(drawn(boxes(run).panels[0]).values()) > 24
-    assert verdicts(run)["sweep-mnist-best"] == verdicts(read(whole))["sweep-mnist-best"]
+    assert max(drawn(boxes(run).panels[0]).values()) > 24 or status != "finished"
+    found = verdicts(run)["sweep-mnist-best"]
+    assert found.status != NOT_RUN
+    assert found == verdicts(read(whole))["sweep-mnist-best"]
 
 
 def test_other_optimizers_and_recipes_of_ones_own_are_drawn(read):
@@ -451,7 +443,7 @@ def test_an_error_is_no_measurement(read):
     run = read(samples.sweep(at_large_rates("raised", "adam")))
     found = verdicts(run)["sweep-mnist-variance"]
     assert found.status == NOT_RUN
-    assert "6 runs of the sweep mnist raised an error; `mvngrad sweep retry mnist`" in found.note
+    assert "6 runs of the sweep mnist raised an error: mend its cause, then `mvngrad sweep retry mnist`" in found.note
 
 
 def test_a_sweep_without_one_of_the_four_decides_nothing(read):
@@ -461,6 +453,19 @@ def test_a_sweep_without_one_of_the_four_decides_nothing(read):
 
 
 # Transferred verdicts
+
+
+def test_the_scaled_down_sweep_is_what_its_verdicts_say():
+    ((scaled,), whole) = (SWEEPS[name]().stages for name in (SCALED, "cifar100-bs1024"))
+    assert NOTES["scaled"].startswith("30 epochs for the paper's 200, 16 of its 36 configurations")
+    assert {(recipe.epochs, recipe.batch_size) for recipe in scaled} == {(30, 1024)}
+    assert set(Counter(recipe.optimizer for recipe in scaled).values()) == {16}
+    paper = {recipe.key: recipe for stage in whole for recipe in stage}
+    assert set(Counter(recipe.optimizer for recipe in paper.values()).values()) == {36}
+    long = next(iter(paper.values()))
+    assert {
+        dataclasses.replace(recipe, epochs=long.epochs, warmup_epochs=long.warmup_epochs).key for recipe in scaled
+    } <= paper.keys()
 
 
 SHORT = [("mnist", "mnist", -1), (SCALED, "scaled", 1)]
@@ -599,8 +604,9 @@ def test_the_signed_rank_test_of_ties_zeros_and_infinities():
 def test_the_permutation_test_holds_its_level_and_sees_a_wide_box():
     draw = random.Random(2)
     alike = [narrower([(draw.gauss(0, 1), draw.gauss(5, 1)) for _ in range(16)]) for _ in range(20)]
-    assert sum(p < 0.05 for p in alike) <= 4
-    assert narrower([(draw.gauss(0, 0.1), draw.gauss(5, 1)) for _ in range(24)]) < 0.01
-    assert narrower([(draw.gauss(0, 1), draw.gauss(5, 0.1)) for _ in range(24)]) > 0.9
-    pairs = [(float(i), 2.0 * i) for i in range(10)]
-    assert narrower(pairs) == narrower(pairs)
+    assert all(sum(p < 0.05 for p in side) <= 4 for side in zip(*alike, strict=True))
+    pairs = [(draw.gauss(0, 0.1), draw.gauss(5, 1)) for _ in range(24)]
+    first, second = narrower(pairs)
+    assert first < 0.01
+    assert second > 0.9
+    assert narrower([pair[::-1] for pair in pairs]) == (second, first)

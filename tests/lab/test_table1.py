@@ -20,8 +20,19 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def run(recipe, accuracy, status="finished"):
     found = {"test_accuracy": accuracy, "train_accuracy": 99.0} if status == "finished" else {}
-    result = {"status": status, **found, "seconds": 100.0, "setup_seconds": 1.0, "data": "made up"}
+    result = {"status": status, **found, "seconds": 100.0, "data": "made up"}
     return store.Run(recipe.key, recipe.name, recipe.settings, {"device": "H200", "commit": "abc"}, result)
+
+
+def beside(found):
+    """As it is where another run had the same GPU."""
+    return dataclasses.replace(
+        found, environment={**found.environment, "beside": "another"}, result={**found.result, "seconds": 900.0}
+    )
+
+
+def diverged(found):
+    return dataclasses.replace(found, result={"status": "diverged", "seconds": 100.0})
 
 
 def runs(shift=lambda recipe: 0.0):
@@ -87,8 +98,7 @@ def test_a_run_with_another_setting_is_no_run_of_the_table():
 
 def test_a_diverged_run_is_not_left_out_in_silence():
     found = runs()
-    recipe = table1()[0]
-    found[0] = run(recipe, None, "diverged")
+    found[0] = diverged(found[0])
     assert verdicts(found)["cifar-test-128"].status == NOT_REPRODUCED
     assert "diverged: 1 of Adam" in verdicts(found)["cifar-test-128"].measured
 
@@ -98,6 +108,23 @@ def test_the_table_is_drawn_with_the_papers_numbers_beside():
     (figure,) = draw(table)
     assert len(figure.table.rows) == 2 * len(CELLS)
     assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "79.63 ± 0.02", "79.63")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ([beside], ("3", "77.82 ± 0.02", "99.00 ± 0.00", "100")),
+        ([beside] * 3, ("3", "77.82 ± 0.02", "99.00 ± 0.00", "")),
+        ([diverged], ("3, 1 diverged", "77.83 ± 0.01", "99.00 ± 0.00", "100")),
+        ([diverged] * 3, ("3, 3 diverged", "diverged", "diverged", "100")),
+    ],
+)
+def test_a_row_has_the_times_of_runs_alone_and_says_which_diverged(change, expected):
+    found = runs()
+    found[: len(change)] = [what(each) for what, each in zip(change, found, strict=False)]
+    table = next(each for each in gathered(found) if each.name == "table1")
+    row = draw(table)[0].table.rows[0]
+    assert (row[1], *row[2:4], row[5], row[7]) == ("Adam", *expected)
 
 
 def test_the_kept_runs_are_runs_of_the_tables():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_table1 import beside
 
 from mvngrad.lab import store
 from mvngrad.lab.recipes.language import STAND_IN, openwebtext, rates, shortened, table2, wikitext103
@@ -26,7 +27,7 @@ OF_THE_PAPER = [claim.id for claim in load() if claim.id.startswith(("wikitext-"
 
 
 def run(recipe, loss=4.0, status="finished"):
-    result = {"status": status, "steps": recipe.steps, "seconds": 100.0, "setup_seconds": 1.0}
+    result = {"status": status, "steps": recipe.steps, "seconds": 100.0}
     if status == "finished":
         result |= {
             "validation_loss": loss,
@@ -216,6 +217,20 @@ def test_a_part_of_the_runs_is_a_part_of_the_table():
     assert [row[2] for row in small.table.rows] == ["3", "1", "0", "0"]
     assert [row[3] == "to come" for row in small.table.rows] == [False, False, True, True]
     assert {row[-1] for row in sweep.table.rows} == {""}
+
+
+def test_a_row_has_the_times_of_runs_alone_and_says_which_diverged():
+    def first(found):
+        table = draw(gathered_table(found))[0].table
+        return dict(zip(table.head, table.rows[0], strict=True))
+
+    shared = [beside(each) for each in runs()[:3]]
+    assert first([*shared[:1], *runs()[1:]])["seconds"] == "100"
+    assert first([*shared, *runs()[3:]])["seconds"] == ""
+    diverged = [run(recipe, status="diverged") for recipe in table2()[:3]]
+    assert first([*diverged[:1], *runs()[1:]])["runs"] == "3, 1 diverged"
+    lost = first([*diverged, *runs()[3:]])
+    assert (lost["runs"], lost["loss, stand-in held out"], lost["seconds"]) == ("3, 3 diverged", "diverged", "100")
 
 
 def test_a_missing_official_text_is_said():

@@ -182,7 +182,6 @@ def test_training_lowers_the_loss_and_cells_differ(digits):
     assert len({row["final_loss"] for row in rows.values()}) == 4
     for row in rows.values():
         assert row["final_loss"] < 0.8 * row["loss"][0]
-        assert all(worst >= mean for worst, mean in zip(row["worst"], row["loss"], strict=True))
         assert len(row["loss"]) == mnist_curves.BINS
 
 

@@ -52,7 +52,7 @@ def chosen(names: Sequence[str]) -> list[Target]:
 
 def code() -> str:
     """A hash of the code behind the targets: a result of another version is not taken for this one's."""
-    rooms = [PACKAGE / "rule.py", PACKAGE / "lab" / "models" / "mlp.py"]
+    rooms = [PACKAGE / name for name in ("rule.py", "lab/models/mlp.py", "lab/data/mnist.py")]
     rooms += [
         path for room in ("theory", "optim", "diagnostics", "lab/targets") for path in PACKAGE.glob(f"{room}/*.py")
     ]

@@ -34,7 +34,7 @@ def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[Run]:
     """Every export in the folders, as a run whose result is the export. One that cannot be read is told and left out.
 
     The result also has `grid`: the keys of all configurations as this version knows the sweep, or None; and `left`, how
-    many runs are to come.
+    many of these are to come.
     """
     paths = [path for root in roots for path in sorted(root.glob(f"{PREFIX}*.json"))]
     read_ones = [run for path in paths if (run := _read_or_told(path, tell)) is not None]
@@ -59,8 +59,8 @@ def read(path: Path) -> Run:
     name, rows = whole["sweep"], {row["key"]: row for row in whole["runs"]}
     swept = [row for row in whole["runs"] if row["stage"] != SEEDS]
     grid = _grid(name, rows)
-    missing = sum(key not in rows for key in grid or ())
-    left = missing + sum(row["status"] in OPEN for row in swept)
+    left = sum(key not in rows for key in grid or ())
+    left += sum(row["status"] in OPEN for row in swept if grid is None or row["key"] in grid)
     fields = dict.fromkeys(field for row in swept for field in row["settings"])
     shared = {
         f: swept[0]["settings"].get(f) for f in fields if len({_text(row["settings"].get(f)) for row in swept}) == 1
@@ -105,8 +105,9 @@ def _checked(whole: Any) -> dict[str, Any]:
         raise ValueError("two runs have one key")
     if all(row["stage"] == SEEDS for row in whole["runs"]):
         raise ValueError("it has no run of a grid")
-    if not {_text(key) for key in whole["selected"].values()} <= {_text(key) for key in keys}:
-        raise ValueError("what it selected is none of its runs")
+    finished = {_text(row["key"]) for row in whole["runs"] if row["status"] == "finished"}
+    if not {_text(key) for key in whole["selected"].values()} <= finished:
+        raise ValueError("what it selected is none of its finished runs")
     checked: dict[str, Any] = whole
     return checked
 

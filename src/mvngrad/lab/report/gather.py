@@ -12,10 +12,11 @@ from mvngrad.lab.store import Run
 from mvngrad.lab.targets import TARGETS
 
 CELLS = {"Adam": "adam", "LaProp": "laprop", "AdaBelief": "adabelief", "MVN-Grad": "mvngrad"}
-KEPT = ("test_accuracy", "train_accuracy", "seconds", "setup_seconds")
+VARIANCE, SECOND_MOMENT = ("AdaBelief", "MVN-Grad"), ("Adam", "LaProp")
+KEPT = ("test_accuracy", "train_accuracy")
 KEPT_OF_TEXT = (
     "validation_loss", "validation_perplexity", "wikitext103_loss", "wikitext103_perplexity", "train_loss",
-    "loss_spikes", "norm_spikes", "nonfinite_steps", "curve", "seconds",
+    "loss_spikes", "norm_spikes", "nonfinite_steps", "curve",
 )  # fmt: skip
 
 
@@ -62,6 +63,7 @@ def _row(recipes: Sequence[Training], found: dict[str, Run], kept: Sequence[str]
     return {
         **values,
         "seeds": [run.recipe["seed"] for run in mine],
+        "to_come": len(recipes) - len(mine),
         "diverged": sum(run.result["status"] != "finished" for run in mine),
     }
 
@@ -76,7 +78,7 @@ def _cells(found: dict[str, Run]) -> dict[str, Any]:
 
 
 def _states(found: dict[str, Run]) -> dict[str, Any]:
-    kept = ("test_accuracy", "seconds", "state_bytes", "parameters")
+    kept = ("test_accuracy", "state_bytes", "parameters")
     states = {
         state: _row([recipe for recipe in state_precision() if recipe.state_dtype == state], found, kept)
         for state in STATES

@@ -30,7 +30,9 @@ def _without(row: Row, *fields: str) -> str:
 
 
 class Swept:
-    """One export. A run that diverged or failed is worse than any that finished, and is never left out."""
+    """One export. A run that diverged or failed is worse than any that finished, and is never left out; where the grid
+    has one that failed, that is for figures alone, because `judges.sweeps.undecidable` gives no verdict.
+    """
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.result = result

@@ -47,6 +47,11 @@ def decided(holds: bool, measured: str, caveat: str = "") -> Verdict:
     return Verdict(status, measured, caveat if holds else "")
 
 
+def transferred(holds: bool, fails: bool, measured: str, note: str) -> Verdict:
+    """What holds elsewhere than in the paper holds with a caveat; what shows neither way is undecided."""
+    return Verdict(CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED, measured, note)
+
+
 def at_small_sizes(verdict: Verdict) -> Verdict:
     """Few seeds and short runs can show that a claim holds; that it does not, they leave open."""
     if verdict.status == NOT_REPRODUCED:

@@ -27,7 +27,7 @@ SPIKE_RULE = (
     f"before it, or is not finite; spikes fewer than {APART} steps apart are one; the first {BEFORE} steps have none"
 )
 BINS = 120
-"""Points a curve is stored at: the mean and the largest loss of the steps in each."""
+"""Points a curve is stored at: the mean loss of the steps in each."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def train(cell: str, panel: Panel, seed: int, data: Digits, hidden: int) -> dict
     parts = np.array_split(losses.astype(np.float64), min(BINS, len(losses)))
     return {
         "loss": [part.mean() for part in parts],
-        "worst": [part.max() for part in parts],
         "spikes": len(spikes(losses)),
-        "peak": losses[len(losses) // 10 :].max(),
         "final_loss": losses[-max(1, len(losses) // 10) :].mean(),
         "test_accuracy": 100 * right.double().mean().item(),
     }

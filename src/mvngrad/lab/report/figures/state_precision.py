@@ -6,21 +6,20 @@ from statistics import fmean
 from typing import Any
 
 from mvngrad.lab.report.figures.svg import Figure, Table
-from mvngrad.lab.report.statistics import mean_and_deviation, welch, worse_by_at_most
+from mvngrad.lab.report.seeds import known, mean, runs
+from mvngrad.lab.report.statistics import welch, worse_by_at_most
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
     states = result["states"]
-    values = {state: [v for v in row["test_accuracy"] if v is not None] for state, row in states.items()}
-    whole, rows = values["float32"], []
+    whole, rows = known(states["float32"], "test_accuracy"), []
     for state, row in states.items():
-        mine = values[state]
-        compared = ("", "", "")
+        mine, compared = known(row, "test_accuracy"), ("", "", "")
         if state != "float32" and min(len(mine), len(whole)) > 1:
             p, bound = 2 * min(welch(mine, whole), welch(whole, mine)), worse_by_at_most(mine, whole)
             compared = (f"{fmean(mine) - fmean(whole):+.2f}", f"{p:.2g}", f"{bound:.2f}")
-        rows.append((state, str(len(mine)), mean_and_deviation(mine) if mine else "to come", *compared, _bytes(row)))
-    head = ("state", "n", "test, %", "less float32", "p", "worse by at most", "bytes of state (a parameter)")
+        rows.append((state, runs(row), mean(row, "test_accuracy"), *compared, _bytes(row)))
+    head = ("state", "runs", "test, %", "less float32", "p", "worse by at most", "bytes of state (a parameter)")
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs at batch 1024 are done. Mean ± deviation over seeds; "
         "p of Welch's test, two-sided; the bound is one-sided, of 95%. bf16 and int8 are rounded at random. Bytes are "

@@ -6,7 +6,7 @@ from typing import Any
 
 from mvngrad.lab.report.claims import load
 from mvngrad.lab.report.figures.svg import Figure, Table
-from mvngrad.lab.report.statistics import mean_and_deviation
+from mvngrad.lab.report.seeds import mean, runs, seconds
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
@@ -14,14 +14,11 @@ def draw(result: dict[str, Any]) -> list[Figure]:
     rows = []
     for batch, cells in result["cells"].items():
         for cell, row in cells.items():
-            found = [
-                mean_and_deviation([value for value in row[name] if value is not None]) if row["seeds"] else "to come"
-                for name in ("test_accuracy", "train_accuracy")
-            ]
-            known = [f"{paper[f'cifar-{kind}-{batch}'][cell]:.2f}" for kind in ("test", "train")]
-            times = [value for value in row["seconds"] if value is not None]
-            seconds = f"{sum(times) / len(times):.0f}" if times else ""
-            rows.append((batch, cell, str(len(row["seeds"])), found[0], known[0], found[1], known[1], seconds))
+            test, train = (
+                (mean(row, f"{kind}_accuracy"), f"{paper[f'cifar-{kind}-{batch}'][cell]:.2f}")
+                for kind in ("test", "train")
+            )
+            rows.append((batch, cell, runs(row), *test, *train, seconds(row)))
     head = ("batch", "optimizer", "seeds", "test", "paper", "train, clean images", "paper", "seconds")
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs are done. Mean ± deviation over seeds. The paper does "

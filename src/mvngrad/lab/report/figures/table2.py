@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
 from mvngrad.lab.report.figures.style import axes, cell as mark, curve
 from mvngrad.lab.report.figures.svg import Figure, Panel, Table, panel
-from mvngrad.lab.report.statistics import mean_and_deviation
+from mvngrad.lab.report.seeds import mean, runs, seconds
 
 STAND_IN = (
     "Trained on a stand-in, English Wikipedia of 2014: compare optimizer with optimizer; no number here is comparable "
@@ -38,7 +37,7 @@ def _small(result: dict[str, Any]) -> Figure:
         f"{STAND_IN} {result['done']} of {result['of']} runs of all three tables on the stand-in are done. 3,000 steps "
         "in place of the paper's 100,000, with coupled weight decay of 1e-6, chosen in a pilot of 1,500 steps on the "
         "same text that compared the four as well. Mean ± deviation over seeds; counts are of each seed; seconds are "
-        f"without compilation. {SPIKES} Data: {result['data']}."
+        f"without compilation, of runs that had the GPU to themselves. {SPIKES} Data: {result['data']}."
     )
     return Figure("GPT-2 30M on the stand-in", caption, (), (), _measured("30M, on the stand-in", result["cells"]))
 
@@ -49,7 +48,7 @@ def _rates(result: dict[str, Any]) -> Figure:
     for cell, tried in result["rates"].items():
         best = result["best_rate"][cell] or ""
         edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}.get(best, "")
-        found = [_mean(row, "validation_loss", 4) for row in tried.values()]
+        found = [mean(row, "validation_loss", 4) for row in tried.values()]
         rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), *found, best + edge))
     head = (*HEAD, *(f"loss, stand-in held out, lr {lr}" for lr in rates), "best rate")
     caption = (
@@ -83,20 +82,10 @@ def _large(result: dict[str, Any]) -> Figure:
 def _measured(title: str, cells: dict[str, Any]) -> Table:
     rows = []
     for cell, row in cells.items():
-        runs = f"{len(row['seeds'])}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
-        means = [_mean(row, name, digits) for name, digits in METRICS.values()]
+        means = [mean(row, name, digits) for name, digits in METRICS.values()]
         counts = [", ".join(map(_count, row[name])) for name in COUNTS.values()]
-        seconds = f"{fmean(row['seconds']):.0f}" if row["seeds"] else ""
-        rows.append(("stand-in", cell, runs, *means, *counts, seconds))
+        rows.append(("stand-in", cell, runs(row), *means, *counts, seconds(row)))
     return Table(title, (*HEAD, *METRICS, *COUNTS, "seconds"), tuple(rows))
-
-
-def _mean(row: dict[str, Any], name: str, digits: int) -> str:
-    """Of the runs that have it: one that diverged has no loss, and not every machine has WikiText-103's text."""
-    if not row["seeds"]:
-        return "to come"
-    values = [value for value in row[name] if value is not None]
-    return mean_and_deviation(values, digits) if values else "diverged" if row["diverged"] else "not measured"
 
 
 def _count(value: list[int] | int | None) -> str:

@@ -8,27 +8,28 @@ from functools import partial
 from typing import Any
 
 from mvngrad.lab.report.figures.style import number
-from mvngrad.lab.report.gather import CELLS
+from mvngrad.lab.report.gather import CELLS, SECOND_MOMENT, VARIANCE
 from mvngrad.lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad.lab.report.swept import Swept
-from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, UNDECIDED, Judge, Verdict, decided, judges
+from mvngrad.lab.report.verdicts import NOT_RUN, UNDECIDED, Judge, Verdict, decided, judges, transferred
 
 LEVEL = 0.01
-VARIANCE, SECOND_MOMENT = ("AdaBelief", "MVN-Grad"), ("Adam", "LaProp")
 AFTER_AND_BEFORE = (("LaProp", "Adam"), ("MVN-Grad", "AdaBelief"))
 """Momentum after normalizing, and before it, by the same normalizer."""
 POINT = 1.0
 
 
 def undecidable(swept: Swept, cells: Sequence[str]) -> Verdict | None:
-    """Why a sweep decides nothing yet. A run that failed says something of its machine and nothing of its optimizer."""
+    """Why a sweep decides nothing. A run that failed, even twice, says something of its machine and nothing of its
+    optimizer: figures have it as the worst, and while the grid has one there is no verdict.
+    """
     if missing := [cell for cell in cells if not swept.judged(cell)]:
         return Verdict(NOT_RUN, "", f"The sweep {swept.sweep} has no run of {', '.join(missing)}.")
     if left := swept.result["left"]:
         return Verdict(NOT_RUN, "", f"The sweep {swept.sweep} is not done: at least {left} runs are to come.")
-    if failed := sum(row["status"] == "raised" for row in swept.swept):
-        again = f"`mvngrad sweep retry {swept.sweep}` queues them again"
-        return Verdict(NOT_RUN, "", f"{failed} runs of the sweep {swept.sweep} raised an error; {again}.")
+    if failed := sum(row["status"] == "raised" for cell in cells for row in swept.judged(cell)):
+        mend = f"mend its cause, then `mvngrad sweep retry {swept.sweep}`"
+        return Verdict(NOT_RUN, "", f"{failed} runs of the sweep {swept.sweep} raised an error: {mend}.")
     return None
 
 
@@ -102,11 +103,6 @@ def _(result: dict[str, Any]) -> Verdict:
 # Transferred to sweeps that are not the paper's
 
 
-def transferred(holds: bool, fails: bool, measured: str, note: str) -> Verdict:
-    status = CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED
-    return Verdict(status, measured, note)
-
-
 def better(
     result: dict[str, Any], ours: Sequence[str], others: Sequence[str], note: str, train: bool = False
 ) -> Verdict:
@@ -140,9 +136,8 @@ def steadier(result: dict[str, Any], note: str) -> Verdict:
     text = told(swept, found, f"interquartile range of {swept.metric.replace('_', ' ')}")
     if not all(map(math.isfinite, found.values())):
         return Verdict(UNDECIDED, text, f"Where a quarter of the runs diverged there is no range. {note}")
-    pairs = [swept.pairs(after, before, swept.metric) for after, before in AFTER_AND_BEFORE]
-    for_it = [narrower(of) for of in pairs]
-    against = [narrower([pair[::-1] for pair in of]) for of in pairs]
+    tests = [narrower(swept.pairs(after, before, swept.metric)) for after, before in AFTER_AND_BEFORE]
+    for_it, against = zip(*tests, strict=True)
     text += f"; largest p for it {max(for_it):.2g}, smallest against it {min(against):.2g}"
     return transferred(max(for_it) < LEVEL, min(against) < LEVEL / len(against), text, note)
 

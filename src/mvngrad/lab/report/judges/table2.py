@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from mvngrad.lab.recipes.language import SEEDS, table2
-from mvngrad.lab.report.gather import CELLS
-from mvngrad.lab.report.statistics import mean_and_deviation, spread_above, welch
-from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, judges
+from mvngrad.lab.recipes.language import table2
+from mvngrad.lab.report.gather import CELLS, SECOND_MOMENT, VARIANCE
+from mvngrad.lab.report.seeds import counted, known, told as over_seeds
+from mvngrad.lab.report.statistics import spread_above, welch
+from mvngrad.lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, judges, transferred
 
 LEVEL, LEVEL_OF_SPREAD = 0.01, 0.05
 STAND_IN = (
     "On the stand-in and for 3,000 steps, not on the paper's text for 100,000: optimizer with optimizer, no number "
     "with the paper's."
 )
-VARIANCE, SECOND_MOMENT = ("AdaBelief", "MVN-Grad"), ("Adam", "LaProp")
 RATE = f"{table2()[0].lr:g}"
 """At which all four are compared."""
 
 
 def losses(result: dict[str, Any]) -> dict[str, list[float]]:
-    return {cell: [loss for loss in result["cells"][cell]["validation_loss"] if loss is not None] for cell in CELLS}
+    return {cell: known(row, "validation_loss") for cell, row in result["cells"].items()}
 
 
 def told(values: dict[str, list[float]]) -> str:
-    cells = ", ".join(f"{cell} {mean_and_deviation(row, 4)} (n = {len(row)})" for cell, row in values.items() if row)
-    return f"validation loss on the stand-in: {cells or 'none yet'}"
+    return f"validation loss on the stand-in: {over_seeds(values, 4) or 'none yet'}"
 
 
 def at_once(result: dict[str, Any], better: Sequence[str], others: Sequence[str]) -> Verdict | None:
     """The verdict where runs of these are missing, or have diverged and so have no loss to compare."""
-    cells, text, compared = result["cells"], told(losses(result)), [*better, *others]
-    if missing := {cell: lack for cell in compared if (lack := len(SEEDS) - len(cells[cell]["seeds"]))}:
-        left = ", ".join(f"{count} of {cell}" for cell, count in missing.items())
+    rows, text = {cell: result["cells"][cell] for cell in (*better, *others)}, told(losses(result))
+    if left := counted(rows, "to_come"):
         return Verdict(NOT_RUN, text, f"Runs on the stand-in to come: {left}.")
-    if lost := {cell: cells[cell]["diverged"] for cell in compared if cells[cell]["diverged"]}:
-        status = NOT_REPRODUCED if lost.keys() & set(better) else UNDECIDED
-        named = ", ".join(f"{count} of {cell}" for cell, count in lost.items())
-        return Verdict(status, f"{text}; diverged: {named}", STAND_IN)
+    if lost := counted(rows, "diverged"):
+        status = NOT_REPRODUCED if any(rows[cell]["diverged"] for cell in better) else UNDECIDED
+        return Verdict(status, f"{text}; diverged: {lost}", STAND_IN)
     return None
 
 
-def transferred(holds: bool, fails: bool, measured: str, *notes: str) -> Verdict:
-    """What holds on another text holds with a caveat; what shows neither way is undecided."""
-    status = CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED
-    return Verdict(status, measured, " ".join([STAND_IN, *filter(None, notes)]))
-
-
 def tuned(result: dict[str, Any]) -> str:
-    """Who may be held back by the rate that all share."""
+    """With the note on the stand-in, who may be held back by the rate that all share."""
     best = result["best_rate"]
     other = [f"{cell} at {best[cell]}" for cell in CELLS if best[cell] not in (None, RATE)]
     unknown = [cell for cell in CELLS if best[cell] is None]
     return " ".join(
-        [f"In the sweep of rates {', '.join(other)} did better than at {RATE}."] * bool(other)
+        [STAND_IN]
+        + [f"In the sweep of rates {', '.join(other)} did better than at {RATE}."] * bool(other)
         + [f"The sweep of rates has no best one for {', '.join(unknown)}."] * bool(unknown)
     )
 
@@ -70,19 +63,9 @@ def below(result: dict[str, Any], low: Sequence[str], high: Sequence[str]) -> Ve
     return transferred(max(for_it) < LEVEL, min(against) < LEVEL, text, tuned(result))
 
 
-@judges("stand-in-adam")
-def _(result: dict[str, Any]) -> Verdict:
-    return below(result, ["MVN-Grad"], ["Adam"])
-
-
-@judges("stand-in-order")
-def _(result: dict[str, Any]) -> Verdict:
-    return below(result, ["MVN-Grad"], [cell for cell in CELLS if cell != "MVN-Grad"])
-
-
-@judges("stand-in-variance")
-def _(result: dict[str, Any]) -> Verdict:
-    return below(result, VARIANCE, SECOND_MOMENT)
+judges("stand-in-adam")(partial(below, low=["MVN-Grad"], high=["Adam"]))
+judges("stand-in-order")(partial(below, low=["MVN-Grad"], high=[cell for cell in CELLS if cell != "MVN-Grad"]))
+judges("stand-in-variance")(partial(below, low=VARIANCE, high=SECOND_MOMENT))
 
 
 @judges("stand-in-spread")
@@ -92,4 +75,4 @@ def _(result: dict[str, Any]) -> Verdict:
     values = losses(result)
     wider = spread_above(values["LaProp"], [values[cell] for cell in CELLS if cell != "LaProp"])
     text = f"{told(values)}; p that LaProp varies more {wider:.2g}"
-    return transferred(wider < LEVEL_OF_SPREAD, 1 - wider < LEVEL_OF_SPREAD, text)
+    return transferred(wider < LEVEL_OF_SPREAD, 1 - wider < LEVEL_OF_SPREAD, text, STAND_IN)
