@@ -30,7 +30,8 @@ from benchmarks.timing import wait
 from benchmarks.train import Captured
 from mvngrad.lab.data import tokens
 from mvngrad.lab.models.gpt2 import VOCABULARY
-from mvngrad.lab.recipes.language import DECOUPLED, STAND_IN, Language, openwebtext, wikitext103
+from mvngrad.lab.recipes.language import STAND_IN, Language, openwebtext, wikitext103
+from mvngrad.lab.recipes.training import DECOUPLED
 from mvngrad.lab.step import Bench
 from mvngrad.lab.task import Plan, Task, initial, of
 from mvngrad.lab.tasks.language import SHAPES, LanguageTask

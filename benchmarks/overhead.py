@@ -15,8 +15,8 @@ from torch import nn
 
 from benchmarks.timing import wait
 from benchmarks.traffic import state_bytes
-from mvngrad.lab.recipes.language import DECOUPLED, Language, openwebtext
-from mvngrad.lab.recipes.training import StateDtype
+from mvngrad.lab.recipes.language import Language, openwebtext
+from mvngrad.lab.recipes.training import DECOUPLED, StateDtype
 from mvngrad.lab.step import Bench, Stepper
 
 TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"

@@ -1,6 +1,29 @@
-"""A store of sweeps on this disk. What it needs is imported where it is used: not every machine has it."""
+"""What tests of the lab share. What it needs is imported where it is used: not every machine has it."""
 
 import pytest
+
+
+@pytest.fixture
+def no_data(monkeypatch, tmp_path):
+    """Neither a cache nor a folder of data of this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+
+
+class Letters:
+    """An encoding in which a token is a byte."""
+
+    def encode_ordinary(self, document):
+        return list(document.encode())
+
+
+@pytest.fixture
+def letters(monkeypatch):
+    """Text is prepared without GPT-2's vocabulary."""
+    monkeypatch.setattr("mvngrad.lab.data.text_bpe.encoding", lambda vocabulary: Letters())
+
+
+# A store of sweeps on this disk
 
 
 @pytest.fixture

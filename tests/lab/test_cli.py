@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 from mvngrad import cli
 from mvngrad.cli import train
 from mvngrad.lab import store
-from mvngrad.lab.data import prepared, text_bpe
+from mvngrad.lab.data import prepared
 
 WORDS = (
     "train wikitext103 --model tiny --batch-size 2 --micro-batch-size 2 --steps 2 --epoch-steps 1 --warmup-steps 1 "
@@ -19,20 +19,10 @@ WORDS = (
 LANGUAGE = WORDS.split()
 
 
-class Letters:
-    """An encoding in which a token is a byte: no vocabulary is needed."""
-
-    def encode_ordinary(self, document):
-        return list(document.encode())
-
-
 @pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    """An empty folder, without data of this machine."""
+def _elsewhere(monkeypatch, tmp_path, no_data, letters):
+    """An empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
-    monkeypatch.setattr(text_bpe, "encoding", lambda vocabulary: Letters())
 
 
 @pytest.fixture
@@ -78,6 +68,19 @@ def test_a_gpu_that_is_not_there(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     says = "--device cuda: this torch sees no GPU; use --device cpu"
     assert refused(capsys, "train", "cifar100", "--device", "cuda") == says
+
+
+@pytest.mark.parametrize("optimizer", ["torch:SGD", "torch:SGD,momentum=0.9"])
+def test_an_optimizer_that_no_monitor_can_read_is_refused_before_it_trains(capsys, tmp_path, optimizer):
+    says = f"optimizer={optimizer!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
+    assert refused(capsys, "train", "cifar100", "--optimizer", optimizer, "--monitored") == says
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("optimizer", ["mvngrad", "torch:Adam,amsgrad=True", "torch:AdamW"])
+def test_others_can_be_monitored(capsys, optimizer):
+    """There is no data, and nothing else is in the way."""
+    assert refused(capsys, "train", "cifar100", "--optimizer", optimizer, "--monitored").startswith("CIFAR-100 is not")
 
 
 def test_a_folder_of_data_that_is_not_there(capsys):

@@ -31,12 +31,10 @@ IMAGES = "train-images-idx3-ubyte"
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch, tmp_path):
-    """A small MNIST of known content, and neither a cache nor a folder of this machine."""
+def small(monkeypatch, no_data):
+    """A small MNIST of known content."""
     known = [KnownFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in CONTENTS.items()]
     monkeypatch.setattr(mnist, "FILES", tuple(known))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
 
 
 def write(folder, pack=lambda data: data, suffix=""):
@@ -314,6 +312,20 @@ def test_where_every_transfer_breaks_off_what_came_is_kept_for_the_next(server, 
     server.plan.clear()
     check(mnist.load(mnist.download(tmp_path)))
     assert requests(server)[-1][1] not in (None, "bytes=0-")
+
+
+@pytest.mark.usefixtures("server")
+def test_the_command_puts_it_into_the_folder_of_the_variable(tmp_path, monkeypatch, capsys):
+    """Which need not be there yet."""
+    for package in ("tyro", "rich"):
+        pytest.importorskip(package)
+    from mvngrad import cli
+
+    monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
+    assert cli.main(["data", "get", "mnist"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'variable' / 'mnist'}: MNIST, all 60,000")
+    check(mnist.load())
+    assert not (tmp_path / "cache").exists()
 
 
 def test_without_a_connection_the_error_says_so(tmp_path, monkeypatch):

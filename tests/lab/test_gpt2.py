@@ -109,15 +109,7 @@ def test_initial_weights_have_the_deviations_of_gpt2():
 
 def test_an_untrained_network_predicts_all_tokens_evenly():
     model, (inputs, targets) = GPT2(TINY), tokens(batch=8)
-    assert model.loss(inputs, targets).item() == pytest.approx(np.log(TINY.vocabulary), abs=0.05)
-
-
-def test_dropout_is_in_training_alone():
-    inputs, targets = tokens()
-    model = GPT2(Shape(2, 24, 3, 16, dropout=0.5, vocabulary=TINY.vocabulary))
-    assert model.loss(inputs, targets) != model.loss(inputs, targets)
-    model.eval()
-    assert model.loss(inputs, targets) == model.loss(inputs, targets)
+    assert model(inputs, targets).item() == pytest.approx(np.log(TINY.vocabulary), abs=0.05)
 
 
 def test_it_learns_a_sequence_by_heart():
@@ -125,7 +117,7 @@ def test_it_learns_a_sequence_by_heart():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        loss = model.loss(inputs, targets)
+        loss = model(inputs, targets)
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
@@ -147,10 +139,10 @@ def test_errors_say_what_does_not_fit():
 def test_the_loss_in_parts_is_the_plain_one(rows):
     model, batch = tiny(loss_rows=rows), tokens()
     expected = plain(model, *batch)
-    loss = model.loss(*batch)
+    loss = model(*batch)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
-        torch.testing.assert_close(model.loss(*batch), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(model(*batch), expected, rtol=1e-12, atol=1e-12)
     # Halved, as by gradient accumulation.
     for ours, theirs in zip(gradients(model, loss / 2), gradients(model, expected / 2), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -160,7 +152,7 @@ def test_the_loss_in_parts_is_the_plain_one_under_autocast():
     model, batch = GPT2(TINY, loss_rows=20), tokens(batch=4)
     exact = gradients(model, plain(model, *batch))
     with torch.autocast("cpu", torch.bfloat16):
-        expected, loss = plain(model, *batch), model.loss(*batch)
+        expected, loss = plain(model, *batch), model(*batch)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected.float(), rtol=1e-2, atol=0)
     rounding = [torch.dist(a, b) for a, b in zip(gradients(model, expected), exact, strict=True)]
@@ -172,8 +164,8 @@ def test_the_loss_in_parts_is_the_plain_one_under_autocast():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
 def test_the_loss_is_one_graph_for_the_compiler():
     model, batch = tiny(loss_rows=20), tokens()
-    compiled = torch.compile(model.loss, backend="aot_eager", fullgraph=True, dynamic=False)
-    ours, theirs = (gradients(model, loss(*batch)) for loss in (compiled, model.loss))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    ours, theirs = (gradients(model, loss(*batch)) for loss in (compiled, model))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -195,7 +187,7 @@ def test_the_logits_of_the_whole_batch_are_never_in_memory():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
         with Largest() as parts:
-            model.loss(*batch).backward()
+            model(*batch).backward()
         kept, saved[:] = max(saved), []
         with Largest() as whole:
             plain(model, *batch).backward()

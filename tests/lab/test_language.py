@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mvngrad.lab import metrics, parallel, step
-from mvngrad.lab.data import text, text_bpe, text_corpora, tokens
+from mvngrad.lab.data import files, text, text_corpora, tokens
 from mvngrad.lab.data.files import DamagedFile, KnownFile
 from mvngrad.lab.data.prepared import prepare_folder, prepared
 from mvngrad.lab.data.tokens import Manifest, Tokens
@@ -28,18 +28,8 @@ CPU = torch.device("cpu")
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-class Letters:
-    """An encoding in which a token is a byte: no vocabulary is needed."""
-
-    def encode_ordinary(self, document):
-        return list(document.encode())
-
-
 @pytest.fixture(autouse=True)
-def _no_data_of_this_machine(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
-    monkeypatch.setattr(text_bpe, "encoding", lambda vocabulary: Letters())
+def _apart(no_data, letters):
     yield
     step.forget()
 
@@ -213,8 +203,8 @@ def test_the_windows_of_a_step_are_those_of_its_number_in_the_run(data):
     inputs, targets = task.batch({"tokens": plans[1][2]})
     starts = tokens.offsets(5, 6, 4, 64, len(task.train))
     for at, start in enumerate(starts.tolist()):
-        assert torch.equal(inputs[at], task.train.window(start, 64))
-        assert torch.equal(targets[at], task.train.window(start + 1, 64))
+        assert torch.equal(inputs[at], tokens.numbers(task.train.data[start : start + 64]))
+        assert torch.equal(targets[at], tokens.numbers(task.train.data[start + 1 : start + 65]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -233,7 +223,7 @@ def plain(model, part, starts):
     """The mean loss of the windows from `starts` on, one by one and with the logits of the whole."""
     losses = []
     for start in starts:
-        window = part.window(start, 65)
+        window = tokens.numbers(part.data[start : start + 65])
         losses.append(cross_entropy(model(window[None, :-1])[0], window[1:]))
     return torch.stack(losses).double().mean().item()
 
@@ -319,8 +309,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_stopped(data, tmp_pat
 
 
 def told(folder, split):
-    part = Tokens.open(folder, split)
-    return part.window(0, len(part)).tolist()
+    return tokens.numbers(Tokens.open(folder, split).data).tolist()
 
 
 def spelled(*documents):
@@ -346,8 +335,8 @@ def test_a_text_is_prepared_once_and_found_again(tmp_path, monkeypatch):
 
 def test_a_text_that_is_not_there_is_downloaded_if_it_can_be(tmp_path, monkeypatch):
     def download(name, folder):
-        write(folder / name / "openwebtext.tar")
-        return folder
+        write(files.home(folder) / name / "openwebtext.tar")
+        return files.home(folder)
 
     monkeypatch.setattr(text_corpora, "download", download)
     monkeypatch.setattr(text, "prepare", lambda files, folder, **options: folder.mkdir(parents=True))

@@ -15,31 +15,47 @@ from mvngrad.lab.events import Progress
 from mvngrad.lab.lock import Locked, held
 from mvngrad.lab.train import Interrupted, train
 
-HOLD = (
-    "import sys, time; from pathlib import Path; from mvngrad.lab.lock import held\n"
-    "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(float(sys.argv[2]))"
-)
-RACE = (
-    "import sys, time; from pathlib import Path; from mvngrad.lab.lock import Locked, held\n"
-    "time.sleep(max(0.0, float(sys.argv[2]) - time.time()))\n"
-    "try:\n    with held(Path(sys.argv[1])):\n        print('won'); time.sleep(3)\n"
-    "except Locked:\n    print('lost')"
-)
-
-
-def process(code, folder, number):
-    command = [sys.executable, "-c", code, str(folder), str(number)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+HOLD = """
+import sys
+from pathlib import Path
+from mvngrad.lab.lock import Locked, held
+while not print("ready", flush=True) and sys.stdin.readline():
+    try:
+        with held(Path(sys.argv[1])):
+            print("held", flush=True)
+            sys.stdin.readline()
+    except Locked:
+        print("locked", flush=True)
+        sys.stdin.readline()
+"""
 
 
 @pytest.fixture
-def holder(tmp_path):
-    holder = process(HOLD, tmp_path / "run", 60)
-    assert holder.stdout.readline() == "held\n"
-    yield holder
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
+def process(tmp_path):
+    """Start processes that take the folder for every first line that they are sent, and let go for every second."""
+    made = []
+
+    def process():
+        command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+        made.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0))
+        return made[-1]
+
+    yield process
+    for each in made:
+        each.kill()
+        each.communicate()
+
+
+def heard(process):
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def holder(process):
+    holder = process()
+    holder.stdin.write("\n")
+    assert [heard(holder), heard(holder)] == ["ready", "held"]
+    return holder
 
 
 def test_a_living_process_is_named_and_keeps_its_folder(tmp_path, holder):
@@ -72,13 +88,20 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, reaped):
     assert not (tmp_path / "run").exists()
 
 
-def test_of_many_that_take_over_one_wins(tmp_path, holder):
-    holder.send_signal(signal.SIGKILL)
+def test_of_many_that_take_over_one_wins(tmp_path, process, holder):
+    dead = (tmp_path / "run" / "lock").read_text()
+    holder.kill()
     holder.wait()
-    start = time.time() + 2
-    others = [process(RACE, tmp_path / "run", start) for _ in range(4)]
-    said = sorted(other.communicate(timeout=60)[0].strip() for other in others)
-    assert said == ["lost", "lost", "lost", "won"]
+    others = [process() for _ in range(4)]
+    for _ in range(50):
+        assert [heard(other) for other in others] == ["ready"] * 4
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "lock").write_text(dead)
+        for other in others:
+            other.stdin.write("\n")
+        assert sorted(heard(other) for other in others) == ["held", "locked", "locked", "locked"]
+        for other in others:
+            other.stdin.write("\n")
 
 
 def test_a_number_that_was_given_again_is_another_process(tmp_path):

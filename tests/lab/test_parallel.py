@@ -1,4 +1,4 @@
-"""One training on several real processes, started by torchrun: the run of one, and nothing lost to kill -9."""
+"""One training on several real processes: the run of one, and nothing lost to kill -9."""
 
 import dataclasses
 import hashlib
@@ -6,18 +6,16 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask
+from tiny import Tiny, TinyTask, ended, reached, rows, started
 
-from mvngrad.lab import checkpoint, metrics, parallel as processes, step
+from mvngrad.lab import checkpoint, parallel as processes, step
 from mvngrad.lab.data.tokens import Manifest, Part
-from mvngrad.lab.lock import began
 from mvngrad.lab.parallel import agreed, joined, ranks, told
 from mvngrad.lab.recipes.language import wikitext103
 from mvngrad.lab.tasks.language import LanguageTask
@@ -40,7 +38,16 @@ RECIPE = dataclasses.replace(
     eval_windows=5,  # which neither two nor three processes can share evenly
 )
 EXACT = dataclasses.replace(RECIPE, deterministic=True)
-OPTIONS = {name: value for name, value in RECIPE.settings.items() if value is not None}
+HALF = dataclasses.replace(RECIPE, precision="bf16")
+OTHER = dataclasses.replace(RECIPE, seed=1, steps=4)
+
+
+class Small(LanguageTask):
+    """With 256 tokens for 50,304, which are nearly all of the model and of the time it takes."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.shape = dataclasses.replace(self.shape, vocabulary=256)
 
 
 def write_tokens(folder):
@@ -65,86 +72,66 @@ def data(tmp_path_factory):
     return folder
 
 
-def started(root, data, mode, every=0.0, **changed):
-    """`torchrun -m mvngrad train` on several processes."""
-    given = {**OPTIONS, **changed}
-    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)) if value]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[mode])]
-    command += ["-m", "mvngrad", "train", "wikitext103", *options, "--device", "cpu", "--data", str(data)]
-    command += ["--runs", str(root), "--parallel", mode, "--checkpoint-every", str(every)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
-    )
+class Group:
+    """Processes that train together, with the variables that torchrun would give them."""
 
+    def __init__(self, root, data, mode, *recipes, count=None, **options):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.root, self.said = root, root / "said"
+        root.mkdir(parents=True, exist_ok=True)
+        count = RANKS[mode] if count is None else count
+        shared = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        options = {"root": root, "data": data, "parallel": mode, "checkpoint_every": 0, "task": Small, **options}
+        self.processes = [
+            started(
+                self.said,
+                *(recipes or [RECIPE]),
+                variables={name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
+                **options,
+            )
+            for rank in range(count)
+        ]
 
-def kill(process):
-    """With -9 and all at once: torchrun, and its processes, which are in sessions of their own and would go on."""
-    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for number in (process.pid, *map(int, workers)):
-        os.kill(number, signal.SIGKILL)
-    process.communicate()
-    for number in map(int, workers):
-        while began(number) is not None:  # they have memory to give back, and nobody here waits for them
-            time.sleep(0.01)
+    def reached(self, steps):
+        reached(self.processes[0].is_alive, self.said, self.root / RECIPE.key / "checkpoints", steps)
 
+    def kill(self):
+        """With -9 and all at once."""
+        for process in self.processes:
+            process.kill()
+        self.end(-signal.SIGKILL)
 
-def finished(process, code=0):
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == code, output
-    return output
-
-
-def reached(process, root, steps, recipe=RECIPE):
-    """Wait until a run has written a checkpoint of so many steps."""
-    for _ in range(9000):
-        found = checkpoint.found(root / recipe.key / "checkpoints")
-        if found and int(found[0].name[5:13]) >= steps:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
-    raise AssertionError(f"no checkpoint of step {steps} in 90 s")
+    def end(self, code=0):
+        """Wait for it; what was said."""
+        codes, told = {ended(process, self.said) for process in self.processes}, self.said.read_text()
+        assert codes == {code}, told
+        return told
 
 
 def alone(root, data, recipe=RECIPE, **options):
     """Train, or go on, in this process."""
     try:
-        return train(recipe, root=root, data=data, on_event=lambda event: None, **options)
+        return train(recipe, root=root, data=data, **{"on_event": id, "task": Small, **options})
     finally:
         step.forget()
 
 
 def read(root, recipe=RECIPE):
-    """The result of a run and its rows without clocks."""
-    folder = root / recipe.key
-    rows = [
-        {name: value for name, value in row.items() if name != "seconds"}
-        for row in metrics.rows(folder / "metrics.jsonl")
-    ]
-    return json.loads((folder / "result.json").read_text()), rows
+    """The result of a run and its rows."""
+    return json.loads((root / recipe.key / "result.json").read_text()), rows(root / recipe.key)
 
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """A store for each way to train, with a run that nothing interrupted; made by one of the processes that test."""
-    base = tmp_path_factory.getbasetemp()
-    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
-    try:
-        home.mkdir()
-    except FileExistsError:
-        for _ in range(18000):
-            if (home / "done").exists():
-                break
-            time.sleep(0.01)
-        assert (home / "done").exists(), "the process that makes them failed"
-    else:
-        alone(home / "one", data)
-        for mode in MODES:
-            finished(started(home / mode, data, mode, every=1e9))
-        (home / "done").touch()
+    """A store for each way to train, with runs that nothing interrupted."""
+    home = tmp_path_factory.mktemp("whole")
+    recipes = {"ddp": (RECIPE, OTHER), "fsdp": (RECIPE, HALF)}
+    groups = [Group(home / mode, data, mode, *recipes[mode], checkpoint_every=1e9) for mode in MODES]
+    for recipe in (RECIPE, HALF):
+        alone(home / "one", data, recipe)
+    for group in groups:
+        group.end()
     return {name: home / name for name in ("one", *MODES)}
 
 
@@ -179,10 +166,10 @@ def test_several_processes_train_what_one_does(whole, tmp_path, mode):
 
 @pytest.mark.parametrize(("mode", "steps"), [("ddp", 1), ("fsdp", 5)])
 def test_killed_with_all_its_processes_a_run_ends_in_the_same_weights(whole, data, tmp_path, mode, steps):
-    process = started(tmp_path, data, mode)
-    reached(process, tmp_path, steps)
-    kill(process)
-    assert "goes on after step" in finished(started(tmp_path, data, mode))
+    group = Group(tmp_path, data, mode, pause=0.05)
+    group.reached(steps)
+    group.kill()
+    assert "goes on after step" in Group(tmp_path, data, mode).end()
     (result, rows), (unharmed, others) = read(tmp_path), read(whole[mode])
     assert result["weights"] == unharmed["weights"]
     assert rows == others
@@ -190,12 +177,12 @@ def test_killed_with_all_its_processes_a_run_ends_in_the_same_weights(whole, dat
 
 def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one_or_three(whole, data, tmp_path):
     """By three in the other mode."""
-    process = started(tmp_path / "one", data, "fsdp")
-    reached(process, tmp_path / "one", 2)
-    kill(process)
+    group = Group(tmp_path / "one", data, "fsdp", pause=0.05)
+    group.reached(2)
+    group.kill()
     shutil.copytree(tmp_path / "one", tmp_path / "three")
     alone(tmp_path / "one", data)
-    assert "goes on after step" in finished(started(tmp_path / "three", data, "ddp"))
+    assert "goes on after step" in Group(tmp_path / "three", data, "ddp").end()
     for name in ("one", "three"):
         close(read(tmp_path / name), read(whole["one"]))
 
@@ -206,35 +193,23 @@ def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(whole, data, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         alone(tmp_path, data, checkpoint_every=0, observe=stop)
-    assert "goes on after step 3 of 8" in finished(started(tmp_path, data, "fsdp"))
+    assert "goes on after step 3 of 8" in Group(tmp_path, data, "fsdp").end()
     close(read(tmp_path), read(whole["one"]))
 
 
-def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(data, tmp_path):
+def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(whole):
     """Under fsdp embeddings and norms are in bfloat16 too, which autocast leaves in float32."""
-    recipe = dataclasses.replace(RECIPE, precision="bf16")
-    alone(tmp_path / "one", data, recipe)
-    finished(started(tmp_path / "fsdp", data, "fsdp", every=1e9, precision="bf16"))
-    (result, rows), (other, others) = read(tmp_path / "one", recipe), read(tmp_path / "fsdp", recipe)
+    (result, table), (other, others) = read(whole["one"], HALF), read(whole["fsdp"], HALF)
     assert other["validation_loss"] == pytest.approx(result["validation_loss"], rel=1e-3)
-    for row, beside in zip(rows, others, strict=True):
+    for row, beside in zip(table, others, strict=True):
         assert beside["losses"] == pytest.approx(row["losses"], rel=2e-3)
         assert beside["norms"] == pytest.approx(row["norms"], rel=2e-2)
+    exact, _ = read(whole["fsdp"])
+    assert other["validation_loss"] != pytest.approx(exact["validation_loss"], rel=1e-5)
 
 
-TWICE = """
-import sys
-from pathlib import Path
-from test_parallel import RECIPE, dataclasses, train
-root, data, mode = sys.argv[1:]
-for seed in (0, 1):
-    train(dataclasses.replace(RECIPE, seed=seed, steps=4), root=Path(root), data=Path(data), parallel=mode)
-"""
-
-
-def test_one_job_of_torchrun_may_train_twice(data, tmp_path):
-    finished(launched(TWICE, tmp_path, tmp_path / "runs", data, "ddp", count=2))
-    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2
+def test_processes_may_train_one_run_after_another(whole):
+    assert read(whole["ddp"], OTHER)[0]["steps"] == 4
 
 
 def test_a_device_that_is_too_small_names_the_micro_batch(data, tmp_path):
@@ -246,65 +221,51 @@ def test_a_device_that_is_too_small_names_the_micro_batch(data, tmp_path):
         alone(tmp_path, data, dataclasses.replace(RECIPE, micro_batch_size=6), task=Large)
 
 
-ON_GPU = """
-import sys
-from pathlib import Path
-from test_parallel import EXACT, train
-root, data, *mode = sys.argv[1:]
-train(EXACT, root=Path(root), data=Path(data), device="cuda", checkpoint_every=0, parallel=mode[0] if mode else None)
-"""
-
-
-def launched(text, home, root, data, *mode, count=1):
-    """A process of its own, or with a mode what torchrun makes of it; the way to the packages stays as it is."""
-    script = home / "script.py"
-    script.write_text(text)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if mode else []
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, *launch, str(script), str(root), str(data), *mode],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
     """One process; and the captured step is the one that is not."""
-    process = launched(ON_GPU, tmp_path, tmp_path / "killed", data)
-    reached(process, tmp_path / "killed", 3, EXACT)
+    options = {"data": data, "device": "cuda", "task": LanguageTask}
+    process = started(tmp_path / "said", EXACT, root=tmp_path / "killed", checkpoint_every=0, **options)
+    reached(process.is_alive, tmp_path / "said", tmp_path / "killed" / EXACT.key / "checkpoints", 3)
     process.kill()
-    process.communicate()
-    found = {}
-    for name, capture in {"captured": True, "plain": False, "killed": True}.items():
-        options = {"data": data, "device": "cuda", "capture": capture, "on_event": lambda event: None}
-        found[name] = train(EXACT, root=tmp_path / name, **options).result["weights"]
-        step.forget()
-    assert len(set(found.values())) == 1
+    ended(process, tmp_path / "said")
+    found = {
+        alone(tmp_path / name, recipe=EXACT, capture=capture, **options).result["weights"]
+        for name, capture in {"captured": True, "plain": False, "killed": True}.items()
+    }
+    assert len(found) == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 def test_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
     """All that can be tried of NCCL on one GPU."""
-    finished(launched(ON_GPU, tmp_path, tmp_path / mode, data, mode))
-    train(EXACT, root=tmp_path / "one", data=data, device="cuda", on_event=lambda event: None)
-    step.forget()
+    Group(tmp_path / mode, data, mode, EXACT, count=1, device="cuda", task=LanguageTask).end()
+    alone(tmp_path / "one", data, EXACT, device="cuda", task=LanguageTask)
     close(read(tmp_path / mode, EXACT), read(tmp_path / "one", EXACT))
 
 
-def test_a_signal_to_one_process_stops_all_of_them_at_one_step(data, tmp_path):
-    process = started(tmp_path, data, "ddp")
-    reached(process, tmp_path, 1)
-    process.send_signal(signal.SIGTERM)  # which torchrun passes on, when it likes to
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "stopped by SIGTERM after step" in output
-    newest = checkpoint.newest(tmp_path / RECIPE.key / "checkpoints")
-    assert newest is not None
-    assert f"after step {int(newest.name[5:13])};" in output
+def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go_on_from_there(data, tmp_path):
+    pytest.importorskip("tyro")
+    given = {name: value for name, value in RECIPE.settings.items() if value}
+    given |= {"device": "cpu", "data": data, "runs": tmp_path, "parallel": "ddp", "checkpoint_every": 0}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", "mvngrad"]
+    command += ["train", "wikitext103", *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())]
+    said, at = tmp_path / "said", tmp_path / RECIPE.key / "checkpoints"
+
+    def launched():
+        with said.open("w") as out:
+            return subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    process = launched()
+    reached(lambda: process.poll() is None, said, at, 1)
+    process.send_signal(signal.SIGTERM)  # which it passes on, when it likes to
+    assert process.wait(120) != 0
+    step = int(checkpoint.newest(at).name[5:13])
+    assert f"stopped by SIGTERM after step {step};" in said.read_text()
+    assert launched().wait(120) == 0, said.read_text()
+    assert f"goes on after step {step} of 8" in said.read_text()
+    assert read(tmp_path)[0]["status"] == "finished"
 
 
 def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mvngrad import cli
 from mvngrad.lab import events, progress, reproduce, store
-from mvngrad.lab.progress import Bars, Training
+from mvngrad.lab.progress import Bars, TrainingBar
 from mvngrad.lab.targets import TARGETS, spike
 
 
@@ -252,7 +252,7 @@ def terminal():
 
 
 def test_a_training_shows_where_it_is_on_a_terminal(capsys):
-    with Training(terminal()) as live:
+    with TrainingBar(terminal()) as live:
         live(told(3, test_accuracy=40.5, test_loss=2.0))
         live(told(4))
         (bar,) = live.tasks
@@ -263,7 +263,7 @@ def test_a_training_shows_where_it_is_on_a_terminal(capsys):
 
 
 def test_elsewhere_a_training_is_a_line_for_each_evaluation(capsys):
-    with Training(Console(file=io.StringIO())) as live:
+    with TrainingBar(Console(file=io.StringIO())) as live:
         live(told(3))
         live(told(4, test_accuracy=40.5))
     assert capsys.readouterr().out == (
@@ -275,11 +275,11 @@ def test_elsewhere_a_training_is_a_line_for_each_evaluation(capsys):
 def test_within_a_long_epoch_there_are_signs_of_life(capsys):
     """On a terminal each, elsewhere a line where none has come for long."""
     sign = events.Step("cifar100-0", 40, 9600, 100.0)
-    with Training(terminal()) as live:
+    with TrainingBar(terminal()) as live:
         live(sign)
         (bar,) = live.tasks
         assert (bar.completed, bar.total, bar.fields["now"]) == (40, 9600, "step 40/9600  1:40 left")
-    with Training(Console(file=io.StringIO())) as live:
+    with TrainingBar(Console(file=io.StringIO())) as live:
         live(sign)
         assert capsys.readouterr().out == ""
         live.last -= progress.QUIET

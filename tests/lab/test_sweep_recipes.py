@@ -14,7 +14,7 @@ from tiny import TinyTask
 
 from mvngrad.lab.metrics import rows
 from mvngrad.lab.recipe import Recipe
-from mvngrad.lab.recipes import cifar100, language
+from mvngrad.lab.recipes import cifar100, language, training
 from mvngrad.lab.recipes.sweeps import SWEEPS, Outcome, Results, contestant, grid, named
 from mvngrad.lab.store import runs
 from mvngrad.lab.sweep import budget, plan
@@ -60,8 +60,8 @@ def test_every_recipe_can_be_made_again_from_a_store(name):
     ("name", "selected"),
     [
         ("cifar100-bs1024", [r for r in cifar100.table1() if (r.batch_size, r.seed) == (1024, 0)]),
-        ("wikitext103", [language.wikitext103(o) for o in language.COUPLED]),
-        ("openwebtext", [language.openwebtext(o) for o in language.DECOUPLED]),
+        ("wikitext103", [language.wikitext103(o) for o in training.COUPLED]),
+        ("openwebtext", [language.openwebtext(o) for o in training.DECOUPLED]),
     ],
 )
 def test_what_the_paper_selected_is_in_its_grid(name, selected):

@@ -13,29 +13,18 @@ import torch
 from mvngrad.lab.data import files, text, text_bpe, text_corpora, text_documents
 from mvngrad.lab.data.files import DamagedFile, KnownFile
 from mvngrad.lab.data.text import prepare
-from mvngrad.lab.data.tokens import END_OF_TEXT, Manifest, Tokens, offsets, share, windows
+from mvngrad.lab.data.tokens import END_OF_TEXT, Manifest, Tokens, numbers, offsets, share, windows
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 WRITTEN = ("manifest.json", "train.bin", "validation.bin")
 
 
-class Letters:
-    """An encoding in which a token is a byte."""
-
-    def encode_ordinary(self, document):
-        return list(document.encode())
-
-
-@pytest.fixture(autouse=True)
-def _no_data_of_this_machine(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data")
 
 
 @pytest.fixture
-def letters(monkeypatch):
+def letters(letters, monkeypatch):
     """Prepares by bytes instead of GPT-2's tokens, in pieces of a few documents."""
-    monkeypatch.setattr(text_bpe, "encoding", lambda vocabulary: Letters())
     monkeypatch.setattr(text_documents, "PIECE_BYTES", 100)
 
 
@@ -64,9 +53,8 @@ def contents(folder):
 
 def told(folder, split):
     """The documents of a split that was prepared by bytes."""
-    numbers = Tokens.open(folder, split).window(0, len(Tokens.open(folder, split))).tolist()
     found, current = [], bytearray()
-    for number in numbers:
+    for number in numbers(Tokens.open(folder, split).data).tolist():
         if number == END_OF_TEXT:
             found.append(current.decode())
             current.clear()
@@ -173,9 +161,9 @@ def test_the_number_of_workers_changes_nothing(tmp_path, vocabulary, monkeypatch
 def test_tokens_are_gpt2s_and_decode_to_the_text(tmp_path, vocabulary):
     texts = ["Hello world", "It's 2026,\n\n  größer than 日本 <|endoftext|> inside"]
     prepare([write(tmp_path / "a.txt", texts)], tmp_path / "out", source="test", validation=0, vocabulary=vocabulary)
-    tokens = Tokens.open(tmp_path / "out", checksum=True)
-    assert tokens.window(0, 3).tolist() == [15496, 995, END_OF_TEXT]
-    rest = tokens.window(3, len(tokens) - 3).tolist()
+    first, rest = numbers(Tokens.open(tmp_path / "out", checksum=True).data).tensor_split([3])
+    assert first.tolist() == [15496, 995, END_OF_TEXT]
+    rest = rest.tolist()
     assert rest.count(END_OF_TEXT) == 1
     assert text_bpe.encoding(vocabulary).decode(rest) == texts[1] + "<|endoftext|>"
 
@@ -299,7 +287,7 @@ def published(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "documents"), [("wikitext103", [" \n = train = \n \n words \n"]), ("openwebtext", ["one", "two"])]
 )
-def test_a_published_text_is_downloaded_once_verified_and_prepared(tmp_path, published, name, documents):
+def test_a_published_text_is_downloaded_once_verified_and_prepared(tmp_path, monkeypatch, published, name, documents):
     with pytest.raises(FileNotFoundError, match=f"mvngrad data get {name}"):
         text_corpora.corpus(name)
     text_corpora.download(name, tmp_path)
@@ -312,6 +300,8 @@ def test_a_published_text_is_downloaded_once_verified_and_prepared(tmp_path, pub
     archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(DamagedFile, match="download it again"):
         text_corpora.download(name, tmp_path)
+    monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
+    assert text_corpora.download(name) == tmp_path / "variable"
 
 
 def test_the_stand_in_is_called_one(tmp_path):
@@ -340,15 +330,10 @@ def prepared(letters, tmp_path):
 
 
 def test_windows_are_where_they_should_be(prepared):
-    tokens = Tokens.open(prepared, checksum=True)
-    assert tokens.window(2, 4).tolist() == [ord("c"), END_OF_TEXT, ord("d"), ord("e")]
-    assert tokens.window(2, 4).dtype == torch.int64
-    found = windows(tokens.data, torch.tensor([2, 0]), 4)
-    assert found.tolist() == [tokens.window(2, 4).tolist(), tokens.window(0, 4).tolist()]
-    assert len(tokens.window(5, len(tokens) - 5)) == 4
-    for start in (-1, 6):
-        with pytest.raises(IndexError, match=f"start={start}"):
-            tokens.window(start, 4)
+    found = windows(Tokens.open(prepared, checksum=True).data, torch.tensor([2, 0, 5]), 4)
+    expected = [["c", END_OF_TEXT, "d", "e"], ["a", "b", "c", END_OF_TEXT], ["e", "f", "g", END_OF_TEXT]]
+    assert found.tolist() == [[token if token == END_OF_TEXT else ord(token) for token in row] for row in expected]
+    assert found.dtype == torch.int64
 
 
 def test_a_file_cut_short_or_altered_is_not_read(prepared):

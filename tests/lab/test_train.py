@@ -3,21 +3,21 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask
+from tiny import Tiny, TinyTask, ended, reached, rows, started
 
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad.lab import checkpoint, metrics, sitting, step
 from mvngrad.lab.events import Message, Progress, Step
+from mvngrad.lab.lock import held
 from mvngrad.lab.monitored import monitored
 from mvngrad.lab.targets.cifar_gap import gap as variance_gap
 from mvngrad.lab.train import Interrupted, train
@@ -26,7 +26,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)
-SCRIPT = Path(__file__).with_name("tiny.py")
 
 
 @pytest.fixture
@@ -48,10 +47,6 @@ def folder(tmp_path, recipe, root="runs"):
 def kept(checkpoints):
     """The content of the newest checkpoint."""
     return torch.load(checkpoint.newest(checkpoints), weights_only=True)
-
-
-def rows(path):
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in metrics.rows(path)]
 
 
 def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
@@ -79,6 +74,21 @@ def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
 
 def test_a_finished_run_is_not_trained_again(run):
     first, events = run(Tiny()), []
+    assert run(Tiny(), on_event=events.append) == first
+    assert events == []
+
+
+def test_a_run_that_another_process_finished_a_moment_ago_is_not_trained_again(run, tmp_path, monkeypatch):
+    """After it was looked for, and before its folder was let go."""
+    first, events = run(Tiny(), "other"), []
+
+    @contextmanager
+    def late(at):
+        with held(at) as check:
+            shutil.copytree(folder(tmp_path, Tiny(), "other"), at, dirs_exist_ok=True)
+            yield check
+
+    monkeypatch.setattr("mvngrad.lab.train.held", late)
     assert run(Tiny(), on_event=events.append) == first
     assert events == []
 
@@ -126,6 +136,20 @@ def test_the_seed_decides_the_first_weights(run, tmp_path):
         assert torch.equal(found, TinyTask(recipe, None, torch.device("cpu")).build()[0].weight)
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32)])
+def test_products_are_in_the_precision_of_the_recipe_in_training_and_in_evaluation(run, precision, dtype):
+    seen = set()
+
+    class Watched(TinyTask):
+        def build(self):
+            model = super().build()
+            model.register_forward_hook(lambda model, inputs, scores: seen.add((model.training, scores.dtype)))
+            return model
+
+    run(Tiny(precision=precision, epochs=1), task=Watched)
+    assert seen == {(True, dtype), (False, dtype)}
+
+
 @each_device
 def test_recipes_share_what_they_have_in_common(run, device):
     """Another seed or rate takes the same captured step, another optimizer the same model."""
@@ -166,62 +190,56 @@ def test_the_step_never_reads_the_same_plan_twice(run, tmp_path):
 # Interruptions
 
 
-def started(root, device="cpu", pause=0.0):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    command = [sys.executable, str(SCRIPT), str(root), device, str(pause)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-
-
-def finished(process):
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    return output
-
-
-def reached(process, checkpoints, steps):
-    """Wait until a process has written a checkpoint of so many steps."""
-    for _ in range(6000):
-        found = checkpoint.found(checkpoints)
-        if found and int(found[0].name[5:13]) >= steps:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
-    raise AssertionError(f"no checkpoint of step {steps} in a minute")
-
-
 @each_device
-def test_killed_at_any_step_a_run_ends_in_the_same_weights(tmp_path, device):
-    recipe = Tiny(deterministic=True)
-    finished(started(tmp_path / "whole", device))
+def test_killed_at_any_step_a_run_ends_in_the_same_weights(run, tmp_path, device):
+    recipe, said, told = Tiny(deterministic=True), tmp_path / "said", []
+    options = {"root": tmp_path / "killed", "device": device, "task": TinyTask, "checkpoint_every": 0}
     for steps in (3, 14):  # within an epoch, and at the end of one
-        process = started(tmp_path / "killed", device, pause=0.05)
-        reached(process, folder(tmp_path, recipe, "killed") / "checkpoints", steps)
+        process = started(said, recipe, pause=0.05, **options)
+        reached(process.is_alive, said, folder(tmp_path, recipe, "killed") / "checkpoints", steps)
         process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    assert "goes on after step" in finished(started(tmp_path / "killed", device))
-    results, tables = [], []
-    for root in ("whole", "killed"):
-        at = folder(tmp_path, recipe, root)
-        results.append(json.loads((at / "result.json").read_text()))
-        tables.append(rows(at / "metrics.jsonl"))
+        assert ended(process, said) == -signal.SIGKILL
+    results = [run(recipe, root, device=device, on_event=told.append).result for root in ("killed", "whole")]
+    assert told[0].text.startswith("goes on after step")
     assert results[0]["weights"] == results[1]["weights"]
     assert results[0]["train_accuracy"] == results[1]["train_accuracy"]
+    tables = [rows(folder(tmp_path, recipe, root)) for root in ("killed", "whole")]
     assert tables[0] == tables[1]
-    assert [row["step"] for row in tables[1]] == [7, 14, 21]
+    assert [row["step"] for row in tables[0]] == [7, 14, 21]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(tmp_path, number):
-    recipe = Tiny(deterministic=True)
-    process = started(tmp_path, pause=0.05)
-    reached(process, folder(tmp_path, recipe, ".") / "checkpoints", 2)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, output
-    stopped = kept(folder(tmp_path, recipe, ".") / "checkpoints")["step"]
-    assert f"stopped by {number.name} after step {stopped}; start it again" in output
-    assert f"goes on after step {stopped} of 21" in finished(started(tmp_path))
+def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, number):
+    recipe, said, told = Tiny(), tmp_path / "said", []
+    at = folder(tmp_path, recipe) / "checkpoints"
+    process = started(said, recipe, pause=0.05, root=tmp_path / "runs", task=TinyTask, checkpoint_every=0)
+    reached(process.is_alive, said, at, 2)
+    os.kill(process.pid, number)
+    assert ended(process, said) == 128 + number
+    stopped = kept(at)["step"]
+    assert f"stopped by {number.name} after step {stopped}; start it again" in said.read_text()
+    run(recipe, on_event=told.append)
+    assert told[0].text == f"goes on after step {stopped} of 21"
+
+
+def test_a_second_signal_of_a_kind_is_no_longer_held_back(run):
+    class Impatient(Exception):
+        pass
+
+    def stop(number, frame):
+        raise Impatient
+
+    def twice(event):
+        if isinstance(event, Progress):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(Impatient):
+            run(Tiny(), on_event=twice)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
@@ -240,12 +258,12 @@ def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, e
     whole = run(Tiny(), "whole")
     with pytest.raises(Interrupted, match=rf"after step {7 * epoch};"):
         run(Tiny(), task=Signalled)
-    assert [row["step"] for row in rows(folder(tmp_path, Tiny()) / "metrics.jsonl")] == [7, 14, 21][: epoch - 1]
+    assert [row["step"] for row in rows(folder(tmp_path, Tiny()))] == [7, 14, 21][: epoch - 1]
     resumed = run(Tiny()).result
     assert {name: resumed[name] for name in ("weights", "test_loss", "train_accuracy")} == {
         name: whole.result[name] for name in ("weights", "test_loss", "train_accuracy")
     }
-    tables = [rows(folder(tmp_path, Tiny(), root) / "metrics.jsonl") for root in ("whole", "runs")]
+    tables = [rows(folder(tmp_path, Tiny(), root)) for root in ("whole", "runs")]
     assert tables[0] == tables[1]
 
 
@@ -289,8 +307,17 @@ def test_a_signal_at_the_end_of_an_epoch_loses_no_row_and_repeats_none(run, tmp_
         assert stopped.value.step == 7 * epoch
     assert signal.getsignal(signal.SIGTERM) == before
     assert run(Tiny()).result["weights"] == whole.result["weights"]
-    tables = [rows(folder(tmp_path, Tiny(), root) / "metrics.jsonl") for root in ("whole", "runs")]
+    tables = [rows(folder(tmp_path, Tiny(), root)) for root in ("whole", "runs")]
     assert tables[0] == tables[1]
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_sittings(run, tmp_path):
+    with pytest.raises(Interrupted):
+        run(Tiny(), on_event=interrupt(1))
+    at = folder(tmp_path, Tiny()) / "checkpoints"
+    saved = kept(at)
+    checkpoint.save(at, saved["step"], {"seconds": 1000.0}, saved["state"], keep=1)
+    assert run(Tiny()).result["seconds"] > 1000
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "bf16", "int8"])
@@ -310,7 +337,7 @@ def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(run, tmp_path, sta
     assert newest.name in told[0].text
     assert told[1].text == "goes on after step 13 of 21"
     assert again.result["weights"] == whole.result["weights"]
-    assert rows(at / "metrics.jsonl") == rows(folder(tmp_path, recipe, "whole") / "metrics.jsonl")
+    assert rows(at) == rows(folder(tmp_path, recipe, "whole"))
 
 
 def test_a_run_that_only_lacks_its_result_is_finished(run, tmp_path):
@@ -400,7 +427,7 @@ def test_an_observer_changes_nothing_and_its_time_is_not_the_runs(run, tmp_path,
     assert seen == [(epoch, 4, 7) for epoch in (1, 2, 3)]
     assert observed.result["weights"] == alone.result["weights"]
     assert observed.result["test_loss"] == alone.result["test_loss"]
-    tables = [rows(folder(tmp_path, recipe, root) / "metrics.jsonl") for root in ("alone", "observed")]
+    tables = [rows(folder(tmp_path, recipe, root)) for root in ("alone", "observed")]
     assert tables[0] == tables[1]
     assert observed.result["seconds"] + observed.result["setup_seconds"] + 3 * 0.2 <= passed
 
@@ -416,7 +443,7 @@ def test_a_captured_run_is_the_uncaptured_one(run, tmp_path, optimizer, state_dt
     recipe = dataclasses.replace(recipe, deterministic=True)
     runs = [run(recipe, f"capture={capture}", device="cuda", capture=capture) for capture in (False, True)]
     assert runs[0].result["test_loss"] == pytest.approx(runs[1].result["test_loss"], rel=1e-4)
-    tables = [rows(folder(tmp_path, recipe, f"capture={capture}") / "metrics.jsonl") for capture in (False, True)]
+    tables = [rows(folder(tmp_path, recipe, f"capture={capture}")) for capture in (False, True)]
     for one, other in zip(*tables, strict=True):
         assert one == pytest.approx(other, rel=1e-3)
 
@@ -461,6 +488,15 @@ def test_a_second_run_replays_the_first_ones_graph(run):
 def test_a_compiled_run_is_the_uncompiled_one(run, device):
     runs = [run(Tiny(), f"compile={compile}", device=device, compile=compile) for compile in (False, True)]
     assert runs[0].result["test_loss"] == pytest.approx(runs[1].result["test_loss"], rel=1e-2)
+
+
+def test_a_deterministic_run_is_never_compiled(run, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compiled.append(part.__name__) or part)
+    run(Tiny(deterministic=True), compile=True)
+    assert compiled == []
+    run(Tiny(), compile=True)
+    assert compiled == ["batch", "loss"]
 
 
 @each_device

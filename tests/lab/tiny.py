@@ -1,17 +1,26 @@
-"""A recipe of the training loop that takes a second: random images, a network with batch normalization."""
+"""A recipe of the training loop that takes a second, and processes of their own that train, to be killed."""
 
 import dataclasses
-import random
+import multiprocessing
+import os
 import sys
-from pathlib import Path
+import time
 from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from mvngrad.lab import checkpoint, metrics
 from mvngrad.lab.recipes.training import Training
-from mvngrad.lab.task import Task
+from mvngrad.lab.task import Task, drawing
+from mvngrad.lab.train import Interrupted, train
+
+SERVER = multiprocessing.get_context("forkserver")
+"""Has imported what processes need before they begin: they are there at once."""
+SERVER.set_forkserver_preload(
+    ["mvngrad.lab.train", "mvngrad.lab.tasks.language", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,8 @@ class Tiny(Training):
 
 
 class TinyTask(Task):
+    """Random images, a network with batch normalization."""
+
     source = "random images"
 
     def __init__(self, recipe, folder, device):
@@ -51,8 +62,7 @@ class TinyTask(Task):
         )
 
     def plan(self, recipe, epoch):
-        draw = random.Random(f"{recipe.seed} {epoch}")
-        generator = torch.Generator().manual_seed(draw.getrandbits(32))
+        _, generator = drawing(recipe.seed, epoch)
         order = torch.randperm(recipe.images, generator=generator)
         padded = torch.zeros(self.steps_per_epoch * recipe.batch_size, dtype=torch.int64)
         padded[: len(order)] = order
@@ -71,14 +81,20 @@ class TinyTask(Task):
         return {**found, "train_accuracy": (scores.argmax(1) == self.labels).float().mean().item()} if final else found
 
 
-if __name__ == "__main__":
-    # A process of its own, to be killed while it pauses after each step: tiny.py ROOT DEVICE SECONDS
-    import time
+def started(said, *recipes, variables=None, pause=0.0, **options):
+    """A process that trains recipes, with `variables` in its environment and a `pause` after each checkpoint.
 
-    from mvngrad.lab import checkpoint
-    from mvngrad.lab.train import Interrupted, train
+    What it has to say is appended to the file `said`.
+    """
+    process = SERVER.Process(target=_train, args=(said, recipes, variables or {}, pause, options), daemon=True)
+    process.start()
+    return process
 
-    root, device, pause = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+
+def _train(said, recipes, variables, pause, options):
+    for stream in (1, 2):
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.environ.update(variables)
     save = checkpoint.save
 
     def slow(*arguments):
@@ -87,7 +103,32 @@ if __name__ == "__main__":
 
     checkpoint.save = slow
     try:
-        train(Tiny(deterministic=True), root=root, device=device, checkpoint_every=0, task=TinyTask)
+        for recipe in recipes:
+            train(recipe, **options)
     except Interrupted as stopped:
         print(stopped)
         sys.exit(128 + stopped.signal_number)
+
+
+def ended(process, said):
+    """How a process ended."""
+    process.join(180)
+    assert process.exitcode is not None, said.read_text()
+    return process.exitcode
+
+
+def reached(alive, said, checkpoints, steps):
+    """Wait until a process, which is `alive` meanwhile, has written a checkpoint of so many steps."""
+    for _ in range(9000):
+        found = checkpoint.found(checkpoints)
+        if found and int(found[0].name[5:13]) >= steps:
+            return
+        assert alive(), said.read_text()
+        time.sleep(0.01)
+    raise AssertionError(f"no checkpoint of step {steps} in 90 s")
+
+
+def rows(folder):
+    """The metrics of a run, without clocks."""
+    found = metrics.rows(folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]

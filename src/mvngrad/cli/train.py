@@ -55,8 +55,8 @@ class Train(Generic[R]):
         from rich.console import Console
 
         from mvngrad.lab import sinks
-        from mvngrad.lab.monitored import monitored
-        from mvngrad.lab.progress import Training
+        from mvngrad.lab.monitored import check, monitored
+        from mvngrad.lab.progress import TrainingBar
         from mvngrad.lab.train import Interrupted, train
 
         processes, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
@@ -66,6 +66,8 @@ class Train(Generic[R]):
             raise ValueError("--device cuda: this torch sees no GPU; use --device cpu")
         if not self.checkpoint_every >= 0:
             raise ValueError(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
+        if self.monitored:
+            check(self.recipe)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         recipe: Any = self.recipe
         if isinstance(recipe, Language):
@@ -79,7 +81,7 @@ class Train(Generic[R]):
             if first and self.wandb is not None:
                 listeners.append(stack.enter_context(closing(sinks.WandB(self.wandb, recipe))))
             if first:
-                listeners.append(stack.enter_context(Training(Console())))
+                listeners.append(stack.enter_context(TrainingBar(Console())))
             try:
                 run = train(
                     recipe,

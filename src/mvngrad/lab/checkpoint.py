@@ -14,7 +14,7 @@ import platform
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mvngrad.lab import parallel
+from mvngrad.lab.data.files import chunks
 from mvngrad.lab.lock import Check
 from mvngrad.lab.store import write
 
@@ -39,15 +40,10 @@ def digest(path: Path) -> str:
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if path.is_dir():
             found.update(file.name.encode())
-        for piece in _pieces(file):
-            found.update(piece)
+        with file.open("rb") as opened:
+            for chunk in chunks(opened):
+                found.update(chunk)
     return found.hexdigest()[:16]
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            yield piece
 
 
 def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int, check: Check = lambda: None) -> None:
@@ -115,7 +111,7 @@ def newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
     for path in found(folder):
         if path.stem.endswith(f"-{digest(path)}"):
             return path
-        tell(f"{path.name} is damaged, its content is not what was written; the checkpoint before it is used")
+        tell(f"{path.name} is damaged, its content is not what was written; it is not used")
     return None
 
 

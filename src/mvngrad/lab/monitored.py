@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from mvngrad.diagnostics import Monitor
 from mvngrad.lab.metrics import Metrics
+from mvngrad.lab.recipes.training import Training
 from mvngrad.lab.sitting import Observer
 from mvngrad.lab.step import Stepper
+from mvngrad.lab.task import optimizer
 
 NAME = "monitor.jsonl"
+
+
+def check(recipe: Training) -> None:
+    """Refuse an optimizer that a Monitor cannot read, before anything is trained with it."""
+    try:
+        Monitor(optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).detach()
+    except TypeError:
+        raise ValueError(
+            f"optimizer={recipe.optimizer!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
+        ) from None
 
 
 def monitored(folder: Path) -> Observer:

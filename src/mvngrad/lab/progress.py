@@ -37,7 +37,7 @@ def told(event: events.Progress, metrics: dict[str, float]) -> str:
     return f"{where}  {event.samples_per_second:,.0f}/s  {left}"
 
 
-class Training(Progress):
+class TrainingBar(Progress):
     """The `on_event` of `train`: one bar with its numbers on a terminal, a line for each evaluation elsewhere."""
 
     def __init__(self, console: Console) -> None:

@@ -27,6 +27,8 @@ Observer: TypeAlias = Callable[[int, Stepper], Any]
 
 SIGN_OF_LIFE = 1.0
 """Seconds after which a step is told, where no epoch has ended meanwhile."""
+KEPT = 2
+"""Checkpoints that are kept while training, in case the newest is damaged; of a finished run the last is."""
 
 
 class Interrupted(Exception):
@@ -47,13 +49,12 @@ class Sitting:
         stepper: Stepper,
         folder: Path,
         checkpoint_every: float,
-        keep: int,
         on_event: Callable[[Event], Any],
         observe: Observer | None,
         signals: list[int],
         check: Check,
     ) -> None:
-        self.recipe, self.stepper, self.checkpoints, self.keep = recipe, stepper, folder / "checkpoints", keep
+        self.recipe, self.stepper, self.checkpoints = recipe, stepper, folder / "checkpoints"
         self.every, self.on_event, self.observe, self.signals = checkpoint_every, on_event, observe, signals
         self.check = check
         self.per_epoch = stepper.task.steps_per_epoch
@@ -188,7 +189,7 @@ class Sitting:
         return seconds / taken * (self.steps - self.step)
 
     def _evaluate(self, final: bool) -> dict[str, float | None]:
-        """Metrics by name; what is not finite is missing."""
+        """Metrics by name; None is not finite."""
         self.stepper.model.eval()
         with (
             torch.no_grad(),
@@ -215,7 +216,7 @@ class Sitting:
         due, stop = parallel.agreed(stop or now - self.saved_at >= self.every, stop)
         if due:
             with suppress(Locked) if stop else nullcontext():  # who was asked to stop does so in any case
-                self._save(self.keep)
+                self._save(KEPT)
         if stop:
             raise Interrupted(self.recipe.key, self.step, self.signals[0] if self.signals else signal.SIGTERM)
 

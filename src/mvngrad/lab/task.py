@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
@@ -75,6 +76,12 @@ def of(recipe: Training, data: Path | None, device: torch.device) -> Task:
     """The task of a recipe: `task` in the module of `mvngrad.lab.tasks` that it names."""
     made: Task = import_module(f"mvngrad.lab.tasks.{recipe.trained}").task(recipe, data, device)
     return made
+
+
+def drawing(seed: int, epoch: int) -> tuple[random.Random, torch.Generator]:
+    """What to draw a plan with. Seeds are mixed as text, so that those near each other have nothing in common."""
+    draw = random.Random(f"{seed} {epoch}")
+    return draw, torch.Generator().manual_seed(draw.getrandbits(32))
 
 
 def initial(task: Task, seed: int) -> nn.Module:

@@ -35,7 +35,6 @@ def train(
     capture: bool | None = None,
     parallel: processes.Mode | None = None,
     checkpoint_every: float = 60.0,
-    keep: int = 2,
     on_event: Callable[[Event], Any] = printed,
     observe: Observer | None = None,
     task: tasks.Factory = tasks.of,
@@ -59,7 +58,6 @@ def train(
             model in each, "fsdp" with a part. The data and its order are those of one process, and so is the run, to
             rounding; a checkpoint may be gone on with on another number of processes.
         checkpoint_every: seconds from one checkpoint to the next; 0 writes one after every step.
-        keep: how many checkpoints are kept while training; of a finished run the last is.
         on_event: called with a `Progress` at the end of an epoch and with a `Message` in between.
         observe: called after each epoch, before it can be in a checkpoint; its time is not counted as training.
         task: makes what the recipe trains; the module of its name in `mvngrad.lab.tasks` by default.
@@ -75,7 +73,7 @@ def train(
         first = processes.rank() == 0
         if (finished := processes.told(slot.run)) is not None:
             return cast(Run, finished)
-        check = stack.enter_context(held(slot.folder)) if first else _unasked
+        check = stack.enter_context(held(slot.folder)) if first else lambda: None
         stack.enter_context(kernels(recipe, where))
         stack.enter_context(_memory(recipe, where))
         signals = stack.enter_context(_signals())
@@ -94,7 +92,7 @@ def train(
         else:
             on_event = _nobody
         processes.barrier()
-        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, keep, on_event, observe, signals, check)
+        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, on_event, observe, signals, check)
         result = {**sitting.train(), "setup_seconds": sitting.started - started}
         if first:
             check()
@@ -119,10 +117,6 @@ def _spreadable(recipe: Training, mode: processes.Mode | None) -> None:
 
 def _nobody(event: Event) -> None:
     """Whom all processes but the first tell."""
-
-
-def _unasked() -> None:
-    """The lock of all processes but the first, which have none."""
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, cache, fetch, find, places, read
+from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, fetch, find, home, places, read
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = KnownFile(
@@ -54,11 +54,6 @@ class Cifar100:
     source: str
     """What these images are and in which order, in words for a report."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether this is all of CIFAR-100 and not a sample of it."""
-        return len(self.train_labels) == 50_000
-
 
 def load(folder: Path | None = None) -> Cifar100:
     """CIFAR-100 from `folder`, that of MVNGRAD_DATA, or the cache.
@@ -81,17 +76,12 @@ def load(folder: Path | None = None) -> Cifar100:
 
 
 def download(folder: Path | None = None) -> Path:
-    """Download CIFAR-100 (169 MB) into `folder`/cifar100, by default in the cache; the folder to give to `load`.
-
-    It is verified; what is there already is verified and kept.
+    """Download CIFAR-100 (169 MB) into `folder`/cifar100, by default that of MVNGRAD_DATA or the cache, verified; the
+    folder to give to `load`.
     """
-    home = cache() if folder is None else Path(folder)
-    target = home / "cifar100" / ARCHIVE.name
-    if target.exists():
-        read(target, ARCHIVE)
-    else:
-        fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, ARCHIVE)
-    return home
+    target = home(folder) / "cifar100" / ARCHIVE.name
+    fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, ARCHIVE)
+    return home(folder)
 
 
 def _members(archive: bytearray) -> list[bytes]:

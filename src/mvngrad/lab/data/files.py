@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -42,6 +42,21 @@ class DownloadError(RuntimeError):
     """No mirror yielded a file."""
 
 
+def chunks(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+    """A stream that may be larger than memory, part after part."""
+    while chunk := stream.read(1 << 20):
+        yield chunk
+
+
+def sha256(path: Path) -> str:
+    """Of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in chunks(file):
+            found.update(chunk)
+    return found.hexdigest()
+
+
 def read(path: Path, known: KnownFile) -> bytearray:
     """What `path` holds, unpacked if it is gzipped; a DamagedFile error unless it is exactly the `known` file."""
     content = bytearray()
@@ -56,10 +71,12 @@ def verify(path: Path, known: KnownFile, take: Callable[[bytes], Any] = lambda c
     size, digest, broken = 0, hashlib.sha256(), ""
     with gzip.open(path, "rb") if gzipped else path.open("rb") as stream:
         try:
-            while size <= known.size and (chunk := stream.read(1 << 20)):
+            for chunk in chunks(stream):
                 take(chunk)
                 digest.update(chunk)
                 size += len(chunk)
+                if size > known.size:
+                    break
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             broken = f" ({error})"
     if digest.hexdigest() != known.sha256:
@@ -70,8 +87,13 @@ def verify(path: Path, known: KnownFile, take: Callable[[bytes], Any] = lambda c
 
 
 def cache() -> Path:
-    """The folder downloads go to unless another is named."""
+    """Where data is if nobody names another folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mvngrad"
+
+
+def home(folder: Path | None = None) -> Path:
+    """Where downloads and tokens go: to `folder` or, if none is given, to that of MVNGRAD_DATA, or the cache."""
+    return Path(folder or os.environ.get(FOLDER_VARIABLE) or cache())
 
 
 def places(dataset: str, folder: Path | None = None) -> list[Path]:
@@ -111,11 +133,14 @@ def locate(dataset: str, files: Sequence[KnownFile], folder: Path | None = None)
 
 
 def fetch(urls: Sequence[str], target: Path, known: KnownFile) -> None:
-    """Download `target` from the first of `urls` that yields the `known` file.
+    """Download `target` from the first of `urls` that yields the `known` file; one that is there is verified and kept.
 
     Nothing stands under the name `target` before it is verified. What has arrived is kept beside it as .part, so that
     a transfer that broke off, also one of an earlier process, goes on where it stopped.
     """
+    if target.exists():
+        verify(target, known)
+        return
     part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     failures = []
@@ -166,7 +191,7 @@ def _transfer(url: str, part: Path) -> None:
             kept = 0
         announced = response.headers.get("Content-Length")
         with part.open("ab" if kept else "wb") as out:
-            while piece := response.read(1 << 20):
+            for piece in chunks(response):
                 out.write(piece)
                 for listen in _listeners:
                     listen(out.tell(), None if announced is None else kept + int(announced))

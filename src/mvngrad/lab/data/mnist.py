@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, cache, fetch, locate, read
+from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, cache, fetch, home, locate, read
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 FILES = (
@@ -66,18 +66,13 @@ def normalized(images: Tensor) -> Tensor:
 
 
 def download(folder: Path | None = None) -> Path:
-    """Download MNIST (11 MB) into `folder`/mnist, by default in the cache, verified; the folder to give to `load`.
-
-    Files that are there already are verified and kept.
+    """Download MNIST (11 MB) into `folder`/mnist, by default that of MVNGRAD_DATA or the cache, verified; the folder to
+    give to `load`.
     """
-    home = cache() if folder is None else Path(folder)
     for known in FILES:
-        target = home / "mnist" / f"{known.name}.gz"
-        if target.exists():
-            read(target, known)
-        else:
-            fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, known)
-    return home
+        target = home(folder) / "mnist" / f"{known.name}.gz"
+        fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, known)
+    return home(folder)
 
 
 def _idx(content: bytearray) -> Tensor:

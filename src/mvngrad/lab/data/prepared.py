@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 
 from mvngrad.lab import pool
 from mvngrad.lab.data import text, text_bpe, text_corpora
-from mvngrad.lab.data.files import FOLDER_VARIABLE, cache
+from mvngrad.lab.data.files import home, sha256
 from mvngrad.lab.data.text_documents import documents, pieces
-from mvngrad.lab.data.tokens import SPLITS, Tokens, found, sha256
+from mvngrad.lab.data.tokens import SPLITS, Tokens, found
 
 Progress = Callable[[int, int], Any]
 """Told how many bytes of text are tokenized, and of how many."""
@@ -40,7 +39,7 @@ def prepared(
         on_progress: called with the bytes of text that are tokenized, and all.
     """
     if name in text_corpora.ARCHIVES:
-        _home(data).mkdir(parents=True, exist_ok=True)
+        home(data).mkdir(parents=True, exist_ok=True)
     try:
         corpus = text_corpora.corpus(name, data)
     except FileNotFoundError:
@@ -50,7 +49,7 @@ def prepared(
             return kept
         if name not in text_corpora.ARCHIVES:
             raise
-        corpus = text_corpora.corpus(name, text_corpora.download(name, _home(data)))
+        corpus = text_corpora.corpus(name, text_corpora.download(name, data))
     return _prepare(corpus, name, data, workers, on_progress)
 
 
@@ -71,7 +70,7 @@ def prepare_folder(
     """
     corpus = text_corpora.in_folder(folder)
     _check_usable(folder, corpus)
-    _home(data).mkdir(parents=True, exist_ok=True)
+    home(data).mkdir(parents=True, exist_ok=True)
     held_out = corpus.validation if isinstance(corpus.validation, float) else list(map(sha256, corpus.validation))
     content = json.dumps([text_bpe.NAME, list(map(sha256, corpus.files)), held_out])
     called = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-") or "text"
@@ -104,7 +103,7 @@ def _prepare(
     corpus: text_corpora.Corpus, name: str, data: Path | None, workers: int | None, on_progress: Progress
 ) -> Path:
     """Where the tokens are already they are kept, or made again if they are not of this text."""
-    folder = found(name, data) or _home(data) / "tokens" / name
+    folder = found(name, data) or home(data) / "tokens" / name
     text.prepare(
         corpus.files,
         folder,
@@ -115,9 +114,3 @@ def _prepare(
         on_progress=on_progress,
     )
     return folder
-
-
-def _home(data: Path | None) -> Path:
-    """The folder that downloads and tokens go to."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return data if data is not None else Path(named) if named else cache()

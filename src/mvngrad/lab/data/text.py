@@ -14,8 +14,9 @@ from typing import Any
 
 from mvngrad.lab import pool
 from mvngrad.lab.data import text_bpe
+from mvngrad.lab.data.files import sha256
 from mvngrad.lab.data.text_documents import Piece, documents, pieces
-from mvngrad.lab.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens, sha256
+from mvngrad.lab.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens
 from mvngrad.lab.store import write
 
 VALIDATION_SHARE = 0.005

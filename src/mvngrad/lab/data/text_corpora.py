@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from mvngrad.lab.data.files import DamagedFile, KnownFile, cache, fetch, places, read
+from mvngrad.lab.data.files import KnownFile, fetch, home, places, read
 from mvngrad.lab.data.text import VALIDATION_SHARE
-from mvngrad.lab.data.tokens import sha256
 
 WIKITEXT103 = KnownFile(
     "wikitext-103-v1.zip",
@@ -57,21 +56,15 @@ class Corpus:
 
 
 def download(name: str, folder: Path | None = None) -> Path:
-    """Download wikitext103 (190 MB) or openwebtext (12.9 GB) into `folder`/`name`, by default in the cache, and unpack
-    it there, which takes 0.5 and 12.9 GB more.
-
-    It is verified; what is there already is verified and kept. The folder to give to `corpus`.
+    """Download wikitext103 (190 MB) or openwebtext (12.9 GB) into `folder`/`name`, by default that of MVNGRAD_DATA or
+    the cache, verified, and unpack it there, which takes 0.5 and 12.9 GB more; the folder to give to `corpus`.
     """
     if name not in ARCHIVES:
         raise ValueError(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
-    home, known = cache() if folder is None else Path(folder), ARCHIVES[name]
-    target = home / name / known.name
-    if not target.exists():
-        fetch(MIRRORS[name], target, known)
-    elif (actual := sha256(target)) != known.sha256:
-        raise DamagedFile(f"{target} has sha256 {actual} and not {known.sha256}. Delete it and download it again")
+    target = home(folder) / name / ARCHIVES[name].name
+    fetch(MIRRORS[name], target, ARCHIVES[name])
     _unpack(target)
-    return home
+    return home(folder)
 
 
 def corpus(name: str, folder: Path | None = None) -> Corpus:

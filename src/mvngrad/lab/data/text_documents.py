@@ -40,14 +40,9 @@ class Piece:
         return self.stop - self.start
 
 
-def is_text(path: Path) -> bool:
-    """Whether a file is of one of the three kinds, by its name."""
-    return path.suffix in (*BOUNDARIES, ".tar")
-
-
 def pieces(path: Path) -> list[Piece]:
     """A file as pieces, the same however many workers there will be."""
-    if not is_text(path):
+    if path.suffix not in (*BOUNDARIES, ".tar"):
         raise ValueError(f"{path} is no text by its name; it ends in {', '.join(BOUNDARIES)} or .tar")
     if path.suffix == ".tar":
         return _members(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvngrad.lab.data.files import DamagedFile, places
+from mvngrad.lab.data.files import DamagedFile, places, sha256
 from mvngrad.lab.store import write
 
 END_OF_TEXT = 50256
@@ -105,12 +105,6 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.data)
 
-    def window(self, start: int, length: int) -> Tensor:
-        """The tokens from `start` on, int64 [length]."""
-        if not 0 <= start <= len(self) - length:
-            raise IndexError(f"no {length} tokens from start={start} on: there are {len(self)}")
-        return numbers(self.data[start : start + length])
-
 
 def found(text: str, folder: Path | None = None) -> Path | None:
     """Where the tokens of a text are: tokens/`text` in `folder`, in that of MVNGRAD_DATA, or in the cache."""
@@ -192,12 +186,3 @@ def share(rank: int, ranks: int, batch: int) -> slice:
     [slice(0, 2, None), slice(2, 5, None), slice(5, 8, None)]
     """
     return slice(batch * rank // ranks, batch * (rank + 1) // ranks)
-
-
-def sha256(path: Path) -> str:
-    """Of a file, which may be larger than memory."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            found.update(chunk)
-    return found.hexdigest()

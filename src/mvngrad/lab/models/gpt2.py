@@ -27,7 +27,6 @@ class Shape:
     width: int
     heads: int
     context: int
-    dropout: float = 0.0
     vocabulary: int = PADDED_VOCABULARY
 
 
@@ -43,7 +42,7 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width = shape.width
-        self.heads, self.dropout = shape.heads, shape.dropout
+        self.heads = shape.heads
         self.attention_norm = nn.LayerNorm(width)
         self.attention_input = nn.Linear(width, 3 * width)
         self.attention_output = nn.Linear(width, width)
@@ -52,20 +51,17 @@ class Block(nn.Module):
         self.mlp_output = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._dropped(self._attention(self.attention_norm(x)))
+        x = x + self._attention(self.attention_norm(x))
         hidden = _gelu(self.mlp_input(self.mlp_norm(x)))
-        return x + self._dropped(self.mlp_output(hidden))
+        output: Tensor = self.mlp_output(hidden)
+        return x + output
 
     def _attention(self, x: Tensor) -> Tensor:
         heads = self.attention_input(x).unflatten(2, (3, self.heads, -1)).transpose(1, 3)  # [batch, head, 3, time, ..]
         query, key, value = heads.unbind(2)
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         projected: Tensor = self.attention_output(mixed.transpose(1, 2).flatten(2))
         return projected
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -119,24 +115,19 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, time, vocabulary], or the mean loss if there are `targets` [batch, time].
 
-        The loss is in forward as well, and not in a method of its own alone, because that is what DDP and FSDP wrap.
+        The logits of the whole batch are never in memory for a loss. It is in forward, and not in a method of its own,
+        because that is what DDP and FSDP wrap.
         """
         length = tokens.shape[1]
         if length > self.shape.context:
             raise ValueError(f"tokens of shape {tuple(tokens.shape)} are longer than the context {self.shape.context}")
-        x = self.token_embedding(tokens) + self.position_embedding.weight[:length]
-        x = _autocast(F.dropout(x, self.shape.dropout, self.training))
+        x = _autocast(self.token_embedding(tokens) + self.position_embedding.weight[:length])
         for block in self.blocks:
             x = block(x)
         x = self.final_norm(x)
         if targets is None:
             return F.linear(x, self.token_embedding.weight)
         return cross_entropy(x.flatten(0, 1), self.token_embedding.weight, targets.flatten(), self.loss_rows)
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy, without the logits of the whole batch ever in memory."""
-        loss: Tensor = self(tokens, targets)
-        return loss
 
 
 def from_huggingface(state: Mapping[str, Tensor], vocabulary: int = PADDED_VOCABULARY) -> dict[str, Tensor]:

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from mvngrad.lab.recipe import Recipe
 from mvngrad.lab.recipes import cifar100, language
-from mvngrad.lab.recipes.language import COUPLED, DECOUPLED
 from mvngrad.lab.recipes.mnist import Digits, Mnist
-from mvngrad.lab.recipes.training import CELLS
+from mvngrad.lab.recipes.training import CELLS, COUPLED, DECOUPLED
 
 R = TypeVar("R", bound=Recipe)
 

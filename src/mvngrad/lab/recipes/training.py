@@ -7,7 +7,8 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple, get_args
+from functools import cache
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mvngrad.lab.recipe import Recipe
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
@@ -16,6 +17,8 @@ OptimizerName = Literal[
     "mvngrad", "mvngradw", "adabelief", "adabeliefw", "laprop", "lapropw", "adam", "adamw"
 ]  # fmt: skip
 StateDtype = Literal["float32", "bf16", "int8"]
+COUPLED: tuple[OptimizerName, ...] = ("adam", "laprop", "adabelief", "mvngrad")
+DECOUPLED: tuple[OptimizerName, ...] = ("adamw", "lapropw", "adabeliefw", "mvngradw")
 CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": ADAM}
 
 
@@ -30,6 +33,13 @@ NOT_NEGATIVE = Bound("at least 0", lambda value: value >= 0)
 COUNT = Bound("at least 1", lambda value: value >= 1)
 SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1)
 DECAY = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
+
+
+@cache
+def _kinds(recipe: type[Recipe]) -> dict[str, Any]:
+    """The types of a recipe's fields."""
+    hints = get_type_hints(recipe)
+    return {field.name: hints[field.name] for field in dataclasses.fields(recipe)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +91,12 @@ class Training(Recipe, ABC):
     """What fields must be, where they are not None; a subclass adds its own."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for name, kind in _kinds(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                raise ValueError(f"{name}={value!r} is invalid; choose of {', '.join(get_args(kind))}")
+            if isinstance(value, int) and float in (kind, *get_args(kind)):
+                object.__setattr__(self, name, float(value))  # else 1 and 1.0 would be one recipe with two keys
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name}={value!r} is invalid; it must be finite")
         for name, bound in self.bounds.items():
@@ -89,9 +104,6 @@ class Training(Recipe, ABC):
         if not self.foreign and self.optimizer not in get_args(OptimizerName):
             names = ", ".join(get_args(OptimizerName))
             raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
-        for name, valid in (("state_dtype", ("float32", "bf16", "int8")), ("precision", ("bf16", "float32"))):
-            if getattr(self, name) not in valid:
-                raise ValueError(f"{name}={getattr(self, name)!r} is invalid; choose of {', '.join(valid)}")
         if self.foreign:
             for name, only in (("eps_s", None), ("state_dtype", "float32")):
                 if getattr(self, name) != only:

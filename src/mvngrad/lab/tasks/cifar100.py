@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from mvngrad.lab import augment
 from mvngrad.lab.data import cifar100 as data
 from mvngrad.lab.models.resnet import resnet18
 from mvngrad.lab.recipes.cifar100 import Cifar100
-from mvngrad.lab.task import Plan, Row, Task
+from mvngrad.lab.task import Plan, Row, Task, drawing
 
 CLASSES = 100
 EVALUATED_AT_ONCE = 1000
@@ -62,8 +61,7 @@ class Cifar100Task(Task):
 
     def plan(self, recipe: Cifar100, epoch: int) -> Plan:
         """The order of the images, the numbers that augment each of them, and the share lam of MixUp for each step."""
-        draw = random.Random(f"{recipe.seed} {epoch}")  # mixes the text, so that near seeds have nothing in common
-        generator = torch.Generator().manual_seed(draw.getrandbits(32))
+        draw, generator = drawing(recipe.seed, epoch)
         steps, size, count = self.steps_per_epoch, recipe.batch_size, len(self.train_labels)
         order = torch.zeros(steps * size, dtype=torch.int64)
         taken = min(steps * size, count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from mvngrad.lab.data import mnist as data
 from mvngrad.lab.models.mlp import two_layer_mlp
 from mvngrad.lab.recipes.mnist import Mnist
-from mvngrad.lab.task import Plan, Row, Task
+from mvngrad.lab.task import Plan, Row, Task, drawing
 
 VALIDATION = 6
 """One training digit in so many is held out."""
@@ -49,8 +48,7 @@ class MnistTask(Task):
         return two_layer_mlp(self.hidden)
 
     def plan(self, recipe: Mnist, epoch: int) -> Plan:
-        draw = random.Random(f"{recipe.seed} {epoch}")  # mixes the text, so that near seeds have nothing in common
-        generator = torch.Generator().manual_seed(draw.getrandbits(32))
+        _, generator = drawing(recipe.seed, epoch)
         order = torch.randperm(len(self.train[1]), generator=generator)
         return {"order": order[: self.steps_per_epoch * recipe.batch_size].view(self.steps_per_epoch, -1)}
 
