@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from tyro.conf import Positional, arg, subcommand
 
 from mvngrad.cli.options import DataOrSample
 
 IMAGES = ("mnist", "cifar100")
-TEXTS = ("wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation")
+DataSet = Literal["mnist", "cifar100", "wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation"]
 Home = Annotated[
     Path | None,
     arg(metavar="FOLDER", help="where it is, or is put", help_behavior_hint="(default: MVNGRAD_DATA's, or the cache)"),
@@ -29,12 +29,7 @@ class Get:
     the text.
     """
 
-    name: Annotated[
-        Positional[
-            Literal["mnist", "cifar100", "wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation"]
-        ],
-        arg(metavar="NAME", help=", ".join((*IMAGES, *TEXTS))),
-    ]
+    name: Annotated[Positional[DataSet], arg(metavar="NAME", help=", ".join(get_args(DataSet)))]
     data: Home = None
 
     def __call__(self) -> int:
@@ -42,12 +37,12 @@ class Get:
         from mvngrad.lab.data.prepared import prepared
 
         with progress() as bar, heard(bar("download")):
-            if self.name in TEXTS:
-                told = described(prepared(self.name, self.data, on_progress=bar("tokens")))
-            else:
+            if self.name in IMAGES:
                 module = import_module(f"mvngrad.lab.data.{self.name}")
                 folder = module.download(self.data)
                 told = f"{folder / self.name}: {module.load(folder).source}"
+            else:
+                told = described(prepared(self.name, self.data, on_progress=bar("tokens")))
         print(told)
         return 0
 
