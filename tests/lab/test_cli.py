@@ -1,6 +1,9 @@
 """The command `mvngrad`: what is wrong is one line on stderr that says what to do, and nothing is begun before."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +45,16 @@ def refused(capsys, *words):
     assert said.out == ""
     (line,) = said.err.splitlines()
     return line.removeprefix("mvngrad: ")
+
+
+@pytest.mark.parametrize("words", [("data", "get", "--help"), ("data", "list")])
+def test_who_stops_reading_ends_it_without_a_word(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "mvngrad", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 # What is given

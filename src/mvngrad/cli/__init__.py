@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -158,8 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 args=given[1:],
                 config=CONFIG,
             )
-            return command()
-        return tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)()
+        else:
+            command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # nobody reads on, as `head`: no error, and nothing more to say at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # that of a process that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
         print(f"mvngrad: {error}", file=sys.stderr)
         return 2
