@@ -210,6 +210,19 @@ def test_of_torchs_optimizers_only_adam_is_converted(make):
         mvngrad.convert_state_dict(theirs.state_dict(), None)
 
 
+def test_what_is_converted_is_a_copy_and_a_group_keeps_the_options_that_torchs_has_not():
+    theirs = torch.optim.AdamW(parameters((4, 3), dtype=torch.bfloat16))
+    train(theirs, 1)
+    converted = mvngrad.convert_state_dict(theirs.state_dict(), None)
+    train(theirs, 1)
+    params = parameters((4, 3), dtype=torch.bfloat16)
+    optimizer = mvngrad.AdamW([{"params": params, "stochastic_rounding": True, "rounding_seed": 7}])
+    optimizer.load_state_dict(converted)
+    assert optimizer.state[params[0]]["step"] == 1
+    (group,) = optimizer.param_groups
+    assert (group["stochastic_rounding"], group["rounding_seed"]) == (True, 7)
+
+
 def edit(*path, to):
     """A corruption: the value at `path` becomes `to`, or `to(value)`."""
 

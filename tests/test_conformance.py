@@ -17,9 +17,10 @@ def kernel(rule, hyper, params, grads, state, steps, rounding=DEFAULT):
     """The kernel's launches, kept from step to step as the optimizer keeps them."""
     from mvngrad.optim.launch import Launches
 
-    if not LAUNCHES or LAUNCHES[0].steps is not steps:
-        LAUNCHES[:] = [Launches(rule, params, grads, state, steps)]
-    assert LAUNCHES[0].point(grads)
+    with torch.device("meta"):  # torch's default device is no concern of its tables
+        if not LAUNCHES or LAUNCHES[0].steps is not steps:
+            LAUNCHES[:] = [Launches(rule, params, grads, state, steps)]
+        assert LAUNCHES[0].point(grads)
     LAUNCHES[0].run(hyper, rounding=rounding)
 
 

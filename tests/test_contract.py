@@ -2,10 +2,11 @@
 
 import inspect
 import weakref
+from functools import partial
 
 import pytest
 import torch
-from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, train
+from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, tensors, train
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -225,14 +226,14 @@ def test_complex_parameters_are_pairs_of_real_ones(make):
     assert torch.equal(torch.view_as_real(complex_.detach()), real)
 
 
-@each_optimizer
+@pytest.mark.parametrize("make", [*OPTIMIZERS, partial(mvngrad.MVNGrad, lean=True)], ids=[*NAMES, "lean"])
 def test_differentiable_step_gives_the_meta_gradient(make):
-    """The derivative of a loss after three steps with respect to the learning rate, against finite differences."""
+    """The derivative of a loss after four steps with respect to the learning rate, against finite differences."""
 
     def loss_after(lr):
         x = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True).clone()
         optimizer = make([x], lr=lr, differentiable=True, weight_decay=0.1)
-        for t in range(3):
+        for t in range(4):
             (x.grad,) = torch.autograd.grad((x.clone() ** 4).sum() * (t + 1), x, create_graph=True)
             optimizer.step()
         return x.square().sum()
@@ -243,6 +244,26 @@ def test_differentiable_step_gives_the_meta_gradient(make):
     numeric = (loss_after(0.05 + h) - loss_after(0.05 - h)) / (2 * h)
     assert meta != 0
     torch.testing.assert_close(meta, numeric.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fused": True}, {"foreach": True}, {"state_dtype": "int8"}, {"state_dtype": torch.bfloat16}],
+    ids=str,
+)
+def test_the_default_device_of_torch_is_no_concern_of_a_step(options):
+    """Numbers of the host are made there, whatever is the default."""
+    found = []
+    for device in ("cpu", "meta"):
+        params = parameters((5,), (300, 300))
+        optimizer = mvngrad.MVNGrad(params, **options)
+        for t in range(3):
+            for param, grad in zip(params, tensors((5,), (300, 300), seed=t), strict=True):
+                param.grad = grad
+            with torch.device(device):
+                optimizer.step()
+        found.append(everything(optimizer))
+    assert equal(*found)
 
 
 @each_cell

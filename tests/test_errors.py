@@ -101,6 +101,23 @@ def test_a_sparse_gradient_anywhere_stops_the_whole_step(make):
 
 
 @each_optimizer
+def test_a_sparse_gradient_after_dense_ones_is_refused_too(make):
+    (x,) = parameters((4, 2))
+    optimizer = make([x])
+    train(optimizer, 2)
+    x.grad = torch.ones(4, 2).to_sparse()
+    with pytest.raises(ValueError, match="needs dense gradients"):
+        optimizer.step()
+
+
+@each_optimizer
+def test_float16_parameters_are_not_rounded_at_random(make):
+    optimizer = make(parameters((3,), dtype=torch.float16), stochastic_rounding=True)
+    with pytest.raises(ValueError, match=r"rounds bfloat16 parameters; here is a float16"):
+        train(optimizer, 1)
+
+
+@each_optimizer
 def test_the_kind_of_decay_is_in_the_name(make):
     with pytest.raises(ValueError, match="decoupled_weight_decay is the name's to say"):
         make([{"params": parameters((3,)), "decoupled_weight_decay": not make.decoupled}])
@@ -111,6 +128,13 @@ def test_none_in_a_group_is_the_default_as_in_the_constructor(make):
     (group,) = make([{"params": parameters((3,)), "weight_decay": None, "eps_s": None, "z_clip": None}]).param_groups
     assert group["weight_decay"] == (1e-2 if make.decoupled else 0)
     assert group.get("eps_s") == (1e-16 if make.rule.variance else None)
+
+
+def test_none_in_a_group_takes_back_what_all_groups_have():
+    groups = [{"params": parameters((3,)), "z_clip": None, "beta_mean": None}, {"params": parameters((3,))}]
+    first, second = mvngrad.MVNGrad(groups, z_clip=3.0, beta_mean=0.95).param_groups
+    assert (first["z_clip"], first["beta_mean"]) == (None, None)
+    assert (second["z_clip"], second["beta_mean"]) == (3.0, 0.95)
 
 
 @each_optimizer

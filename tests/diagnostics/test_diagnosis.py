@@ -9,6 +9,8 @@ import torch
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
+from mvngrad.diagnostics.diagnosis import _spikes
+from mvngrad.diagnostics.spikes import Spikes
 
 CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
 
@@ -167,3 +169,17 @@ def test_a_real_training():
     few, many = regime(4), regime(512)
     assert many.numbers["snr"] > 4 * few.numbers["snr"]
     assert few.verdict != many.verdict
+
+
+def test_what_counts_as_back_is_what_the_monitor_counted():
+    """An update that stays at 1.6 medians is never back under 1.5, and is under 4 at once; it does not rise again."""
+    for recovered, steps in ((1.5, 1001), (4.0, 0)):
+        spikes = Spikes(recovered=recovered)
+        for step in range(1, 1400):
+            spikes.feed(step, 100.0 if step == 100 else 1.0, 1.6 if step >= 100 else 1.0)
+        (spike,) = spikes.report()
+        assert (spike["recovered"], spike["recovery_steps"]) == (recovered, steps)
+        assert spike["ended"] == ("given up" if steps else "recovered")
+        found = _spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
+        assert found.verdict == "absorbed"
+        assert f"for at most {steps} steps above {recovered:g} times" in found.because

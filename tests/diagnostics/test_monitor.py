@@ -447,3 +447,29 @@ def test_nothing_happens_while_a_graph_is_captured(make):
         assert monitor.record()["groups"][0]["t"] == 6
     assert records[-1]["groups"][0]["lr"] == pytest.approx(1e-3)
     assert records[-1]["step"] == 6
+
+
+def test_a_state_that_is_loaded_with_fewer_entries_and_a_group_that_is_gone_end_no_training():
+    first, second = parameters((10,), (10,))
+    optimizer, records = mvngrad.MVNGrad([{"params": [first, second]}, {"params": parameters((3,))}]), []
+    fresh = copy.deepcopy(optimizer.state_dict())
+    with Monitor(optimizer, every=2, sink=records.append):
+        train(optimizer, 3)
+        optimizer.load_state_dict(fresh)
+        del optimizer.param_groups[1]
+        first.grad, second.grad = torch.ones(10), None
+        optimizer.step()
+        assert second not in optimizer.state
+    assert [len(record["groups"]) for record in records] == [2, 1]
+
+
+def test_the_default_device_of_torch_is_no_concern_of_a_monitor():
+    weights, records = parameters((50, 50), (60, 60)), []
+    optimizer = mvngrad.MVNGrad(weights)
+    with Monitor(optimizer, every=2, sample=100, sink=records.append):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        for _ in range(4):
+            with torch.device("meta"):
+                optimizer.step()
+    assert [record["groups"][0]["coordinates"] for record in records] == [6100, 6100]

@@ -47,14 +47,23 @@ def refused(capsys, *words):
     return line.removeprefix("mvngrad: ")
 
 
-@pytest.mark.parametrize("words", [("data", "get", "--help"), ("data", "list")])
-def test_who_stops_reading_ends_it_without_a_word(words):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("data", "get", "--help"), ("data", "list"), ("--version",)])
+def test_who_stops_reading_ends_it_without_a_word(words, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "mvngrad", *words]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    command, environment = [sys.executable, "-m", "mvngrad", *words], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
+    def broken(self):
+        raise BrokenPipeError("of a child")
+
+    monkeypatch.setattr(cli.Report, "__call__", broken)
+    assert refused(capsys, "report") == "of a child"
 
 
 # What is given

@@ -161,6 +161,15 @@ def test_the_loss_in_parts_is_the_plain_one_under_autocast():
         assert torch.dist(ours, theirs) <= 1.5 * bound + 1e-6
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_under_autocast_the_residual_stream_has_its_dtype(enabled):
+    model, seen = GPT2(TINY), []
+    model.blocks[-1].register_forward_pre_hook(lambda block, given: seen.append(given[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        model(*tokens())
+    assert seen == [torch.bfloat16 if enabled else torch.float32]
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
 def test_the_loss_is_one_graph_for_the_compiler():
     model, batch = tiny(loss_rows=20), tokens()

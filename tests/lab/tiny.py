@@ -95,6 +95,7 @@ def _train(said, recipes, variables, pause, options):
     for stream in (1, 2):
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.environ.update(variables)
+    torch.set_num_threads(1)
     save = checkpoint.save
 
     def slow(*arguments):

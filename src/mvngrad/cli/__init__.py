@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ DESCRIPTION = (
 )
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
+STDOUT = 1
 
 
 @dataclass
@@ -144,35 +146,51 @@ Command = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; errors that a person can mend are one line on stderr and exit code 2, Ctrl-C is 130."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given in (["--version"], ["-V"]):
-        print(f"mvngrad {__version__}")
-        return 0
     try:
-        if given[:1] == ["train"]:
-            from mvngrad.cli import train
-
-            command: Callable[[], int] = tyro.cli(
-                train.commands(given[1:]),
-                prog="mvngrad train",
-                description=Train.__doc__,
-                args=given[1:],
-                config=CONFIG,
-            )
-        else:
-            command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)
-        code = command()
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # nobody reads on, as `head`: no error, and nothing more to say at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # that of a process that SIGPIPE ended
+        try:
+            return _command(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            _flush()
     except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, BrokenPipeError) and _unread():  # as by `head`: no error, and nothing to say at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+            return 141  # that of a process that SIGPIPE ended
         print(f"mvngrad: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)
         return 130
+
+
+def _command(given: list[str]) -> int:
+    if given in (["--version"], ["-V"]):
+        print(f"mvngrad {__version__}")
+        return 0
+    if given[:1] == ["train"]:
+        from mvngrad.cli import train
+
+        command: Callable[[], int] = tyro.cli(
+            train.commands(given[1:]),
+            prog="mvngrad train",
+            description=Train.__doc__,
+            args=given[1:],
+            config=CONFIG,
+        )
+    else:
+        command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)
+    return command()
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as with `>&-`
+        sys.stdout.flush()
+
+
+def _unread() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    watch = select.poll()
+    watch.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))
 
 
 def _warn(text: str) -> None:

@@ -219,17 +219,21 @@ def _spikes(entries: Sequence[Record]) -> Statement:
     numbers |= {"carried_over": len(late), "update": largest, "recovery_steps": max(waits, default=None)}
     because = (
         f"{text}; updates rose to at most {largest:.3g} times their median, for at most {numbers['recovery_steps']} "
-        f"steps above {RECOVERED:g} times; {len(late)} rose again after the gradient was back."
+        f"steps above {_recovered(followed[-1]):g} times; {len(late)} rose again after the gradient was back."
     )
     return Statement("spikes", "carried over" if late else "absorbed", because, numbers)
 
 
 def _carried_over(spike: Record) -> bool:
-    if spike["ended"] == "given up":
-        return True
     during: float = spike["update_during"]
     after: float = spike["update_after"] or 0.0
-    return after > CARRIED * max(during, RECOVERED)
+    return after > CARRIED * max(during, _recovered(spike))
+
+
+def _recovered(spike: Record) -> float:
+    """How many medians of before an update may be and count as back."""
+    bound: float = spike.get("recovered", RECOVERED)  # which early records do not have
+    return bound
 
 
 def _normalizer(signal: Statement, collapse: Statement, floor: Statement) -> Statement:

@@ -64,7 +64,7 @@ class VarianceGap:
 
     @property
     def relative(self) -> float:
-        """The gap as a share of the larger order's variance: what the other order would save."""
+        """The gap as a share of the first order's variance: what the second saves, or costs where it is negative."""
         return self.gap / self.before if self.before else 0.0
 
     def __str__(self) -> str:

@@ -131,6 +131,7 @@ class Monitor:
         return record
 
     def _watched(self) -> list[_Group]:
+        del self._groups[len(self.optimizer.param_groups) :]  # of groups that are gone
         for number in range(len(self._groups), len(self.optimizer.param_groups)):
             self._groups.append(_Group(self, number, Spikes(self.spike, self.recovered)))
         return self._groups
@@ -180,9 +181,9 @@ class _Group:
 
     def note(self) -> None:
         """Keep the norm of this step's gradient, and the followed coordinates, where they are."""
-        if not self.members:
-            self.renew()
         optimizer = self.monitor.optimizer
+        if not self.members or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
+            self.renew()
         grads = [real(local(param.grad)) for param in self.group["params"] if param.grad is not None]
         if not grads:
             return
@@ -251,7 +252,7 @@ class _Group:
             return [0.0] * count
         how, names = reading.read(self.monitor.optimizer, self.group), list(self.names)
         values = row.view(count, len(names), -1)
-        back = torch.arange(count - 1, -1, -1, dtype=torch.float64)[:, None]
+        back = torch.arange(count - 1, -1, -1, dtype=torch.float64, device="cpu")[:, None]
         corrections = Corrections.at(how.hyper, (ages[None] - back).clamp(min=1), self.followed.spread)
         state = {name: values[:, i] for i, name in enumerate(names)}
         sizes: list[float] = update_sizes(how.rule, how.hyper, corrections, state).square().mean(1).sqrt().tolist()

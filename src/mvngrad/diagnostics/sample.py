@@ -29,8 +29,8 @@ class Sample:
             self.pieces = [(param, None, count) for param, count in zip(params, counts, strict=True) if count]
             return
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(self.population, (size,), generator=generator).sort().values
-        ends = torch.tensor(counts).cumsum(0)
+        drawn = torch.randint(self.population, (size,), generator=generator, device="cpu").sort().values
+        ends = torch.tensor(counts, device="cpu").cumsum(0)
         cuts = [0, *torch.searchsorted(drawn, ends).tolist()]
         for param, end, count, start, stop in zip(params, ends.tolist(), counts, cuts[:-1], cuts[1:], strict=True):
             if stop > start:
@@ -50,7 +50,7 @@ class Sample:
         counts = [count for _, _, count in self.pieces]
         if bool((rows == rows[..., :1]).all()):  # most often all have taken as many steps
             return rows[..., :1].expand(*rows.shape[:-1], sum(counts))
-        return rows.repeat_interleave(torch.tensor(counts), -1)
+        return rows.repeat_interleave(torch.tensor(counts, device="cpu"), -1)
 
 
 def with_state(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor]:

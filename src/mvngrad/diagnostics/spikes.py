@@ -110,6 +110,6 @@ class Spikes:
 
     def report(self) -> list[dict[str, Any]]:
         """The spikes that ended since the last report, and those that have not."""
-        told = [asdict(spike) for spike, _ in self._news]
+        told = [{**asdict(spike), "recovered": self.recovered} for spike, _ in self._news]
         self._news = [entry for entry in self._news if entry[0].ended is None]
         return told

@@ -35,7 +35,7 @@ class Transfer:
 
         def arrived() -> Tensor:
             rows = [self._rows[kind][start:stop] for kind, start, stop in places]
-            return torch.cat(rows) if rows else torch.empty(0, dtype=torch.float64)
+            return torch.cat(rows) if rows else torch.empty(0, dtype=torch.float64, device="cpu")
 
         return arrived
 

@@ -103,7 +103,7 @@ def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
             f"the state_dict keeps its state in {kinds[0]}, this optimizer in {kinds[1]}: make the optimizer with that "
             f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
         )
-    filled = {**optimizer.defaults, **saved, "state_dtype": own["state_dtype"]}
+    filled = {**own, **saved, "state_dtype": own["state_dtype"]}
     optimizer._check(filled)
     return filled
 
@@ -242,6 +242,7 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         in_floats = is_sharded(values[slots[0]]) and state_dtype == "int8"  # as `portable` has them
         room = storage.empty(slots, values[slots[0]], torch.float32 if in_floats else state_dtype or wide)
         storage.close(room, values)
-        states[key] = {"step": kept["step"], **room}
+        step = kept["step"]
+        states[key] = {"step": step.clone() if isinstance(step, torch.Tensor) else step, **room}
     groups = [{**group, "state_dtype": _named(state_dtype)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}

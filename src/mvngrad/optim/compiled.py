@@ -30,7 +30,7 @@ class Corrected(OutOfPlace):
 
 
 CORRECTED = Corrected()
-NO_KEY = torch.zeros((), dtype=torch.int32)
+NO_KEY = torch.zeros((), dtype=torch.int32, device="cpu")
 
 
 @cache
@@ -66,9 +66,10 @@ def compiled(
 
     # Not torch.compile: its checks at every call take longer than the step of a small tensor. The first size that the
     # compiler sees decides whether its loop runs on one thread or on all, for every size.
-    param, grad, *slots = (torch.ones(LARGE, dtype=dtype) for dtype in dtypes[: 2 + len(rule.slots)])
+    param, grad, *slots = (torch.ones(LARGE, dtype=dtype, device="cpu") for dtype in dtypes[: 2 + len(rule.slots)])
     scales = [storage.empty([slot], param, "int8")[f"{slot}_scale"] for slot in rule.slots][: len(names) - len(slots)]
-    numbers, key = torch.ones(3 + len(given), dtype=torch.float64), torch.ones((), dtype=torch.int32)
+    numbers = torch.ones(3 + len(given), dtype=torch.float64, device="cpu")
+    key = torch.ones((), dtype=torch.int32, device="cpu")
     example: list[Any] = [numbers, key, param, grad, *slots, *scales]
     try:
         return standalone_compile(
@@ -102,7 +103,7 @@ def step(
     """
     rows = {} if rows is None else rows
     values = hyper._asdict()
-    given = tuple(name for name in NUMBERS if values[name])
+    given = tuple(name for name in NUMBERS if values[name] or name == "lr")  # which a warm-up begins at 0
     numbers: dict[float, Tensor] = {}
     names, slots = tuple(state), len(rule.slots)
     for i, (param, grad, count) in enumerate(zip(params, grads, steps, strict=True)):
@@ -120,7 +121,8 @@ def step(
         t = count.item()
         if t not in numbers:
             corrections = [1 - hyper.beta1**t, 1 - hyper.beta2**t, 1 - hyper.beta2 ** (t - 1)]
-            numbers[t] = torch.tensor([*corrections, *(values[name] for name in given)], dtype=torch.float64)
+            all_numbers = [*corrections, *(values[name] for name in given)]
+            numbers[t] = torch.tensor(all_numbers, dtype=torch.float64, device="cpu")
         x, *slot_rows = rows[i][1]
         rounded = kept[0].itemsize < 4, rounding.params and param.dtype == torch.bfloat16
         dtypes = x.dtype, g.dtype, *(row.dtype for row in slot_rows)

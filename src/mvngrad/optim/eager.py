@@ -85,8 +85,8 @@ def step(
         dtype = arithmetic_dtype(x)
         kept = {name: tensors[i] for name, tensors in state.items()}
         old = storage.opened(rule.slots, kept, dtype)
-        if differentiable:  # autograd keeps the x it saw, and the parameter is about to be overwritten
-            x = x.clone()
+        if differentiable:  # autograd keeps what it saw, and parameter and state are about to be overwritten
+            x, old = x.clone(), {slot: value.clone() for slot, value in old.items()}
         if x.dtype != dtype:
             x = x.to(dtype)
         if g.dtype != dtype:

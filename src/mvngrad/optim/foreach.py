@@ -166,4 +166,4 @@ def step(
         elif wide:
             torch._foreach_copy_(targets, x.items)
         if not on_device:  # on the host, while the device is at work
-            torch._foreach_add_(counts, torch.tensor(1.0), alpha=1.0)
+            torch._foreach_add_(counts, torch.tensor(1.0, device="cpu"), alpha=1.0)

@@ -36,8 +36,8 @@ REGISTERS = {torch.uint8: 96}
 def blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """For each block of a launch, the tensor it belongs to and its place in that tensor."""
     counts = (sizes + block - 1) // block
-    owners = torch.arange(len(sizes)).repeat_interleave(counts)
-    places = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
+    owners = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
+    places = torch.arange(len(owners), device=sizes.device) - (counts.cumsum(0) - counts)[owners]
     return owners.to(torch.int32), places.to(torch.int32)
 
 
@@ -60,7 +60,7 @@ class Launch:
         self.block, self.loops, warps = SHAPES[kept]
         self.options = {"num_warps": warps}
         self.dtypes = DTYPES[real(params[0]).dtype], DTYPES[real(grads[0]).dtype], DTYPES[kept]
-        sizes = torch.tensor([real(param).numel() for param in params])
+        sizes = torch.tensor([real(param).numel() for param in params], device="cpu")
         owners, spots = blocks(sizes, self.block * self.loops)
         self.kind = _kind(params[0], grads[0])
         self.device = params[0].device
@@ -100,7 +100,7 @@ class Launch:
         g, self.loose_grads = _walkable(grads, self.layout)
         walked = [tensor.data_ptr() for tensor in (*x, *g)]
         self.aligned = self.slots_aligned and all(address % 16 == 0 for address in walked)
-        host = torch.tensor(self.counts + walked + self.kept)
+        host = torch.tensor(self.counts + walked + self.kept, device="cpu")
         if capturing:
             # At every replay the graph uploads its own addresses, from memory that nobody else writes to. Pinned
             # memory cannot be had during a capture: the step before laid it by.

@@ -92,7 +92,7 @@ class RuleOptimizer(Optimizer):
             foreach: one kernel an operation for all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, which equals it and needs less memory.
             fused: one kernel for the whole step: on CUDA in Triton, which None chooses where it can; on the CPU by
-                torch.compile, which needs a C++ compiler and is chosen by True only.
+                torch's compiler, which needs one of C++ and is chosen by True only.
             maximize: ascend instead of descending.
             capturable: keep step counts on the device and read nothing back, for CUDA graphs.
             differentiable: let autograd run through the step.
@@ -121,8 +121,9 @@ class RuleOptimizer(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):  # if not, torch says what is wrong
-            for name in (*OPTIONS, "weight_decay"):  # None is the default, as in the constructor
-                if param_group.get(name, ...) is None:
+            for name in (*OPTIONS, "weight_decay"):  # None is the default, as in the constructor, where it is no value
+                valued = name in ("beta_mean", "z_clip") and name in self.rule.options
+                if param_group.get(name, ...) is None and not valued:
                     del param_group[name]
             if "state_dtype" in param_group:
                 param_group["state_dtype"] = asked_kind(param_group["state_dtype"])
@@ -191,7 +192,8 @@ class RuleOptimizer(Optimizer):
         if len(state) != 1 + len(self._names(group)):
             raise ValueError(
                 f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean or "
-                "state_dtype changed; load mvngrad.convert_state_dict(state_dict, state_dtype) into a new optimizer"
+                "state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
+                "mvngrad.convert_state_dict(state_dict, state_dtype) into it"
             )
         return state
 

@@ -27,7 +27,7 @@ class Rounding(NamedTuple):
 
     def key(self, place: int, t: Any) -> Tensor:
         """What tells a parameter from the others of its group, and its step t from its others: 32 bits."""
-        count = (t if isinstance(t, Tensor) else torch.tensor(t)).to(torch.int32)
+        count = (t if isinstance(t, Tensor) else torch.tensor(t, device="cpu")).to(torch.int32)
         return mixed(mixed(torch.full_like(count, wrapped(self.seed + place * GOLDEN))) + count)
 
     def noise(self, place: int, t: Any, param: Tensor, kept: Tensor) -> Noise | None:

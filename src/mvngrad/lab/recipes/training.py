@@ -37,9 +37,12 @@ DECAY = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
 
 @cache
 def _kinds(recipe: type[Recipe]) -> dict[str, Any]:
-    """The types of a recipe's fields."""
-    hints = get_type_hints(recipe)
-    return {field.name: hints[field.name] for field in dataclasses.fields(recipe)}
+    """The types of a recipe's fields, where they are known at run time."""
+    try:
+        hints = get_type_hints(recipe)
+    except NameError:  # imported for type checkers alone
+        hints = get_type_hints(Training)
+    return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(recipe)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

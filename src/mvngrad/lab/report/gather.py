@@ -48,7 +48,8 @@ def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: 
     settings = [recipe.settings for recipe in recipes]
     same = {key: value for key, value in settings[0].items() if len({str(each[key]) for each in settings}) == 1}
     environment = {
-        key: ", ".join(sorted({str(run.environment.get(key)) for run in done})) for key in done[0].environment
+        key: ", ".join(sorted({str(run.environment[key]) for run in done if key in run.environment}))
+        for key in dict.fromkeys(key for run in done for key in run.environment)
     }
     data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
     result = {**fill(found), "done": len(done), "of": len(recipes), "data": data}
