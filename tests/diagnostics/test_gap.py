@@ -204,3 +204,15 @@ def test_what_cannot_be_compared_is_refused():
         ask(mvngrad.MVNGrad, batches=[1.0])
     with pytest.raises(TypeError, match="SGD is not an optimizer of mvngrad"):
         ask(torch.optim.SGD)
+
+
+def test_a_parameter_that_was_frozen_is_left_out():
+    weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 5)]
+    optimizer = mvngrad.MVNGrad(weights)
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        optimizer.step()
+    weights[1].requires_grad_(False)
+    result = variance_gap(optimizer, lambda g: (weights[0] * g).sum(), torch.randn(8, 3))
+    assert result.coordinates == 3

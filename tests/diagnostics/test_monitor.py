@@ -19,6 +19,7 @@ from mvngrad.diagnostics import Monitor, TensorBoard, read_records
 from mvngrad.diagnostics.measures import SATURATION
 from mvngrad.diagnostics.sample import Sample
 from mvngrad.diagnostics.sinks import scalars
+from mvngrad.diagnostics.spikes import Spikes
 from mvngrad.diagnostics.transfer import Transfer
 from mvngrad.optim import storage
 
@@ -473,3 +474,23 @@ def test_the_default_device_of_torch_is_no_concern_of_a_monitor():
             with torch.device("meta"):
                 optimizer.step()
     assert [record["groups"][0]["coordinates"] for record in records] == [6100, 6100]
+
+
+@pytest.mark.parametrize("options", [{"beta_mean": 0.999}, {"lean": True, "eps": 1.0}], ids=["beta_mean", "lean"])
+def test_the_ratio_is_that_of_the_state_with_the_bias_corrections_of_its_own(options):
+    (weight,) = parameters((501,))
+    optimizer, records = mvngrad.MVNGrad([weight], betas=(0.9, 0.99), **options), []
+    with Monitor(optimizer, every=10, sink=records.append):
+        train(optimizer, 10)
+    state = {name: value.double() for name, value in optimizer.state[weight].items()}
+    root = (state["s"] / (1 - 0.99**10)).sqrt()
+    mean = state["m"] / (1 - 0.999**10) if "m" in state else state["u"] / (1 - 0.9**10) * (root + 1.0)
+    expected = (mean.abs() / root).median().item()
+    assert records[0]["groups"][0]["ratio"]["0.5"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_norms_that_are_not_finite_do_not_hide_a_later_spike():
+    spikes = Spikes()
+    for step in range(1, 200):
+        spikes.feed(step, math.inf if 60 < step <= 150 else 100.0 if step == 180 else 1.0, 1.0)
+    assert {spike["step"]: spike["multiple"] for spike in spikes.report()} == {61: None, 180: 100.0}
