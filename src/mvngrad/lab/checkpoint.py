@@ -23,9 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mvngrad.lab import parallel
-from mvngrad.lab.data.files import chunks
 from mvngrad.lab.lock import Check
-from mvngrad.lab.store import write
+from mvngrad.lab.store import chunks, write
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
 PARTIAL = ".partial"

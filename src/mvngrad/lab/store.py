@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from gzip import GzipFile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mvngrad.lab.recipe import Recipe
 
@@ -47,6 +48,12 @@ def _written(path: Path, text: str) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def chunks(stream: IO[bytes] | GzipFile) -> Iterator[bytes]:
+    """A stream that may be larger than memory, part after part."""
+    while chunk := stream.read(1 << 20):
+        yield chunk
 
 
 def now() -> str:

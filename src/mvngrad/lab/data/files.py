@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from mvngrad.lab.store import chunks
 
 FOLDER_VARIABLE = "MVNGRAD_DATA"
 ATTEMPTS = 3
@@ -40,12 +42,6 @@ class DamagedFile(ValueError):
 
 class DownloadError(RuntimeError):
     """No mirror yielded a file."""
-
-
-def chunks(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
-    """A stream that may be larger than memory, part after part."""
-    while chunk := stream.read(1 << 20):
-        yield chunk
 
 
 def sha256(path: Path) -> str:
