@@ -1,18 +1,21 @@
-"""A number that cannot be trained with is refused when a recipe is written down, with what it must be."""
+"""What cannot be trained with is refused when a recipe is written down, and how; equal recipes are one run."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import mvngrad
-from mvngrad.lab.recipes.cifar100 import paper, state_precision, table1
+from mvngrad.lab.recipes.cifar100 import Cifar100, paper, state_precision, table1
 from mvngrad.lab.recipes.language import openwebtext, rates, shortened, table2, wikitext103
 from mvngrad.lab.recipes.mnist import Mnist
 from mvngrad.lab.recipes.training import CELLS
 from mvngrad.lab.task import CLASSES
 
+RESULTS = Path(__file__).parents[2] / "results" / "runs.jsonl"
 IMAGES, TEXT = paper("mvngrad", 128), wikitext103("mvngrad")
 DIGITS = Mnist(optimizer="mvngrad", lr=1e-3, beta1=0.9, beta2=0.999, eps_s=1e-8)
 
@@ -111,3 +114,40 @@ def test_what_is_trained_is_within_bounds_and_keeps_its_name():
     assert TEXT.key == "wikitext103-2f04db9ac65b"
     assert openwebtext("mvngradw").key == "openwebtext-bd58bad9c383"
     assert DIGITS.key == "mnist-838752b7a99a"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "valid"),
+    [
+        ("digits", "mnist_5k", "mnist, mnist-5k"),
+        ("precision", "fp32", "bf16, float32"),
+        ("state_dtype", "int4", "float32, bf16, int8"),
+    ],
+)
+def test_what_is_none_of_the_choices_is_refused_with_them(name, value, valid):
+    with pytest.raises(ValueError, match=f"^{name}='{value}' is invalid; choose of {valid}$"):
+        replace(DIGITS, **{name: value})
+
+
+def test_recipes_that_are_equal_are_one_run():
+    whole, real = replace(DIGITS, lr=1, eps=0), replace(DIGITS, lr=1.0, eps=0.0)
+    assert whole == real
+    assert whole.key == real.key
+    assert isinstance(whole.settings["epochs"], int)
+
+
+def test_a_type_that_only_type_checkers_import_is_no_hindrance():
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Mnist):
+        where: "Nowhere | None" = None  # noqa: F821
+
+    settings = {**DIGITS.settings, "lr": 1}
+    assert isinstance(Mine(**settings).lr, float)
+    with pytest.raises(ValueError, match="precision='fp32' is invalid"):
+        Mine(**{**settings, "precision": "fp32"})
+
+
+def test_kept_results_have_the_keys_of_their_recipes():
+    kept = [run for run in map(json.loads, RESULTS.read_text().splitlines()) if run["name"] == Cifar100.name]
+    assert len(kept) > 20
+    assert [Cifar100(**run["recipe"]).key for run in kept] == [run["key"] for run in kept]

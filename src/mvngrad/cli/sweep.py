@@ -159,8 +159,6 @@ class Rerun:
             from mvngrad.lab.sweep.plan import rerun
 
             seeds = queue.notes["seeds"] if self.seeds is None else self.seeds
-            if seeds < 1:
-                raise ValueError(f"seeds={seeds} is invalid; it must be at least 1")
             print(f"{len(rerun(queue, seeds))} runs are new; start `mvngrad sweep work {self.name}`")
         return 0
 

@@ -182,7 +182,10 @@ def rerun(queue: Queue, seeds: int) -> list[str]:
     Raises:
         RuntimeError: the sweep is not done. A selection among some would favour what happened to run first, or to run
             without an error.
+        ValueError: `seeds` is less than 1.
     """
+    if seeds < 1:
+        raise ValueError(f"seeds={seeds} is invalid; it must be at least 1")
     fill(queue, named(queue.name))
     swept, there = results(queue).swept, by_key(queue.records())
     if left := sum(record.status not in SETTLED for record in swept):
