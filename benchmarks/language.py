@@ -191,7 +191,8 @@ def markdown(result: dict[str, Any]) -> str:
             body[-1].append(f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else "")
         text += [lines(head, body)] if body else []
         whole = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in each["whole"].items())
-        text.append(f"Whole steps side by side, in turns: {whole}; ratio {each['whole_ratio']:.4f}.")
+        ratio = "{:.4f} ({:.4f}-{:.4f})".format(each["whole_ratio"], *each["whole_ratio_range"])
+        text.append(f"Whole steps side by side, in turns: {whole}; median ratio of two in turn {ratio}.")
     if result["notes"]:
         text += ["## Not measured", "\n".join(f"- {note}" for note in result["notes"])]
     return "\n\n".join(text) + "\n"

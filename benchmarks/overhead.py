@@ -132,11 +132,13 @@ def overhead(
     """What an optimizer adds to a step: first of MVN-GradW and torch's AdamW by whole steps, then of all."""
     times = whole_steps(recipe, bench, 3 * args.rounds)  # steps of one optimizer differ by more than the two do
     shared = [step - own for both in times.values() for step, own in both]
+    ratios = [ours[0] / torchs[0] for ours, torchs in zip(times[MVNGRAD], times[TORCH], strict=True)]
     found: dict[str, Any] = {
         "shared_seconds": statistics.median(shared),
         "whole_steps": len(shared),
         "whole": {name: statistics.median(step for step, _ in both) for name, both in times.items()},
-        "whole_ratio": statistics.median(a[0] / b[0] for a, b in zip(times[MVNGRAD], times[TORCH], strict=True)),
+        "whole_ratio": statistics.median(ratios),
+        "whole_ratio_range": [min(ratios), max(ratios)],
         "rows": [],
     }
     yield found
