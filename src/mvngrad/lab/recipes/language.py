@@ -201,7 +201,7 @@ def rates() -> list[WikiText103]:
 
 
 def shortened() -> list[OpenWebText]:
-    """tab:GPT-Open-loss in 200 steps on the stand-in: too few to rank optimizers, enough to see each train
+    """tab:GPT-Open-loss in 120 steps on the stand-in: too few to rank optimizers, enough to see each train
     at full size. Micro-batches are of 96, of which a GPU makes more than of 12.
     """
     return [
@@ -209,9 +209,9 @@ def shortened() -> list[OpenWebText]:
             openwebtext(optimizer),
             text=STAND_IN,
             micro_batch_size=96,
-            steps=200,
-            warmup_steps=20,
-            epoch_steps=25,
+            steps=120,
+            warmup_steps=12,
+            epoch_steps=10,
             eval_every=4,
         )
         for optimizer in DECOUPLED

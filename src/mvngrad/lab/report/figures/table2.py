@@ -72,7 +72,7 @@ def _large(result: dict[str, Any]) -> Figure:
         )
         drawn = (panel(at, "Training loss, 124M on the stand-in", words),)
     caption = (
-        f"{STAND_IN} One run each of 200 steps in place of the paper's 120,000: that each trains at full size, not "
+        f"{STAND_IN} One run each of 120 steps in place of the paper's 120,000: that each trains at full size, not "
         f"which is better. Decoupled weight decay of 0.1. {SPIKES}"
     )
     table = _measured("124M, on the stand-in", result["large"])
