@@ -302,6 +302,17 @@ def test_state_of_another_dtype_is_refused_with_the_remedy(one, other):
     assert equal(everything(target), before)
 
 
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize(("before", "after"), [*NEIGHBOURS, *(pair[::-1] for pair in NEIGHBOURS)])
+def test_another_dtype_in_a_group_that_has_state_is_refused(before, after, lean):
+    optimizer = trained(mvngrad.MVNGrad, state_dtype=EVERY[before], lean=lean)
+    optimizer.param_groups[0]["state_dtype"] = EVERY[after]
+    with pytest.raises(ValueError, match=r"changed in its group; set it back"):
+        train(optimizer, 1)
+    optimizer.param_groups[0]["state_dtype"] = EVERY[before]
+    train(optimizer, 1)
+
+
 def test_none_and_float32_load_each_other():
     for one, other in ((None, torch.float32), (torch.float32, None)):
         source = trained(mvngrad.MVNGrad, state_dtype=one)

@@ -21,8 +21,9 @@ class Gathered:
     Of a parameter that is sharded over several processes (a DTensor) all are the local part.
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
+    def __init__(self, names: tuple[str, ...], form: tuple[Any, ...]) -> None:
+        self.form = form
+        """What of the group's options decided on the state."""
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.steps: list[Tensor] = []

@@ -27,6 +27,7 @@ from mvngrad.optim.state import (
     Group,
     asked_kind,
     fusable,
+    is_kind,
     kernel_takes,
     no_kind,
     state_kind,
@@ -189,7 +190,8 @@ class RuleOptimizer(Optimizer):
                 )
             state["step"] = step_count(0, param, group)
             state.update(storage.empty(self._rule(group).slots, param, state_kind(param, group)))
-        if len(state) != 1 + len(self._names(group)):
+        names = self._names(group)
+        if len(state) != 1 + len(names) or not is_kind(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
                 f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean or "
                 "state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
@@ -256,7 +258,7 @@ class RuleOptimizer(Optimizer):
         del kept[len(self.param_groups) :]
         for index, group in enumerate(self.param_groups):
             old = kept[index] if index < len(kept) else None
-            if known and old is not None and old.names == self._names(group) and old.renew(group["params"]):
+            if known and old is not None and old.form == _form(group) and old.renew(group["params"]):
                 continue
             if old is not None and old.launches is not None and old.launches.captured:
                 self.__dict__.setdefault("_captured", []).append(old)  # a graph still reads from it
@@ -267,7 +269,7 @@ class RuleOptimizer(Optimizer):
         return kept
 
     def _gather(self, group: Group) -> Gathered:
-        tensors = Gathered(self._names(group))
+        tensors = Gathered(self._names(group), _form(group))
         self._init_group(group, tensors.params, tensors.grads, tensors.steps, *tensors.state.values())
         return tensors
 
@@ -361,6 +363,11 @@ class RuleOptimizer(Optimizer):
                 for name, value in self.state.get(param, {}).items():
                     if isinstance(value, checkpoint.Sealed):
                         self.state[param][name] = value.value
+
+
+def _form(group: Group) -> tuple[Any, ...]:
+    """What decides which state there is, and in which dtype."""
+    return group.get("lean"), group["state_dtype"]
 
 
 def _hyper(group: Group, lr: Any) -> Hyper:

@@ -48,6 +48,13 @@ def state_kind(param: Tensor, group: Group) -> torch.dtype | str:
     return arithmetic_dtype(param) if kind is None else kind
 
 
+def is_kind(kind: Any, dtype: torch.dtype) -> bool:
+    """Whether state of a dtype is what a `state_dtype` asks for; None asks for that of any arithmetic."""
+    if kind is None:
+        return dtype.itemsize > 2
+    return dtype == (torch.uint8 if kind == "int8" else kind)
+
+
 def real(tensor: Tensor) -> Tensor:
     """Complex coordinates as pairs of real ones, as torch.optim has them."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
