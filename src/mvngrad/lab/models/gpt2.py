@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mvngrad.lab.models.cross_entropy import cross_entropy
+from mvngrad.lab.models.gelu import gelu
 
 VOCABULARY = 50257
 """Tokens of GPT-2's byte pair encoding."""
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._attention(self.attention_norm(x))
-        hidden = _gelu(self.mlp_input(self.mlp_norm(x)))
+        hidden = gelu(self.mlp_input, self.mlp_norm(x))
         output: Tensor = self.mlp_output(hidden)
         return x + output
 
@@ -62,13 +62,6 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         projected: Tensor = self.attention_output(mixed.transpose(1, 2).flatten(2))
         return projected
-
-
-def _gelu(x: Tensor) -> Tensor:
-    """GELU by its tanh; for a compiler by the logistic function, which is the same in fewer instructions."""
-    if not torch.compiler.is_compiling():
-        return F.gelu(x, approximate="tanh")
-    return x * torch.sigmoid(math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x))
 
 
 def _autocast(x: Tensor) -> Tensor:

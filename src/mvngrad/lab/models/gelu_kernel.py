@@ -1,0 +1,54 @@
+"""The gradient of GELU and, in the same pass, its sum over all rows, which is that of the bias added before.
+
+A compiler makes two passes of it: one writes the gradient, the other reads it again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SLOPE, CUBE = math.sqrt(8 / math.pi), 0.044715
+ROWS, TILE, COLUMNS, WARPS = 128, 4, 512, 4
+"""Rows and columns of a program, rows that it has at a time, and its warps."""
+
+
+@triton.jit
+def _tiles(
+    inputs, grads, out, sums, rows, columns,
+    SLOPE: tl.constexpr, CUBE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    lanes = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([TILE, COLUMNS], tl.float32)
+    for first in range(0, ROWS, TILE):
+        row = tl.program_id(0).to(tl.int64) * ROWS + first + tl.arange(0, TILE)
+        at, mask = row[:, None] * columns + lanes[None, :], (row < rows)[:, None] & (lanes < columns)[None, :]
+        x = tl.load(inputs + at, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(grads + at, mask=mask, other=0.0).to(tl.float32)
+        gate = tl.sigmoid(SLOPE * x * (1 + CUBE * x * x))
+        grad *= gate + x * gate * (1 - gate) * SLOPE * (1 + 3 * CUBE * x * x)
+        tl.store(out + at, grad.to(out.dtype.element_ty), mask=mask)
+        total += grad
+    tl.store(sums + tl.program_id(0) * columns + lanes, tl.sum(total, 0), mask=lanes < columns)
+
+
+@torch.library.custom_op("mvngrad::gelu_backward", mutates_args=[])
+def gelu_backward(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to `x` [..., columns], and sums [parts, columns] of it, whose sum is the bias's."""
+    out, sums = _empty(x, grad)
+    rows, columns = x.numel() // x.shape[-1], x.shape[-1]
+    with torch.cuda.device_of(x):
+        grid = len(sums), triton.cdiv(columns, COLUMNS)
+        _tiles[grid](x, grad, out, sums, rows, columns, SLOPE, CUBE, ROWS, TILE, COLUMNS, num_warps=WARPS)
+    return out, sums
+
+
+@gelu_backward.register_fake
+def _empty(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    parts = -(-x.numel() // x.shape[-1] // ROWS)
+    return torch.empty_like(x), torch.empty(parts, x.shape[-1], dtype=torch.float32, device=x.device)
