@@ -211,7 +211,7 @@ def wikitext103(floors: Sequence[float] = (0.0, 1e-8)) -> Sweep:
         stages=(coarse, focused),
         metric="validation_loss",
         higher=False,
-        seconds=100_000 * 0.0332,
+        seconds=100_000 * 0.0327,
         hardware="an H200",
         seeds=4,
     )
@@ -231,7 +231,7 @@ def openwebtext() -> Sweep:
         for optimizer in DECOUPLED
         for beta1, beta2 in PAIRS
     ]
-    return Sweep(stages=(recipes,), metric="validation_loss", higher=False, seconds=120_000 * 0.870, hardware="an H200")
+    return Sweep(stages=(recipes,), metric="validation_loss", higher=False, seconds=120_000 * 0.859, hardware="an H200")
 
 
 def mnist(digits: Digits = "mnist") -> Sweep:
