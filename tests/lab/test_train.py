@@ -482,6 +482,13 @@ def test_a_second_run_replays_the_first_ones_graph(run):
     )
 
 
+@pytest.mark.gpu
+def test_the_memory_of_a_run_is_its_own(run):
+    before = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    del before
+    assert 0 < run(Tiny(), device="cuda").result["memory_bytes"] < 2**31
+
+
 @each_device
 @pytest.mark.usefixtures("cpp_compiler")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:\\s*Online softmax is disabled")

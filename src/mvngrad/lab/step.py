@@ -213,6 +213,9 @@ def ready(
     whole = shared, recipe.part(*outside), recipe.rounding_seed, captured
     if whole not in _steppers:
         _steppers.clear()
+        if device.type == "cuda":  # a run's peak is not to count what those before it left
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
         if shared not in _benches:
             _benches[shared] = Bench(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
         _steppers[whole] = Stepper(recipe, _benches[shared], captured)
