@@ -75,9 +75,11 @@ def table2():
         "cells": {cell: none if cell == "LaProp" else done for cell in style.CELLS},
         "rates": {cell: {"0.0003": one, "0.001": one, "0.003": none} for cell in style.CELLS},
         "best_rate": dict.fromkeys(style.CELLS),
+        "tuned": dict.fromkeys(style.CELLS, none),
+        "tuned_rate": dict.fromkeys(style.CELLS, "0.003"),
         "large": {f"{cell}W": none if cell == "LaProp" else one for cell in style.CELLS},
         "done": 9,
-        "of": 28,
+        "of": 44,
         "data": "a sample",
     }
 

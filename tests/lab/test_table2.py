@@ -11,7 +11,7 @@ import torch
 from test_table1 import beside
 
 from mvngrad.lab import store
-from mvngrad.lab.recipes.language import STAND_IN, openwebtext, rates, shortened, table2, wikitext103
+from mvngrad.lab.recipes.language import STAND_IN, TUNED, openwebtext, rates, shortened, table2, tuned, wikitext103
 from mvngrad.lab.report.claims import load
 from mvngrad.lab.report.figures import draw
 from mvngrad.lab.report.gather import CELLS, gathered, worth_keeping
@@ -45,9 +45,10 @@ def run(recipe, loss=4.0, status="finished"):
 
 
 def runs(change=lambda recipe: 0.0, spread=lambda recipe: 0.001, best="0.001"):
-    """All 28, in the paper's order but for a change; the sweep has its lowest loss at `best`."""
-    small = [run(r, math.log(PAPERS[r.optimizer]) + spread(r) * (r.seed - 1) + change(r)) for r in table2()]
-    return [*small, *(run(r, 4.0 + (f"{r.lr:g}" != best)) for r in rates()), *(run(r, 6.0) for r in shortened())]
+    """All 44, in the paper's order but for a change; the sweep has its lowest loss at `best`."""
+    small = [run(r, math.log(PAPERS[r.optimizer]) + spread(r) * (r.seed - 1) + change(r)) for r in table2() + tuned()]
+    swept = [run(r, 4.0 + (f"{r.lr:g}" != best)) for r in rates()]
+    return [*small[:12], *swept, *small[12:], *(run(r, 6.0) for r in shortened())]
 
 
 def only(optimizer, value, otherwise=0.0):
@@ -64,6 +65,11 @@ def of_stand_in(found):
     return {name: judged[f"stand-in-{name}"] for name in names}
 
 
+def of_tuned(found):
+    judged = verdicts(found)
+    return [judged[f"stand-in-tuned-{name}"] for name in ("order", "variance")]
+
+
 def statuses(found):
     return [verdict.status for verdict in of_stand_in(found).values()]
 
@@ -72,9 +78,9 @@ def gathered_table(found):
     return next(each for each in gathered(found) if each.name == "table2")
 
 
-def test_there_are_28_runs_all_on_the_stand_in():
-    recipes = [*table2(), *rates(), *shortened()]
-    assert len({recipe.key for recipe in recipes}) == 28
+def test_there_are_44_runs_all_on_the_stand_in():
+    recipes = [*table2(), *rates(), *tuned(), *shortened()]
+    assert len({recipe.key for recipe in recipes}) == 44
     assert {recipe.text for recipe in recipes} == {STAND_IN}
     assert {recipe.optimizer for recipe in table2()} == set(CELLS.values())
 
@@ -102,6 +108,26 @@ def test_the_papers_order_holds_with_a_caveat_at_best():
 )
 def test_means_decide_in_both_directions_or_not_at_all(change, expected):
     assert statuses(runs(change))[:3] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda recipe: 0.0, [CAVEAT, CAVEAT]),
+        (only("adam", -1.0), [NOT_REPRODUCED, NOT_REPRODUCED]),
+        (only("adabelief", -1.0), [NOT_REPRODUCED, CAVEAT]),
+        (lambda recipe: 4.0 - math.log(PAPERS[recipe.optimizer]), [UNDECIDED, UNDECIDED]),
+    ],
+)
+def test_each_at_its_best_rate_is_judged_by_runs_of_its_own(change, expected):
+    rate = {recipe.key for recipe in tuned()}
+    found = runs(lambda recipe: change(recipe) * (recipe.key in rate))
+    assert statuses(found)[:3] == [CAVEAT] * 3
+    assert [verdict.status for verdict in of_tuned(found)] == expected
+    assert all("MVN-Grad 0.003" in verdict.note for verdict in of_tuned(found))
+    untuned = [each for each in found if each.key not in rate]
+    assert [verdict.status for verdict in of_tuned(untuned)] == [NOT_RUN] * 2
+    assert statuses(untuned)[:3] == [CAVEAT] * 3
 
 
 def test_a_difference_within_the_noise_is_undecided():
@@ -184,6 +210,10 @@ def test_the_table_of_30m():
         "2, 2, 2",
     )
     assert mvngrad["seconds"] == "100"
+    own = draw(gathered_table(runs(only("adam", 0.1))))[2]
+    assert "Adam 0.003, LaProp 0.003" in own.caption
+    assert own.table.head == small.head
+    assert own.table.rows[0][3].startswith(f"{math.log(64.50) + 0.1:.4f}")
 
 
 def test_the_sweep_names_the_best_rate_and_says_where_it_is_the_last():
@@ -191,29 +221,30 @@ def test_the_sweep_names_the_best_rate_and_says_where_it_is_the_last():
         return {row[-1] for row in draw(gathered_table(found))[1].table.rows}
 
     assert best(runs()) == {"0.001"}
-    assert best(runs(best="0.003")) == {"0.003, the highest tried"}
+    assert best(runs(best="0.003")) == {"0.003"}
     assert best(runs(best="0.0003")) == {"0.0003, the lowest tried"}
-    fastest = [recipe.key for recipe in rates() if recipe.lr == 3e-3]
+    assert best(runs(best="0.01")) == {"0.01, the highest tried"}
+    fastest = [recipe.key for recipe in rates() if recipe.lr >= 3e-3]
     diverged = [run(r, status="diverged") if r.key in fastest else run(r, 5 - 100 * r.lr) for r in rates()]
     assert best(diverged) == {"0.001"}, "what diverged is not the best"
 
 
 def test_the_figure_has_one_curve_for_each_124m_run():
-    large = draw(gathered_table(runs()))[2]
+    large = draw(gathered_table(runs()))[3]
     assert [mark.label for mark in large.legend] == ["AdamW", "LaPropW", "AdaBeliefW", "MVN-GradW"]
     (panel,) = large.panels
     assert "stand-in" in panel.title
-    fewer = draw(gathered_table([*runs()[:-2], run(shortened()[-1], status="diverged")]))[2]
+    fewer = draw(gathered_table([*runs()[:-2], run(shortened()[-1], status="diverged")]))[3]
     assert [mark.label for mark in fewer.legend] == ["AdamW", "LaPropW"]
     assert [row[3] for row in fewer.table.rows] == ["6.0000", "6.0000", "to come", "diverged"]
-    assert draw(gathered_table(runs()[:3]))[2].panels == ()
+    assert draw(gathered_table(runs()[:3]))[3].panels == ()
 
 
 def test_a_part_of_the_runs_is_a_part_of_the_table():
     part = gathered_table(runs()[:4])
-    assert (part.result["done"], part.result["of"]) == (4, 28)
-    small, sweep, _ = draw(part)
-    assert "4 of 28 runs" in small.caption
+    assert (part.result["done"], part.result["of"]) == (4, 44)
+    small, sweep, *_ = draw(part)
+    assert "4 of 44 runs" in small.caption
     assert [row[2] for row in small.table.rows] == ["3", "1", "0", "0"]
     assert [row[3] == "to come" for row in small.table.rows] == [False, False, True, True]
     assert {row[-1] for row in sweep.table.rows} == {""}
@@ -258,8 +289,8 @@ def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
         assert {row[0] for row in figure.table.rows} == {"stand-in"}
     page = html.unescape(render(judge(found), found, version="1", made="now"))
     section = page.split('<section class="group" id="group-language-models-on-the-stand-in">')[1].split("</section>")[0]
-    assert section.count("<figure") == 3
-    assert section.count("On the stand-in and for 3,000 steps") == 4
+    assert section.count("<figure") == 4
+    assert section.count("On the stand-in and for 3,000 steps") == 6
     assert "Written with first numbers of ours in view" in section, "a pilot came before the rules"
     for cell in re.findall(r"<table>.*?</table>", section, flags=re.DOTALL):
         assert "stand-in" in cell
@@ -281,7 +312,7 @@ def test_all_are_trained_in_order_where_the_tokens_are(tmp_path, monkeypatch):
     store.write(tmp_path / "tokens" / STAND_IN / "manifest.json", "{}")
     store.bundle(tmp_path / "results" / "runs.jsonl", [run(table2()[0])])
     target.train_all(tmp_path / "runs", tmp_path, shares.append, print)
-    assert trained == [(recipe, tmp_path) for recipe in [*table2()[1:], *rates(), *shortened()]]
+    assert trained == [(recipe, tmp_path) for recipe in [*table2()[1:], *rates(), *tuned(), *shortened()]]
     assert shares[-1] == 1
 
 
@@ -290,4 +321,11 @@ def test_the_kept_runs_are_runs_of_the_table():
     kept = [each for each in store.runs(RESULTS) if each.name in ("wikitext103", "openwebtext")]
     if not kept:
         pytest.skip("no language models are kept here")
-    assert {each.key for each in kept} <= {recipe.key for recipe in (*table2(), *rates(), *shortened())}
+    assert {each.key for each in kept} <= {recipe.key for recipe in (*table2(), *rates(), *tuned(), *shortened())}
+
+
+def test_the_tuned_rates_are_the_best_of_the_kept_sweep():
+    best = gathered_table(store.runs(RESULTS)).result["best_rate"]
+    if None in best.values():
+        pytest.skip("the sweep of rates is not kept to its end")
+    assert {optimizer: float(best[cell]) for cell, optimizer in CELLS.items()} == TUNED

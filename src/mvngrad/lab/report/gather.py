@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mvngrad.lab.recipes.cifar100 import BATCH_SIZES, STATES, state_precision, table1
-from mvngrad.lab.recipes.language import RATES, rates, shortened, table2
+from mvngrad.lab.recipes.language import RATES, TUNED, rates, shortened, table2, tuned
 from mvngrad.lab.recipes.training import Training
 from mvngrad.lab.store import Run
 from mvngrad.lab.targets import TARGETS
@@ -29,14 +29,15 @@ def gathered(runs: Sequence[Run]) -> list[Run]:
         _table("state-precision", state_precision(), found, _states)
         if any(recipe.key in found for recipe in state_precision() if recipe.state_dtype != "float32")
         else None,
-        _table("table2", [*table2(), *rates(), *shortened()], found, _language),
+        _table("table2", [*table2(), *rates(), *tuned(), *shortened()], found, _language),
     )
     return [*runs, *(table for table in tables if table is not None)]
 
 
 def worth_keeping(runs: Sequence[Run]) -> list[Run]:
     """What a repository should keep: the runs behind the tables, and what else took a GPU; no try-outs."""
-    behind = {recipe.key for recipe in (*table1(), *state_precision(), *table2(), *rates(), *shortened())}
+    language = (*table2(), *rates(), *tuned(), *shortened())
+    behind = {recipe.key for recipe in (*table1(), *state_precision(), *language)}
     return [run for run in runs if run.key in behind or (run.name in TARGETS and TARGETS[run.name].gpu)]
 
 
@@ -88,7 +89,7 @@ def _states(found: dict[str, Run]) -> dict[str, Any]:
 
 
 def _language(found: dict[str, Run]) -> dict[str, Any]:
-    """The 30M runs, the rates that were tried beside them, and the 124M runs."""
+    """The 30M runs, the rates that were tried beside them, the runs at the best of these, and the 124M runs."""
     tried = {
         cell: {
             f"{lr:g}": _row([r for r in rates() if (r.optimizer, r.lr) == (optimizer, lr)], found, KEPT_OF_TEXT)
@@ -96,13 +97,18 @@ def _language(found: dict[str, Run]) -> dict[str, Any]:
         }
         for cell, optimizer in CELLS.items()
     }
-    return {
-        "cells": {
-            cell: _row([recipe for recipe in table2() if recipe.optimizer == optimizer], found, KEPT_OF_TEXT)
+    small = {
+        name: {
+            cell: _row([recipe for recipe in recipes if recipe.optimizer == optimizer], found, KEPT_OF_TEXT)
             for cell, optimizer in CELLS.items()
-        },
+        }
+        for name, recipes in (("cells", table2()), ("tuned", tuned()))
+    }
+    return {
+        **small,
         "rates": tried,
         "best_rate": {cell: _best(row) for cell, row in tried.items()},
+        "tuned_rate": {cell: f"{TUNED[optimizer]:g}" for cell, optimizer in CELLS.items()},
         "large": {
             f"{cell}W": _row([r for r in shortened() if r.optimizer == f"{optimizer}w"], found, KEPT_OF_TEXT)
             for cell, optimizer in CELLS.items()

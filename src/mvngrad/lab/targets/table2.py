@@ -1,23 +1,23 @@
-"""Table 2 on the stand-in: 28 trainings of GPT-2, each kept as a run of its own."""
+"""Table 2 on the stand-in: 44 trainings of GPT-2, each kept as a run of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mvngrad.lab.data import tokens
-from mvngrad.lab.recipes.language import STAND_IN, rates, shortened, table2
+from mvngrad.lab.recipes.language import STAND_IN, rates, shortened, table2, tuned
 from mvngrad.lab.targets import OnEvent, Tick
 from mvngrad.lab.targets.trainings import SMALL_TEXT, need_gpu, train_missing
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    """The 30M runs first, then the rates that were tried beside them, then 124M."""
-    need_gpu("table2", "trains 24 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
+    """The 30M runs first, then the rates that were tried beside them, those at the best of these, then 124M."""
+    need_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
     if tokens.found(STAND_IN, data) is None:
         raise FileNotFoundError(
             f"table2 trains on the tokens of {STAND_IN}, and with data={data} none are found: make them with "
             f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and name the same FOLDER here"
         )
     watched = {recipe.key for recipe in (*table2(), *shortened()) if recipe.seed == 0}
-    every = [*table2(), *rates(), *shortened()]
+    every = [*table2(), *rates(), *tuned(), *shortened()]
     train_missing(every, root, data, tick, on_event, watched=lambda recipe: recipe.key in watched)

@@ -21,17 +21,17 @@ RATE = f"{table2()[0].lr:g}"
 """At which all four are compared."""
 
 
-def losses(result: dict[str, Any]) -> dict[str, list[float]]:
-    return {cell: known(row, "validation_loss") for cell, row in result["cells"].items()}
+def losses(rows: dict[str, Any]) -> dict[str, list[float]]:
+    return {cell: known(row, "validation_loss") for cell, row in rows.items()}
 
 
 def told(values: dict[str, list[float]]) -> str:
     return f"validation loss on the stand-in: {over_seeds(values, 4) or 'none yet'}"
 
 
-def at_once(result: dict[str, Any], better: Sequence[str], others: Sequence[str]) -> Verdict | None:
+def at_once(table: dict[str, Any], better: Sequence[str], others: Sequence[str]) -> Verdict | None:
     """The verdict where runs of these are missing, or have diverged and so have no loss to compare."""
-    rows, text = {cell: result["cells"][cell] for cell in (*better, *others)}, told(losses(result))
+    rows, text = {cell: table[cell] for cell in (*better, *others)}, told(losses(table))
     if left := counted(rows, "to_come"):
         return Verdict(NOT_RUN, text, f"Runs on the stand-in to come: {left}.")
     if lost := counted(rows, "diverged"):
@@ -40,39 +40,46 @@ def at_once(result: dict[str, Any], better: Sequence[str], others: Sequence[str]
     return None
 
 
-def tuned(result: dict[str, Any]) -> str:
-    """With the note on the stand-in, who may be held back by the rate that all share."""
+def common_rate(result: dict[str, Any]) -> str:
+    """Who may be held back by the rate that all share."""
     best = result["best_rate"]
     other = [f"{cell} at {best[cell]}" for cell in CELLS if best[cell] not in (None, RATE)]
     unknown = [cell for cell in CELLS if best[cell] is None]
     return " ".join(
-        [STAND_IN]
-        + [f"In the sweep of rates {', '.join(other)} did better than at {RATE}."] * bool(other)
+        [f"In the sweep of rates {', '.join(other)} did better than at {RATE}."] * bool(other)
         + [f"The sweep of rates has no best one for {', '.join(unknown)}."] * bool(unknown)
     )
 
 
-def below(result: dict[str, Any], low: Sequence[str], high: Sequence[str]) -> Verdict:
-    """Whether each of `low` has a lower mean loss than each of `high`."""
-    if (verdict := at_once(result, low, high)) is not None:
+def own_rates(result: dict[str, Any]) -> str:
+    return f"Rates, by a sweep of 1,000 steps: {', '.join(f'{c} {rate}' for c, rate in result['tuned_rate'].items())}."
+
+
+def below(result: dict[str, Any], low: Sequence[str], high: Sequence[str], table: str = "cells") -> Verdict:
+    """Whether each of `low` has a lower mean loss than each of `high`: at one rate, or in `tuned` each at its own."""
+    if (verdict := at_once(result[table], low, high)) is not None:
         return verdict
-    values = losses(result)
+    values = losses(result[table])
     pairs = [(values[one], values[other]) for one in low for other in high]
     for_it, against = [welch(*pair) for pair in pairs], [welch(*reversed(pair)) for pair in pairs]
     text = f"{told(values)}; largest p for it {max(for_it):.2g}, smallest against it {min(against):.2g}"
-    return transferred(max(for_it) < LEVEL, min(against) < LEVEL, text, tuned(result))
+    note = f"{STAND_IN} {common_rate(result) if table == 'cells' else own_rates(result)}".strip()
+    return transferred(max(for_it) < LEVEL, min(against) < LEVEL, text, note)
 
 
+OTHERS = [cell for cell in CELLS if cell != "MVN-Grad"]
 judges("stand-in-adam")(partial(below, low=["MVN-Grad"], high=["Adam"]))
-judges("stand-in-order")(partial(below, low=["MVN-Grad"], high=[cell for cell in CELLS if cell != "MVN-Grad"]))
+judges("stand-in-order")(partial(below, low=["MVN-Grad"], high=OTHERS))
 judges("stand-in-variance")(partial(below, low=VARIANCE, high=SECOND_MOMENT))
+judges("stand-in-tuned-order")(partial(below, low=["MVN-Grad"], high=OTHERS, table="tuned"))
+judges("stand-in-tuned-variance")(partial(below, low=VARIANCE, high=SECOND_MOMENT, table="tuned"))
 
 
 @judges("stand-in-spread")
 def _(result: dict[str, Any]) -> Verdict:
-    if (verdict := at_once(result, (), list(CELLS))) is not None:
+    if (verdict := at_once(result["cells"], (), list(CELLS))) is not None:
         return verdict
-    values = losses(result)
+    values = losses(result["cells"])
     wider = spread_above(values["LaProp"], [values[cell] for cell in CELLS if cell != "LaProp"])
     text = f"{told(values)}; p that LaProp varies more {wider:.2g}"
     return transferred(wider < LEVEL_OF_SPREAD, 1 - wider < LEVEL_OF_SPREAD, text, STAND_IN)
