@@ -15,10 +15,10 @@ from mvngrad.diagnostics.spikes import Spikes
 CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
 
 
-def watched(make, gradient, steps=400, size=1000, betas=(0.9, 0.98), **options):
+def watched(make, gradient, steps=400, size=1000, betas=(0.9, 0.98), follow=True, **options):
     weight = torch.nn.Parameter(torch.zeros(size))
     optimizer, records = make([weight], betas=betas, **options), []
-    with Monitor(optimizer, every=20, sink=records.append):
+    with Monitor(optimizer, every=20, sink=records.append, follow=follow):
         for t in range(1, steps + 1):
             weight.grad = gradient(t, size)
             optimizer.step()
@@ -46,6 +46,13 @@ def test_a_training_in_noise(cell):
         assert group["signal"].verdict == "noise-dominated"
         assert group["normalizer"].verdict == group["order"].verdict == "either"
     assert group.cell is None
+
+
+def test_nothing_is_said_of_spikes_that_were_not_followed():
+    (group,) = diagnose(watched(mvngrad.Adam, noise, follow=False)[2]).groups
+    assert group["spikes"].verdict == "cannot tell"
+    assert group["order"].verdict == "either"
+    assert group["order"].because.endswith("spikes were not followed.")
 
 
 @pytest.mark.parametrize("cell", CELLS)

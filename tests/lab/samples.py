@@ -73,7 +73,12 @@ def table2():
     none = {name: [] if isinstance(value, list) else 0 for name, value in done.items()}
     return {
         "cells": {cell: none if cell == "LaProp" else done for cell in style.CELLS},
-        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": none} for cell in style.CELLS},
+        "monitored": [
+            {"optimizer": "LaProp", "model": "30M", "steps": [1100, 3000]}
+            | {"signal": ["cannot tell", None], "sign collapse": ["not there", 0.01], "epsilon floor": ["active", 0.2]}
+            | {"normalizer": ["cannot tell", None], "order": ["either", None]}
+        ],
+        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": one, "0.01": none} for cell in style.CELLS},
         "best_rate": dict.fromkeys(style.CELLS),
         "tuned": dict.fromkeys(style.CELLS, none),
         "tuned_rate": dict.fromkeys(style.CELLS, "0.003"),

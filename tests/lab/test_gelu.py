@@ -27,6 +27,14 @@ def test_the_gradient_and_its_sums_are_those_in_float64(triton, device, dtype, s
     torch.testing.assert_close(sums.sum(0).double(), rows.sum(0), rtol=1e-5, atol=1e-6 * len(rows))
 
 
+def test_what_is_not_contiguous_is_taken_as_it_reads(triton):
+    from mvngrad.lab.models.gelu_kernel import gelu_backward
+
+    x, grad = torch.randn(5, 7), torch.randn(5, 7)
+    found, right = gelu_backward(x.T, grad.T), gelu_backward(x.T.contiguous(), grad.T.contiguous())
+    assert all(map(torch.equal, found, right))
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # float32 is meant

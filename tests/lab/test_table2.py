@@ -10,11 +10,23 @@ import pytest
 import torch
 from test_table1 import beside
 
+from mvngrad.cli import main
 from mvngrad.lab import store
-from mvngrad.lab.recipes.language import STAND_IN, TUNED, openwebtext, rates, shortened, table2, tuned, wikitext103
+from mvngrad.lab.recipes.language import (
+    STAND_IN,
+    TUNED,
+    on_stand_in,
+    openwebtext,
+    rates,
+    shortened,
+    table2,
+    tuned,
+    wikitext103,
+)
 from mvngrad.lab.report.claims import load
 from mvngrad.lab.report.figures import draw
 from mvngrad.lab.report.gather import CELLS, gathered, worth_keeping
+from mvngrad.lab.report.monitors import monitors
 from mvngrad.lab.report.page import render
 from mvngrad.lab.report.statistics import spread_above
 from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, UNDECIDED, judge
@@ -79,7 +91,7 @@ def gathered_table(found):
 
 
 def test_there_are_44_runs_all_on_the_stand_in():
-    recipes = [*table2(), *rates(), *tuned(), *shortened()]
+    recipes = on_stand_in()
     assert len({recipe.key for recipe in recipes}) == 44
     assert {recipe.text for recipe in recipes} == {STAND_IN}
     assert {recipe.optimizer for recipe in table2()} == set(CELLS.values())
@@ -121,13 +133,21 @@ def test_means_decide_in_both_directions_or_not_at_all(change, expected):
 )
 def test_each_at_its_best_rate_is_judged_by_runs_of_its_own(change, expected):
     rate = {recipe.key for recipe in tuned()}
-    found = runs(lambda recipe: change(recipe) * (recipe.key in rate))
+    found = runs(lambda recipe: change(recipe) * (recipe.key in rate), best="0.003")
     assert statuses(found)[:3] == [CAVEAT] * 3
     assert [verdict.status for verdict in of_tuned(found)] == expected
-    assert all("MVN-Grad 0.003" in verdict.note for verdict in of_tuned(found))
     untuned = [each for each in found if each.key not in rate]
     assert [verdict.status for verdict in of_tuned(untuned)] == [NOT_RUN] * 2
     assert statuses(untuned)[:3] == [CAVEAT] * 3
+
+
+def test_runs_that_are_not_at_the_best_rate_decide_nothing():
+    highest = {recipe.key for recipe in rates() if recipe.lr == 1e-2}
+    half = [each for each in runs(best="0.003") if each.key not in highest]
+    for found in (runs(best="0.01"), half):
+        assert [verdict.status for verdict in of_tuned(found)] == [NOT_RUN] * 2
+        assert "not at what the sweep of rates has as the best" in of_tuned(found)[0].note
+        assert "not what the sweep has as the best" in draw(gathered_table(found))[2].caption
 
 
 def test_a_difference_within_the_noise_is_undecided():
@@ -210,15 +230,15 @@ def test_the_table_of_30m():
         "2, 2, 2",
     )
     assert mvngrad["seconds"] == "100"
-    own = draw(gathered_table(runs(only("adam", 0.1))))[2]
-    assert "Adam 0.003, LaProp 0.003" in own.caption
+    own = draw(gathered_table(runs(only("adam", 0.1), best="0.003")))[2]
+    assert "Adam 0.003, LaProp 0.003, AdaBelief 0.003, MVN-Grad 0.003; for each its best" in own.caption
     assert own.table.head == small.head
     assert own.table.rows[0][3].startswith(f"{math.log(64.50) + 0.1:.4f}")
 
 
 def test_the_sweep_names_the_best_rate_and_says_where_it_is_the_last():
     def best(found):
-        return {row[-1] for row in draw(gathered_table(found))[1].table.rows}
+        return {row[3] for row in draw(gathered_table(found))[1].table.rows}
 
     assert best(runs()) == {"0.001"}
     assert best(runs(best="0.003")) == {"0.003"}
@@ -247,7 +267,15 @@ def test_a_part_of_the_runs_is_a_part_of_the_table():
     assert "4 of 44 runs" in small.caption
     assert [row[2] for row in small.table.rows] == ["3", "1", "0", "0"]
     assert [row[3] == "to come" for row in small.table.rows] == [False, False, True, True]
-    assert {row[-1] for row in sweep.table.rows} == {""}
+    assert {row[3] for row in sweep.table.rows} == {""}
+
+
+def test_a_part_of_the_runs_has_a_section_of_its_own_and_is_nowhere_else():
+    found = gathered(runs()[:4])
+    page = html.unescape(render(judge(found), found, version="1", made="now"))
+    section = page.split('<section class="group" id="group-table2-not-done">')[1].split("</section>")[0]
+    assert "4 of 44 runs" in section
+    assert 'id="other-runs"' not in page
 
 
 def test_a_row_has_the_times_of_runs_alone_and_says_which_diverged():
@@ -280,7 +308,7 @@ def test_a_run_on_another_text_or_setting_is_no_run_of_the_table():
 
 
 def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
-    found = gathered(runs())
+    found = gathered(runs(best="0.003"))
     for figure in draw(gathered_table(runs())):
         for words in (figure.title, figure.caption, figure.table.title):
             assert "stand-in" in words
@@ -298,6 +326,36 @@ def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
     assert all(f'id="{name}"' in not_run for name in OF_THE_PAPER)
 
 
+def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adam, mvngrad = (next(r for r in table2() if (r.optimizer, r.seed) == (name, 0)) for name in ("adam", "mvngrad"))
+    kept = {path.stem: path for path in (RESULTS / "monitors").iterdir()}
+    store.bundle(Path("results/runs.jsonl"), [run(adam)])
+    store.write(Path("results/monitors") / f"{adam.key}.jsonl", kept[adam.key].read_text())
+    slot = store.Slot(mvngrad, Path("runs"))
+    slot.begin({"device": "H200"})
+    slot.finish(run(mvngrad).result)
+    store.write(slot.folder / "monitor.jsonl", kept[mvngrad.key].read_text())
+    found = store.runs(Path("runs"), Path("results"))
+    told = []
+    said = monitors(found, Path("runs"), Path("results"), tell=told.append)
+    *_, shown = draw(next(each for each in gathered(found, said) if each.name == "table2"))
+    assert shown.title == "What Monitors saw on the stand-in"
+    assert [row[1:4] for row in shown.table.rows] == [
+        ("Adam", "30M", "1100 to 3000"), ("MVN-Grad", "30M", "1100 to 3000"),
+    ]  # fmt: skip
+    assert shown.table.rows[0][4].endswith(", noise-dominated")
+
+    assert main(["report", "--keep", "kept/runs.jsonl"]) == 0
+    assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == kept[mvngrad.key].read_text()
+    assert "What Monitors saw" in Path("runs/report.html").read_text()
+
+    store.write(slot.folder / "monitor.jsonl", '{"step": 1}\n')
+    assert list(monitors(found, Path("runs"), tell=told.append)) == []
+    assert len(told) == 1
+    assert told[0].startswith(f"{slot.folder / 'monitor.jsonl'} is left out, because it is no record of a Monitor")
+
+
 # The target
 
 
@@ -312,7 +370,7 @@ def test_all_are_trained_in_order_where_the_tokens_are(tmp_path, monkeypatch):
     store.write(tmp_path / "tokens" / STAND_IN / "manifest.json", "{}")
     store.bundle(tmp_path / "results" / "runs.jsonl", [run(table2()[0])])
     target.train_all(tmp_path / "runs", tmp_path, shares.append, print)
-    assert trained == [(recipe, tmp_path) for recipe in [*table2()[1:], *rates(), *tuned(), *shortened()]]
+    assert trained == [(recipe, tmp_path) for recipe in on_stand_in()[1:]]
     assert shares[-1] == 1
 
 
@@ -321,7 +379,7 @@ def test_the_kept_runs_are_runs_of_the_table():
     kept = [each for each in store.runs(RESULTS) if each.name in ("wikitext103", "openwebtext")]
     if not kept:
         pytest.skip("no language models are kept here")
-    assert {each.key for each in kept} <= {recipe.key for recipe in (*table2(), *rates(), *tuned(), *shortened())}
+    assert {each.key for each in kept} <= {recipe.key for recipe in on_stand_in()}
 
 
 def test_the_tuned_rates_are_the_best_of_the_kept_sweep():

@@ -484,9 +484,16 @@ def test_a_second_run_replays_the_first_ones_graph(run):
 
 @pytest.mark.gpu
 def test_the_memory_of_a_run_is_its_own(run):
-    before = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    del before
-    assert 0 < run(Tiny(), device="cuda").result["memory_bytes"] < 2**31
+    """Not that of another seed, which an observer made large, and which leaves its captured step to this one."""
+
+    def large(epoch, stepper):
+        torch.empty(2**31, dtype=torch.uint8, device="cuda")
+
+    first = run(Tiny(), device="cuda", observe=large)
+    torch.cuda.empty_cache()
+    assert first.result["memory_bytes"] > 2**31 > run(Tiny(seed=1), device="cuda").result["memory_bytes"] > 0
+    run(Tiny(seed=2), device="cuda", observe=large)
+    assert run(Tiny(optimizer="adam", eps_s=None), device="cuda").result["memory_bytes"] < 2**31
 
 
 @each_device

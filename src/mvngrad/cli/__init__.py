@@ -83,6 +83,7 @@ class Report:
     def __call__(self) -> int:
         from mvngrad.lab.report.exports import PREFIX, sweeps
         from mvngrad.lab.report.gather import gathered, worth_keeping
+        from mvngrad.lab.report.monitors import keep, monitors
         from mvngrad.lab.report.page import render
         from mvngrad.lab.report.verdicts import judge
         from mvngrad.lab.store import now
@@ -90,9 +91,11 @@ class Report:
         if self.keep is not None:
             found = worth_keeping(store.runs(self.runs))
             store.bundle(self.keep, found)
+            keep(found, self.runs, self.keep.parent)
             print(f"{len(found)} runs of {self.runs} are in {self.keep}")
-        found = sweeps(self.runs, store.KEPT, tell=_warn)
-        runs, path = gathered(store.runs(self.runs, store.KEPT)) + found, self.out or self.runs / REPORT
+        roots, path = (self.runs, store.KEPT), self.out or self.runs / REPORT
+        trained = store.runs(*roots)
+        runs = gathered(trained, monitors(trained, *roots, tell=_warn)) + sweeps(*roots, tell=_warn)
         if not store.runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
             _warn(f"there is no result in {self.runs}; name a folder that has some with --runs")
         store.write(path, render(judge(runs), runs, version=__version__, made=now()))

@@ -269,7 +269,8 @@ def _order(last: Record, signal: Statement, spikes: Statement, gap: VarianceGap 
         because = "thm:var_adabelief_mvngrad: the gap grows with m^2, and m is large; measure it with variance_gap."
         return Statement("order", "after", because)
     if signal.verdict == "noise-dominated":
-        because = "The gap of thm:var_adabelief_mvngrad goes with m^2, and m is small; no spike was carried over."
+        seen = "spikes were not followed" if spikes.verdict == CANNOT_TELL else "no spike was carried over"
+        because = f"The gap of thm:var_adabelief_mvngrad goes with m^2, and m is small; {seen}."
         return Statement("order", "either", because)
     return Statement("order", CANNOT_TELL, "Measure it with variance_gap.")
 

@@ -213,12 +213,15 @@ def ready(
     whole = shared, recipe.part(*outside), recipe.rounding_seed, captured
     if whole not in _steppers:
         _steppers.clear()
-        if device.type == "cuda":  # a run's peak is not to count what those before it left
+        for bench in _benches.values():
+            bench.model.zero_grad()  # gradients lie in the memory of the graph that made them
+        if device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
         if shared not in _benches:
             _benches[shared] = Bench(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
         _steppers[whole] = Stepper(recipe, _benches[shared], captured)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the peak of a run counts what is kept, not what is gone
     return _steppers[whole]
 
 

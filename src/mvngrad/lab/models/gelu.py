@@ -18,7 +18,8 @@ except ImportError:  # there is no Triton for this platform
 
 def gelu(layer: nn.Linear, x: Tensor) -> Tensor:
     """`F.gelu(layer(x), approximate="tanh")` to rounding."""
-    if kernel is None or not (torch.compiler.is_compiling() and x.is_cuda and x.dtype in kernel.DTYPES):
+    fused = kernel is not None and torch.compiler.is_compiling() and x.is_cuda and x.dtype in kernel.DTYPES
+    if not fused or layer.bias is None:
         return F.gelu(layer(x), approximate="tanh")
     activated: Tensor = _Gelu.apply(F.linear(x, layer.weight, layer.bias.detach()), layer.bias)  # type: ignore[no-untyped-call]
     return activated
@@ -37,5 +38,5 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (x,) = ctx.saved_tensors
-        out, sums = kernel.gelu_backward(x, grad.contiguous())
+        out, sums = kernel.gelu_backward(x, grad)
         return out, sums.sum(0).to(ctx.dtype)

@@ -40,6 +40,7 @@ def _tiles(
 @torch.library.custom_op("mvngrad::gelu_backward", mutates_args=[])
 def gelu_backward(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient with respect to `x` [..., columns], and sums [parts, columns] of it, whose sum is the bias's."""
+    x, grad = x.contiguous(), grad.contiguous()
     out, sums = _empty(x, grad)
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
     with torch.cuda.device_of(x):
@@ -51,4 +52,4 @@ def gelu_backward(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 @gelu_backward.register_fake
 def _empty(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     parts = -(-x.numel() // x.shape[-1] // ROWS)
-    return torch.empty_like(x), torch.empty(parts, x.shape[-1], dtype=torch.float32, device=x.device)
+    return x.new_empty(x.shape), torch.empty(parts, x.shape[-1], dtype=torch.float32, device=x.device)

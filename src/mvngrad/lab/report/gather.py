@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from mvngrad.diagnostics.diagnosis import Diagnosis
 from mvngrad.lab.recipes.cifar100 import BATCH_SIZES, STATES, state_precision, table1
-from mvngrad.lab.recipes.language import RATES, TUNED, rates, shortened, table2, tuned
-from mvngrad.lab.recipes.training import Training
+from mvngrad.lab.recipes.language import RATES, TUNED, Language, on_stand_in, rates, shortened, table2, tuned
+from mvngrad.lab.recipes.training import DECOUPLED, Training
 from mvngrad.lab.store import Run
 from mvngrad.lab.targets import TARGETS
 
@@ -20,8 +22,8 @@ KEPT_OF_TEXT = (
 )  # fmt: skip
 
 
-def gathered(runs: Sequence[Run]) -> list[Run]:
-    """The runs, and what they add up to."""
+def gathered(runs: Sequence[Run], monitors: Mapping[str, Diagnosis] | None = None) -> list[Run]:
+    """The runs, and what they add up to; `monitors` has what those say that stood beside some of them."""
     found = {run.key: run for run in runs}
     tables = (
         _table("table1", table1(), found, _cells),
@@ -29,15 +31,14 @@ def gathered(runs: Sequence[Run]) -> list[Run]:
         _table("state-precision", state_precision(), found, _states)
         if any(recipe.key in found for recipe in state_precision() if recipe.state_dtype != "float32")
         else None,
-        _table("table2", [*table2(), *rates(), *tuned(), *shortened()], found, _language),
+        _table("table2", on_stand_in(), found, partial(_language, monitors or {})),
     )
     return [*runs, *(table for table in tables if table is not None)]
 
 
 def worth_keeping(runs: Sequence[Run]) -> list[Run]:
     """What a repository should keep: the runs behind the tables, and what else took a GPU; no try-outs."""
-    language = (*table2(), *rates(), *tuned(), *shortened())
-    behind = {recipe.key for recipe in (*table1(), *state_precision(), *language)}
+    behind = {recipe.key for recipe in (*table1(), *state_precision(), *on_stand_in())}
     return [run for run in runs if run.key in behind or (run.name in TARGETS and TARGETS[run.name].gpu)]
 
 
@@ -53,7 +54,7 @@ def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: 
         for key in dict.fromkeys(key for run in done for key in run.environment)
     }
     data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
-    result = {**fill(found), "done": len(done), "of": len(recipes), "data": data}
+    result = {**fill(found), "done": len(done), "of": len(recipes), "behind": [run.key for run in done], "data": data}
     return Run(name, name, same, environment, result)
 
 
@@ -88,7 +89,7 @@ def _states(found: dict[str, Run]) -> dict[str, Any]:
     return {"states": states}
 
 
-def _language(found: dict[str, Run]) -> dict[str, Any]:
+def _language(monitors: Mapping[str, Diagnosis], found: dict[str, Run]) -> dict[str, Any]:
     """The 30M runs, the rates that were tried beside them, the runs at the best of these, and the 124M runs."""
     tried = {
         cell: {
@@ -106,6 +107,7 @@ def _language(found: dict[str, Run]) -> dict[str, Any]:
     }
     return {
         **small,
+        "monitored": [_monitored(r, monitors[r.key]) for r in (*table2(), *shortened()) if r.key in monitors],
         "rates": tried,
         "best_rate": {cell: _best(row) for cell, row in tried.items()},
         "tuned_rate": {cell: f"{TUNED[optimizer]:g}" for cell, optimizer in CELLS.items()},
@@ -113,6 +115,17 @@ def _language(found: dict[str, Run]) -> dict[str, Any]:
             f"{cell}W": _row([r for r in shortened() if r.optimizer == f"{optimizer}w"], found, KEPT_OF_TEXT)
             for cell, optimizer in CELLS.items()
         },
+    }
+
+
+def _monitored(recipe: Language, said: Diagnosis) -> dict[str, Any]:
+    """Of the first group, which has the matrices, over the records that are judged: the last."""
+    group = said.groups[0]
+    return {
+        "optimizer": group.trained_with + "W" * (recipe.optimizer in DECOUPLED),
+        "model": recipe.model,
+        "steps": said.steps,
+        **{each.topic: [each.verdict, each.numbers.get("snr", each.numbers.get("share"))] for each in group.statements},
     }
 
 

@@ -54,9 +54,9 @@ def render(judged: Sequence[Judged], runs: Sequence[Run], *, version: str, made:
     counts = Counter(verdict.status for _, verdict in judged)
     found = latest(runs)
     groups = _groups([pair for pair in judged if pair[1].status != NOT_RUN], found)
-    groups += _sweeps(found, {run.name for group in groups for run, _ in group.runs})
+    groups += _begun(found, {run.name for group in groups for run, _ in group.runs})
     shown = {run.name: run.key for group in groups for run, _ in group.runs}
-    told = {row["key"] for run in runs if run.name.startswith(PREFIX) for row in run.result["runs"]}
+    told = {key for run in runs for key in _behind(run)}
     others = [run for run in runs if run.key not in shown.values() and run.key not in told]
     return ENVIRONMENT.get_template("page.html").render(
         version=version,
@@ -82,10 +82,23 @@ def _groups(judged: Sequence[Judged], found: dict[str, Run]) -> list[Group]:
     return list(groups.values())
 
 
-def _sweeps(found: dict[str, Run], shown: set[str]) -> list[Group]:
-    """A section for each sweep that is behind no verdict: one of a user, or one that is not done."""
-    waiting = [run for name, run in sorted(found.items()) if name.startswith(PREFIX) and name not in shown]
-    return [Group(f"Sweep {run.result['sweep']}", runs=[(run, draw(run))]) for run in waiting]
+def _begun(found: dict[str, Run], shown: set[str]) -> list[Group]:
+    """A section for each table or sweep that is behind no verdict: not done, or a sweep of a user."""
+    waiting = [run for name, run in sorted(found.items()) if _behind(run) and name not in shown]
+    return [Group(_title(run), runs=[(run, draw(run))]) for run in waiting]
+
+
+def _behind(run: Run) -> list[str]:
+    """The keys of the runs that this one stands for."""
+    if run.name.startswith(PREFIX):
+        return [row["key"] for row in run.result["runs"]]
+    return list(run.result.get("behind", ()))
+
+
+def _title(run: Run) -> str:
+    if run.name.startswith(PREFIX):
+        return f"Sweep {run.result['sweep']}"
+    return f"{run.name.capitalize()}, not done"
 
 
 def _not_run(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:

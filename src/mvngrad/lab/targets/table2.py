@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from mvngrad.lab.data import tokens
-from mvngrad.lab.recipes.language import STAND_IN, rates, shortened, table2, tuned
+from mvngrad.lab.recipes.language import STAND_IN, on_stand_in, shortened, table2
 from mvngrad.lab.targets import OnEvent, Tick
 from mvngrad.lab.targets.trainings import SMALL_TEXT, need_gpu, train_missing
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    """The 30M runs first, then the rates that were tried beside them, those at the best of these, then 124M."""
+    """Each as a run of its own, with a Monitor beside the first seed of those that are compared."""
     need_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
     if tokens.found(STAND_IN, data) is None:
         raise FileNotFoundError(
@@ -19,5 +19,4 @@ def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> N
             f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and name the same FOLDER here"
         )
     watched = {recipe.key for recipe in (*table2(), *shortened()) if recipe.seed == 0}
-    every = [*table2(), *rates(), *tuned(), *shortened()]
-    train_missing(every, root, data, tick, on_event, watched=lambda recipe: recipe.key in watched)
+    train_missing(on_stand_in(), root, data, tick, on_event, watched=lambda recipe: recipe.key in watched)

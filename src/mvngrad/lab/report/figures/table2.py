@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mvngrad.lab.recipes.language import shortened
 from mvngrad.lab.report.figures.style import axes, cell as mark, curve
 from mvngrad.lab.report.figures.svg import Figure, Panel, Table, panel
 from mvngrad.lab.report.seeds import mean, runs, seconds
@@ -21,6 +22,7 @@ METRICS = {
     "perplexity, WikiText-103 validation": ("wikitext103_perplexity", 2),
     "train loss, stand-in": ("train_loss", 4),
 }
+LARGE = shortened()[0]
 COUNTS = {"loss spikes": "loss_spikes", "norm spikes": "norm_spikes", "steps left out": "nonfinite_steps"}
 SPIKES = (
     "A spike is a step whose loss, or gradient norm before clipping, is more than 6 robust deviations above the median "
@@ -29,7 +31,8 @@ SPIKES = (
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
-    return [_small(result), _rates(result), _tuned(result), _large(result)]
+    drawn = [_small(result), _rates(result), _tuned(result), _large(result)]
+    return [*drawn, _monitored(result["monitored"])] if result["monitored"] else drawn
 
 
 def _small(result: dict[str, Any]) -> Figure:
@@ -49,44 +52,72 @@ def _rates(result: dict[str, Any]) -> Figure:
         best = result["best_rate"][cell] or ""
         edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}.get(best, "")
         found = [mean(row, "validation_loss", 4) for row in tried.values()]
-        rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), *found, best + edge))
-    head = (*HEAD, *(f"loss, stand-in held out, lr {lr}" for lr in rates), "best rate")
+        rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), best + edge, *found))
+    head = (*HEAD, "best rate", *(f"lr {lr}" for lr in rates))
     caption = (
-        f"{STAND_IN} One seed, 1,000 steps: whether the rate that the paper selected for all four, and that the runs "
-        "above have, suits each of them here. A best rate at the end of what was tried may not be the best there is."
+        f"{STAND_IN} Loss on held-out text, one seed, 1,000 steps: whether the rate that the paper selected for all "
+        "four, and that the runs above have, suits each of them here. A best rate at the end of what was tried may not "
+        "be the best there is."
     )
-    return Figure(
-        "Learning rates on the stand-in", caption, (), (), Table("30M, rates on the stand-in", head, tuple(rows))
-    )
+    table = Table("30M, loss at each rate on the stand-in", head, tuple(rows))
+    return Figure("Learning rates on the stand-in", caption, (), (), table)
 
 
 def _tuned(result: dict[str, Any]) -> Figure:
     at = ", ".join(f"{cell} {rate}" for cell, rate in result["tuned_rate"].items())
-    caption = (
-        f"{STAND_IN} As the first table, each optimizer at the rate with which it had its lowest loss after 1,000 "
-        f"steps: {at}. That the same rate is best for 3,000 steps was not tried."
+    best = result["tuned_rate"] == result["best_rate"]
+    which = (
+        "for each its best in the sweep, of 1,000 steps; for 3,000 only these and that of the first table were run"
+        if best
+        else "which are not what the sweep has as the best for each, or it is not done"
     )
-    table = _measured("30M, each at its best rate on the stand-in", result["tuned"])
-    return Figure("GPT-2 30M on the stand-in, each at its best rate", caption, (), (), table)
+    caption = f"{STAND_IN} As the first table, at other rates: {at}; {which}."
+    table = _measured("30M, at other rates on the stand-in", result["tuned"])
+    return Figure("GPT-2 30M on the stand-in, at other rates", caption, (), (), table)
 
 
 def _large(result: dict[str, Any]) -> Figure:
     curves = {cell: row["curve"][0] for cell, row in result["large"].items() if row["seeds"] and not row["diverged"]}
     drawn: tuple[Panel, ...] = ()
     if curves:
-        at = axes("step", "training loss on the stand-in, mean of 25 steps")
+        at = axes("step", f"training loss on the stand-in, mean of {LARGE.epoch_steps} steps")
         for cell, points in curves.items():
             curve(at, mark(cell), *zip(*points, strict=True))
-        words = "Mean training loss of the last 25 steps, on the stand-in: " + ", ".join(
+        words = f"Mean training loss of the last {LARGE.epoch_steps} steps, on the stand-in: " + ", ".join(
             f"{cell} {points[-1][1]:.3f}" for cell, points in curves.items()
         )
         drawn = (panel(at, "Training loss, 124M on the stand-in", words),)
     caption = (
-        f"{STAND_IN} One run each of 120 steps in place of the paper's 120,000: that each trains at full size, not "
-        f"which is better. Decoupled weight decay of 0.1. {SPIKES}"
+        f"{STAND_IN} One run each of {LARGE.steps} steps in place of the paper's 120,000: that each trains at full "
+        f"size, not which is better. Decoupled weight decay of 0.1. {SPIKES} "
+        f"Here only the last {LARGE.steps - 100} steps have 100 before them."
     )
     table = _measured("124M, on the stand-in", result["large"])
     return Figure("GPT-2 124M on the stand-in", caption, drawn, tuple(map(mark, curves)), table)
+
+
+def _monitored(found: list[dict[str, Any]]) -> Figure:
+    caption = (
+        f"{STAND_IN} A Monitor stood beside the run of each with seed 0; this is what its last records say of the "
+        "matrices, and what the paper's theory makes of it. Signal is the median over coordinates of |mu| / sigma, the "
+        "two shares are of coordinates. `mvngrad diagnose` says of a whole record why."
+    )
+    topics = ("signal", "sign collapse", "epsilon floor", "normalizer", "order")
+    rows = [
+        (
+            *("stand-in", row["optimizer"], row["model"], "{} to {}".format(*row["steps"])),
+            *(_said(topic, *row[topic]) for topic in topics),
+        )
+        for row in found
+    ]
+    table = Table("Monitors on the stand-in", (*HEAD[:2], "model", "steps", *topics), tuple(rows))
+    return Figure("What Monitors saw on the stand-in", caption, (), (), table)
+
+
+def _said(topic: str, verdict: str, number: float | None) -> str:
+    if number is None:
+        return verdict
+    return f"{number:.3f}, {verdict}" if topic == "signal" else f"{number:.1%}, {verdict}"
 
 
 def _measured(title: str, cells: dict[str, Any]) -> Table:

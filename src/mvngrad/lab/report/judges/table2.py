@@ -17,6 +17,7 @@ STAND_IN = (
     "On the stand-in and for 3,000 steps, not on the paper's text for 100,000: optimizer with optimizer, no number "
     "with the paper's."
 )
+NOT_BEST = "These runs are not at what the sweep of rates has as the best for each, or it is not done."
 RATE = f"{table2()[0].lr:g}"
 """At which all four are compared."""
 
@@ -51,19 +52,17 @@ def common_rate(result: dict[str, Any]) -> str:
     )
 
 
-def own_rates(result: dict[str, Any]) -> str:
-    return f"Rates, by a sweep of 1,000 steps: {', '.join(f'{c} {rate}' for c, rate in result['tuned_rate'].items())}."
-
-
 def below(result: dict[str, Any], low: Sequence[str], high: Sequence[str], table: str = "cells") -> Verdict:
     """Whether each of `low` has a lower mean loss than each of `high`: at one rate, or in `tuned` each at its own."""
     if (verdict := at_once(result[table], low, high)) is not None:
         return verdict
+    if table == "tuned" and result["best_rate"] != result["tuned_rate"]:
+        return Verdict(NOT_RUN, told(losses(result[table])), NOT_BEST)
     values = losses(result[table])
     pairs = [(values[one], values[other]) for one in low for other in high]
     for_it, against = [welch(*pair) for pair in pairs], [welch(*reversed(pair)) for pair in pairs]
     text = f"{told(values)}; largest p for it {max(for_it):.2g}, smallest against it {min(against):.2g}"
-    note = f"{STAND_IN} {common_rate(result) if table == 'cells' else own_rates(result)}".strip()
+    note = f"{STAND_IN} {common_rate(result) if table == 'cells' else ''}".strip()
     return transferred(max(for_it) < LEVEL, min(against) < LEVEL, text, note)
 
 
