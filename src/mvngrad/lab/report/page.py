@@ -14,6 +14,7 @@ from mvngrad.lab.report.figures.svg import Figure
 from mvngrad.lab.report.template import ENVIRONMENT
 from mvngrad.lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, latest
 from mvngrad.lab.store import Run
+from mvngrad.lab.targets import TARGETS
 
 KINDS = {
     REPRODUCED: "reproduced",
@@ -98,7 +99,7 @@ def _behind(run: Run) -> list[str]:
 def _title(run: Run) -> str:
     if run.name.startswith(PREFIX):
         return f"Sweep {run.result['sweep']}"
-    return f"{run.name.capitalize()}, not done"
+    return f"{TARGETS[run.name].what}: {run.result['done']} done"
 
 
 def _not_run(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:
