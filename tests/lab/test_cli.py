@@ -14,6 +14,7 @@ from mvngrad import cli
 from mvngrad.cli import train
 from mvngrad.lab import store
 from mvngrad.lab.data import prepared
+from mvngrad.lab.targets.trainings import SMALL_IMAGES, SMALL_TEXT
 
 WORDS = (
     "train wikitext103 --model tiny --batch-size 2 --micro-batch-size 2 --steps 2 --epoch-steps 1 --warmup-steps 1 "
@@ -190,6 +191,36 @@ def test_a_run_that_is_finished_says_so_and_one_with_a_monitor_can_be_diagnosed(
     assert capsys.readouterr().out.splitlines()[-1].endswith("monitor.html")
 
 
+def test_a_monitor_that_comes_too_late_is_said(folder, capsys, monkeypatch):
+    monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
+    assert cli.main([*LANGUAGE, "--text", "my texts"]) == 0
+    capsys.readouterr()
+    assert cli.main([*LANGUAGE, "--text", "my texts", "--monitored"]) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[0]
+        .endswith("already finished, without monitor.jsonl: train it anew in another --runs")
+    )
+
+
+def test_a_run_that_diverges_is_no_success(folder, capsys, monkeypatch):
+    monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
+    words = [*LANGUAGE, "--text", "my texts", "--lr", "1e30", "--clip", "1e30", "--nonfinite-limit", "1"]
+    assert cli.main(words) == 1
+    assert "status: diverged" in capsys.readouterr().out
+    assert cli.main(words) == 1, "nor is it one later"
+
+
+def test_the_small_trainings_that_errors_recommend_run(folder, capsys, monkeypatch):
+    monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
+    words = SMALL_TEXT.strip("`").removeprefix("mvngrad ").replace("FOLDER", folder.name.replace(" ", "_")).split()
+    folder.rename(folder.with_name(folder.name.replace(" ", "_")))
+    assert cli.main([*words, "--steps", "2", "--epoch-steps", "1", "--warmup-steps", "1", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    words = SMALL_IMAGES.strip("`").removeprefix("mvngrad ").split()
+    assert refused(capsys, *words).startswith("CIFAR-100 is not"), "all but the data is there"
+
+
 def test_off_a_terminal_preparing_prints_what_it_made_and_no_empty_line(folder, capsys, monkeypatch):
     monkeypatch.setattr("mvngrad.lab.pool.cores", lambda: 1)
     assert cli.main(["data", "prepare", "my texts"]) == 0
@@ -222,7 +253,13 @@ def test_a_run_without_a_monitor(capsys, tmp_path, given, named):
 # Reports, and help
 
 
+def test_a_report_on_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
+    assert refused(capsys, "report", "--runs", "rnus").startswith("--runs rnus is not a folder")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_report_on_nothing_is_written_with_a_warning(capsys, tmp_path):
+    (tmp_path / "nowhere").mkdir()
     assert cli.main(["report", "--runs", "nowhere"]) == 0
     assert "there is no result in nowhere; name a folder" in capsys.readouterr().err
     recipe = {"recipe": {"name": "x"}, "environment": {}, "result": {}}
@@ -235,7 +272,7 @@ def test_a_report_on_nothing_is_written_with_a_warning(capsys, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_named(capsys, tmp_path):
     (tmp_path / "folder").mkdir()
-    assert cli.main(["report", "--runs", "somewhere", "--out", "folder"]) == 2
+    assert cli.main(["report", "--runs", "folder", "--out", "folder"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(": 'folder'")
 
 

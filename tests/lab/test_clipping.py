@@ -10,7 +10,8 @@ from tiny import Tiny, TinyTask
 from torch import nn
 
 from mvngrad.lab import checkpoint, metrics, step
-from mvngrad.lab.events import Message
+from mvngrad.lab.events import Message, Progress, line
+from mvngrad.lab.sinks import scalars
 from mvngrad.lab.train import train
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -128,6 +129,24 @@ def test_too_many_in_a_row_are_the_end(run, tmp_path, device, exploding, end):
     assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", end, 3)
     assert [row["nonfinite"] for row in rows(tmp_path, Clipped(exploding=exploding))] == ([3] if end < 7 else [2, 1])
     assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_an_epoch_without_a_finite_step_has_no_loss(run, tmp_path):
+    recipe, told = Clipped(exploding=tuple(range(7, 14)), nonfinite_limit=10), []
+    result = run(recipe, on_event=told.append).result
+    assert (result["status"], result["nonfinite_steps"]) == ("finished", 7)
+    assert [row["loss"] is None for row in rows(tmp_path, recipe)] == [False, True, False]
+    assert [step for step, _ in result["curve"]] == [7, 21]
+    empty = next(event for event in told if isinstance(event, Progress) and event.epoch == 2)
+    assert "epoch 2/3  no finite loss" in line(empty)
+    assert "loss" not in scalars(empty)
+
+
+def test_what_came_after_the_end_is_not_counted(run, tmp_path):
+    recipe = Clipped(exploding=tuple(range(8, 14)))
+    result = run(recipe).result
+    assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", 11, 3)
+    assert [(row["step"], len(row["losses"])) for row in rows(tmp_path, recipe)] == [(7, 7), (11, 4)]
 
 
 def test_an_interruption_does_not_make_a_run_forget_how_many_there_were(run, tmp_path, monkeypatch):

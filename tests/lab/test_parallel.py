@@ -155,6 +155,10 @@ def test_several_processes_train_what_one_does(whole, tmp_path, mode):
     assert (environment["parallel"], environment["ranks"]) == (mode, RANKS[mode])
     (kept,) = (whole[mode] / RECIPE.key / "checkpoints").iterdir()
     assert kept.suffix == ".dcp"
+    weights, one = (checkpoint.weights(root / RECIPE.key) for root in (whole[mode], whole["one"]))
+    assert weights.keys() == one.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
     shutil.copytree(kept, tmp_path / kept.name)
     assert checkpoint.newest(tmp_path) == tmp_path / kept.name
     part, told = next((tmp_path / kept.name).glob("*.distcp")), []

@@ -285,7 +285,12 @@ def test_within_a_long_epoch_there_are_signs_of_life(capsys):
         live.last -= progress.QUIET
         live(sign)
         live(sign)
-    assert capsys.readouterr().out == "cifar100-0  step 40/9600  1:40 left\n"
+        assert capsys.readouterr().out == "cifar100-0  step 40/9600  1:40 left\n"
+        live.last -= progress.QUIET / 2
+        live(told(3))  # is not shown, so it is no sign
+        live.last -= progress.QUIET / 2
+        live(told(4))
+    assert capsys.readouterr().out == "cifar100-0  epoch 4/200  loss 3.2500  41000/s  1:00 + 2:05\n"
 
 
 def test_a_target_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatch):

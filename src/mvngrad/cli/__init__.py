@@ -88,6 +88,8 @@ class Report:
         from mvngrad.lab.report.verdicts import judge
         from mvngrad.lab.store import now
 
+        if not self.runs.is_dir() and self.runs != store.ROOT:
+            raise FileNotFoundError(f"--runs {self.runs} is not a folder; name the one that has your results")
         if self.keep is not None:
             found = worth_keeping(store.runs(self.runs))
             store.bundle(self.keep, found)

@@ -55,7 +55,7 @@ class Train(Generic[R]):
         from rich.console import Console
 
         from mvngrad.lab import sinks
-        from mvngrad.lab.monitored import check, monitored
+        from mvngrad.lab.monitored import NAME, check, monitored
         from mvngrad.lab.progress import TrainingBar
         from mvngrad.lab.train import Interrupted, train
 
@@ -73,7 +73,9 @@ class Train(Generic[R]):
         if isinstance(recipe, Language):
             recipe = replace(recipe, text=named(recipe.text, self.data))
         if first and store.Slot(recipe, self.runs).run is not None:
-            print(f"{recipe.key}  already finished")
+            record = self.runs / recipe.key / NAME
+            why = "" if record.exists() or not self.monitored else f", without {NAME}: train it anew in another --runs"
+            print(f"{recipe.key}  already finished{why}")
         with ExitStack() as stack:
             listeners: list[Any] = []
             if first and self.tensorboard is not None:
@@ -103,7 +105,7 @@ class Train(Generic[R]):
                 if not isinstance(value, list):  # what happened at every step is in the folder
                     print(f"{name}: {value}")
             print(self.runs / run.key)
-        return 0
+        return int(run.result["status"] != "finished")
 
 
 def named(text: str, data: Path | None) -> str:

@@ -30,6 +30,10 @@ NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
 PARTIAL = ".partial"
 """Begins the name of what is half written; the rest is of the process that writes it."""
 NOTES = "notes.json"
+FOLDER = "checkpoints"
+"""In the folder of a run."""
+MODEL = "model."
+"""Begins the names of a model's tensors in a state."""
 State = Mapping[str, Tensor]
 
 
@@ -117,20 +121,46 @@ def newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
 def load(path: Path, state: State) -> dict[str, Any]:
     """Give the tensors of `state` what a checkpoint has for them, however many processes wrote it; its notes."""
     if path.is_dir():
-        from torch.distributed.checkpoint import filesystem, state_dict_loader
-
         notes: dict[str, Any] = json.loads((path / NOTES).read_text(encoding="utf-8"))
-        stored: dict[str, Any] = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
-        _fits(state, {name: (value.size, value.properties.dtype) for name, value in stored.items()})
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read it as well
-            state_dict_loader.load(dict(state), storage_reader=filesystem.FileSystemReader(path))
+        _fits(state, _stored(path))
+        _fill(path, state)
         return notes
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     saved: dict[str, Tensor] = content.pop("state")
     _fits(state, {name: (value.shape, value.dtype) for name, value in saved.items()})
     copy(saved, state)
     return content
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    """The model in the newest checkpoint of a run's folder, for `load_state_dict`, however many processes wrote it."""
+    path = newest(run / FOLDER)
+    if path is None:
+        raise FileNotFoundError(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
+    if path.is_dir():
+        shapes = {name: kind for name, kind in _stored(path).items() if name.startswith(MODEL)}
+        saved = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        _fill(path, saved)
+    else:
+        saved = torch.load(path, map_location="cpu", weights_only=True)["state"]
+    return {name.removeprefix(MODEL): value for name, value in saved.items() if name.startswith(MODEL)}
+
+
+def _stored(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """What a checkpoint of several processes has, by name."""
+    from torch.distributed.checkpoint import filesystem
+
+    stored: dict[str, Any] = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+    return {name: (value.size, value.properties.dtype) for name, value in stored.items()}
+
+
+def _fill(path: Path, state: State) -> None:
+    """Give tensors what such a checkpoint has for them."""
+    from torch.distributed.checkpoint import filesystem, state_dict_loader
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read it as well
+        state_dict_loader.load(dict(state), storage_reader=filesystem.FileSystemReader(path))
 
 
 def copy(saved: State, state: State) -> None:

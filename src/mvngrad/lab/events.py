@@ -22,8 +22,8 @@ class Progress:
     epochs: int
     step: int
     steps: int
-    loss: float
-    """Mean of the epoch's batches."""
+    loss: float | None
+    """Mean of the epoch's batches that had a finite one, if any had."""
     samples_per_second: float
     seconds: float
     seconds_left: float
@@ -58,8 +58,16 @@ def line(event: Event) -> str:
         return f"{event.key}  step {event.step}/{event.steps}  {minutes(event.seconds_left)} left"
     metrics = "".join(f"  {name} {value:.4f}" for name, value in event.metrics.items() if value is not None)
     clocks = f"{minutes(event.seconds)} + {minutes(event.seconds_left)}"
-    where = f"{event.key}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}"
-    return f"{where}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
+    return f"{event.key}  {reached(event)}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
+
+
+def reached(event: Progress) -> str:
+    """
+    >>> reached(Progress("mnist-0", 2, 10, 64, 320, None, 4e4, 30, 120))
+    'epoch 2/10  no finite loss'
+    """
+    loss = "no finite loss" if event.loss is None else f"loss {event.loss:.4f}"
+    return f"epoch {event.epoch}/{event.epochs}  {loss}"
 
 
 def minutes(seconds: float) -> str:
@@ -70,7 +78,12 @@ def minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def worth_a_line(event: Event) -> bool:
+    """What a log should have: evaluations and messages."""
+    return isinstance(event, Message) or (isinstance(event, Progress) and bool(event.metrics))
+
+
 def printed(event: Event) -> None:
-    """Print what a log should have: evaluations and messages."""
-    if isinstance(event, Message) or (isinstance(event, Progress) and event.metrics):
+    """Print what is worth a line."""
+    if worth_a_line(event):
         print(line(event), flush=True)

@@ -49,5 +49,5 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "nonfinite_steps": sum(row["nonfinite"] for row in rows),
         "loss_spikes": spikes(losses),
         "norm_spikes": spikes(norms),
-        "curve": [[row["step"], row["loss"]] for row in rows],
+        "curve": [[row["step"], row["loss"]] for row in rows if row["loss"] is not None],
     }

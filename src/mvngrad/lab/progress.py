@@ -33,8 +33,7 @@ def told(event: events.Progress, metrics: dict[str, float]) -> str:
     """
     shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
     left = f"{events.minutes(event.seconds_left)} left"
-    where = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{shown}"
-    return f"{where}  {event.samples_per_second:,.0f}/s  {left}"
+    return f"{events.reached(event)}{shown}  {event.samples_per_second:,.0f}/s  {left}"
 
 
 class TrainingBar(Progress):
@@ -48,19 +47,16 @@ class TrainingBar(Progress):
         self.last = time.monotonic()
 
     def __call__(self, event: events.Event) -> None:
-        if isinstance(event, events.Step):
-            words = events.line(event).removeprefix(f"{event.key}  ")
-            self.update(self.bar, total=event.steps, completed=event.step, now=words)
-            if self.disable and time.monotonic() - self.last >= QUIET:
+        if isinstance(event, events.Message) or self.disable:
+            if events.worth_a_line(event) or time.monotonic() - self.last >= QUIET:
                 self.last = time.monotonic()
                 print(events.line(event), flush=True)
-            return
-        self.last = time.monotonic()
-        if isinstance(event, events.Message) or self.disable:
-            events.printed(event)
-            return
-        self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
-        self.update(self.bar, total=event.steps, completed=event.step, now=told(event, self.metrics))
+        elif isinstance(event, events.Step):
+            words = events.line(event).removeprefix(f"{event.key}  ")
+            self.update(self.bar, total=event.steps, completed=event.step, now=words)
+        else:
+            self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
+            self.update(self.bar, total=event.steps, completed=event.step, now=told(event, self.metrics))
 
 
 class Bars(Progress):

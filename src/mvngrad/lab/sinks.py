@@ -14,9 +14,9 @@ from mvngrad.lab.recipes.training import Training
 
 
 def scalars(event: Progress) -> dict[str, float]:
-    """What the end of an epoch has to show; an evaluation that is not finite has nothing."""
+    """What the end of an epoch has to show; what is not finite has nothing."""
     found = {"loss": event.loss, "epoch": float(event.epoch), "samples_per_second": event.samples_per_second}
-    return found | {name: value for name, value in event.metrics.items() if value is not None}
+    return {name: value for name, value in (found | event.metrics).items() if value is not None}
 
 
 class TensorBoard:

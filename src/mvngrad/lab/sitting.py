@@ -54,7 +54,7 @@ class Sitting:
         signals: list[int],
         check: Check,
     ) -> None:
-        self.recipe, self.stepper, self.checkpoints = recipe, stepper, folder / "checkpoints"
+        self.recipe, self.stepper, self.checkpoints = recipe, stepper, folder / checkpoint.FOLDER
         self.every, self.on_event, self.observe, self.signals = checkpoint_every, on_event, observe, signals
         self.check = check
         self.per_epoch = stepper.task.steps_per_epoch
@@ -102,7 +102,7 @@ class Sitting:
         result = {"status": "finished", **found, "steps": self.steps, "seconds": self.seconds}
         self._save(keep=1)
         state = self.stepper.state.items()
-        weights = {name: parallel.whole(value) for name, value in state if name.startswith("model.")}
+        weights = {name: parallel.whole(value) for name, value in state if name.startswith(checkpoint.MODEL)}
         result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
         kept = [value for each in self.stepper.optimizer.state.values() for value in each.values()]
         result["state_bytes"] = sum(value.nbytes for value in kept if isinstance(value, Tensor))
@@ -135,7 +135,11 @@ class Sitting:
         rate = max(0, (self.step - first) * self.recipe.batch_size - missing) / (time.perf_counter() - start)
         bad = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
         end, missed = self._diverges(epoch, bad)
-        loss = math.fsum(losses[at] for at in range(len(losses)) if at not in bad) / (len(losses) - len(bad) or 1)
+        if end is not None:  # what the device did after it is no part of the run
+            self.step, over = end, end - epoch * self.per_epoch
+            losses, norms, bad = losses[:over], norms[:over], [at for at in bad if at < over]
+        finite = [losses[at] for at in range(len(losses)) if at not in bad]
+        loss = math.fsum(finite) / len(finite) if finite else None
         row = {"step": self.step, "epoch": epoch + 1, "loss": loss}
         every = {"losses": _plain(losses), "norms": _plain(norms), "nonfinite": len(bad)} if self.recipe.guarded else {}
         if end is not None:

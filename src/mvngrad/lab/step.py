@@ -66,7 +66,7 @@ class Stepper:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.rehearsed = False
         self.state: dict[str, Tensor] = {
-            **{f"model.{name}": value for name, value in self.model.state_dict().items()},
+            **{f"{checkpoint.MODEL}{name}": value for name, value in self.model.state_dict().items()},
             **{
                 f"optimizer.{index}.{name}": value
                 for index, kept in enumerate(self.optimizer.state.values() if not self.foreign else ())
@@ -79,7 +79,7 @@ class Stepper:
 
     def begin(self, seed: int) -> None:
         """Become as a run with this seed starts: its weights, and no memory of any step."""
-        start = {f"model.{name}": value for name, value in initial(self.task, seed).state_dict().items()}
+        start = {f"{checkpoint.MODEL}{name}": value for name, value in initial(self.task, seed).state_dict().items()}
         if self.foreign:
             self.optimizer = self._new_optimizer()
         with torch.no_grad():

@@ -14,7 +14,10 @@ from mvngrad.lab.targets import OnEvent, Tick
 from mvngrad.lab.train import Interrupted, train
 
 SMALL_IMAGES = "`mvngrad train cifar100 --train-limit 256 --batch-size 32 --epochs 2 --warmup-epochs 1`"
-SMALL_TEXT = "`mvngrad train wikitext103 --model tiny --text FOLDER --steps 100 --warmup-steps 10 --batch-size 8`"
+SMALL_TEXT = (
+    "`mvngrad train wikitext103 --model tiny --text FOLDER --steps 100 --warmup-steps 10 --batch-size 8 "
+    "--micro-batch-size 8`"
+)
 
 
 def need_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
