@@ -81,6 +81,7 @@ class Report:
     ] = None
 
     def __call__(self) -> int:
+        from mvngrad.lab.report.benchmarks import benchmarks
         from mvngrad.lab.report.exports import PREFIX, sweeps
         from mvngrad.lab.report.gather import gathered, worth_keeping
         from mvngrad.lab.report.monitors import keep, monitors
@@ -97,7 +98,8 @@ class Report:
             print(f"{len(found)} runs of {self.runs} are in {self.keep}")
         roots, path = (self.runs, store.KEPT), self.out or self.runs / REPORT
         trained = store.runs(*roots)
-        runs = gathered(trained, monitors(trained, *roots, tell=_warn)) + sweeps(*roots, tell=_warn)
+        runs = gathered(trained, monitors(trained, *roots, tell=_warn))
+        runs += sweeps(*roots, tell=_warn) + benchmarks(*roots, tell=_warn)
         if not store.runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
             _warn(f"there is no result in {self.runs}; name a folder that has some with --runs")
         store.write(path, render(judge(runs), runs, version=__version__, made=now()))

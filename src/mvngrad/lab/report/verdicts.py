@@ -19,6 +19,10 @@ REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
 )
 
 
+COMPARED = "A comparison, not a verdict: another GPU and another loop."
+"""The note on a claim of which nothing is to be reproduced."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     status: str

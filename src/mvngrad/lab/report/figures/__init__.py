@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import matplotlib
 
+from mvngrad.lab.report.benchmarks import ENGINE, GPT2
 from mvngrad.lab.report.exports import PREFIX
 from mvngrad.lab.report.figures import (
     cifar_gap,
@@ -17,6 +18,7 @@ from mvngrad.lab.report.figures import (
     sweep,
     table1,
     table2,
+    throughput,
     variance_gap,
 )
 from mvngrad.lab.report.figures.style import RC
@@ -35,6 +37,8 @@ TARGETS = {
     "table2": table2.draw,
     "cifar-gap": cifar_gap.draw,
     "state-precision": state_precision.draw,
+    GPT2: throughput.draw,
+    ENGINE: throughput.engine,
 }
 
 

@@ -11,5 +11,6 @@ from mvngrad.lab.report.judges import (
     sweeps as sweeps,
     table1 as table1,
     table2 as table2,
+    throughput as throughput,
     variance_gap as variance_gap,
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from mvngrad.lab.report.claims import load
 from mvngrad.lab.report.gather import SECOND_MOMENT, VARIANCE
 from mvngrad.lab.report.seeds import Row, counted, known, told
 from mvngrad.lab.report.statistics import welch
-from mvngrad.lab.report.verdicts import NOT_RUN, Verdict, decided, judges
+from mvngrad.lab.report.verdicts import COMPARED, NOT_RUN, UNDECIDED, Verdict, decided, judges
 
 NEAR = 0.6
 """Points of accuracy."""
@@ -52,6 +52,18 @@ def order(result: dict[str, Any], batch: str) -> Verdict:
     best = welch(values["AdaBelief"], values["MVN-Grad"])
     caveat = f"MVN-Grad less AdaBelief: {lead['AdaBelief']:+.2f}, p = {best:.2g}."
     return decided(max(p) < 0.01, text, caveat if best >= 0.05 else "")
+
+
+@judges("time-cifar")
+def _(result: dict[str, Any]) -> Verdict:
+    times = {
+        batch: [seconds for row in cells.values() for seconds in row["seconds"] if seconds is not None]
+        for batch, cells in result["cells"].items()
+    }
+    if not all(times.values()):
+        return Verdict(NOT_RUN, "", "No run of one batch size had the GPU to itself yet.")
+    text = "; ".join(f"{median(found):.0f} s at batch {batch} (n={len(found)})" for batch, found in times.items())
+    return Verdict(UNDECIDED, f"medians without compilation: {text}", COMPARED)
 
 
 for batch in ("128", "1024"):
