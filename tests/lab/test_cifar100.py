@@ -196,6 +196,18 @@ def test_download_puts_the_archive_where_load_looks(tmp_path, monkeypatch):
     cifar100.download()
 
 
+@pytest.mark.parametrize("inside", ["cifar100", ""])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_there_in_any_form_is_verified_and_not_downloaded(tmp_path, monkeypatch, form, inside):
+    monkeypatch.setattr(files, "_transfer", None)
+    write(tmp_path / inside, form)
+    check(cifar100.load(cifar100.download(tmp_path)))
+    path = tmp_path / inside / next(iter(FORMS[form]))
+    path.write_bytes(b"damaged")
+    with pytest.raises(DamagedFile, match=f"{path.name} is not"):
+        cifar100.download(tmp_path)
+
+
 def test_a_download_that_is_another_file_is_thrown_away(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_transfer", lambda url, part: part.write_bytes(packed({"train": b"", "test": b""})))
     with pytest.raises(DownloadError, match=r"cifar-100-python\.tar\.gz could not be downloaded"):

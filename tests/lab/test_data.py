@@ -35,6 +35,7 @@ def small(monkeypatch, no_data):
     """A small MNIST of known content."""
     known = [KnownFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in CONTENTS.items()]
     monkeypatch.setattr(mnist, "FILES", tuple(known))
+    monkeypatch.setattr(files, "PAUSE", 0.0)
 
 
 def write(folder, pack=lambda data: data, suffix=""):
@@ -194,7 +195,7 @@ class Server(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         body = data[start:]
-        self.wfile.write(body[: len(body) // 2] if how == "cut" else body)
+        self.wfile.write(body[: {"cut": len(body) // 2, "nothing": 0}.get(how, len(body))])
 
     def log_message(self, *args):
         pass
@@ -305,13 +306,109 @@ def test_where_no_mirror_is_right_nothing_is_left(server, tmp_path, target, faul
 
 
 def test_where_every_transfer_breaks_off_what_came_is_kept_for_the_next(server, tmp_path, target):
-    server.plan |= {PATH: ["cut"] * 9, SECOND: ["cut"] * 9}
+    server.plan |= {PATH: ["cut"] + ["nothing"] * 9, SECOND: ["nothing"] * 9}
     with pytest.raises(DownloadError, match="the connection closed after"):
         mnist.download(tmp_path)
     assert not target.exists()
     server.plan.clear()
     check(mnist.load(mnist.download(tmp_path)))
     assert requests(server)[-1][1] not in (None, "bytes=0-")
+
+
+def test_a_transfer_that_gets_on_is_not_given_up_and_one_that_does_not_is_after_pauses(server, tmp_path, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(files, "PAUSE", 1.0)
+    monkeypatch.setattr(files.time, "sleep", pauses.append)
+    server.plan[PATH] = ["cut"] * (files.ATTEMPTS + 2)
+    mnist.download(tmp_path / "one")
+    assert {path for path, _ in requests(server)} == {PATH}
+    assert pauses == []
+    server.plan[PATH] = ["cut", "nothing", "nothing", "cut"] + ["nothing"] * 9
+    mnist.download(tmp_path / "two")
+    assert requests(server)[-1][0] == SECOND
+    assert pauses == [1.0, 2.0, 1.0, 2.0]
+    assert len(server.plan[PATH]) == 9 - files.ATTEMPTS
+
+
+def test_a_server_that_cannot_resume_and_always_breaks_off_is_given_up(server, tmp_path, monkeypatch):
+    counts = iter([5, 3, 5, 4] * 9)
+
+    def transfer(url, part):
+        part.write_bytes(b"x" * next(counts))
+        raise ConnectionError("broke off")
+
+    monkeypatch.setattr(files, "_transfer", transfer)
+    with pytest.raises(DownloadError, match="broke off"):
+        mnist.download(tmp_path)
+
+
+def test_a_failed_download_says_each_failure_once_and_where_the_file_belongs(server, tmp_path, target):
+    server.plan |= {PATH: ["nothing"] * 9, SECOND: ["missing"] * 9}
+    with pytest.raises(DownloadError) as caught:
+        mnist.download(tmp_path)
+    first, *failures, last = str(caught.value).splitlines()
+    assert first == f"{target.name} could not be downloaded."
+    assert [failure.split(": ")[0] for failure in failures] == [f"{mirror}{target.name}" for mirror in mnist.MIRRORS]
+    assert last == f"Try again, or put {target.name} into {target.parent}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_is_full_is_no_fault_of_the_mirror(server, tmp_path, part):
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*\.part"):
+        mnist.download(tmp_path)
+    assert len(requests(server)) == 1
+
+
+@pytest.mark.parametrize("inside", ["mnist", ""])
+def test_files_that_are_there_raw_are_verified_and_kept(server, tmp_path, inside):
+    folder = write(tmp_path / inside)
+    check(mnist.load(mnist.download(tmp_path)))
+    assert server.asked == []
+    assert sorted(path.name for path in folder.iterdir()) == sorted(CONTENTS)
+    (folder / IMAGES).write_bytes(b"damaged")
+    with pytest.raises(DamagedFile, match=f"{IMAGES} is not"):
+        mnist.download(tmp_path)
+    (folder / IMAGES).unlink()
+    check(mnist.load(mnist.download(tmp_path)))
+    assert [path for path, _ in server.asked] == [PATH]
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file', given as --data or folder, is not a folder; name one"):
+        mnist.download(tmp_path / "file")
+    monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"MVNGRAD_DATA=.*file is not a folder; name one"):
+        mnist.download()
+
+
+@pytest.fixture
+def data():
+    """The commands about data."""
+    for package in ("tyro", "rich"):
+        pytest.importorskip(package)
+    from mvngrad.cli import data
+
+    return data
+
+
+def test_off_a_terminal_there_is_a_line_now_and_then(data, capsys, monkeypatch):
+    def told():
+        with data.progress() as bar:
+            tell = bar("download")
+            tell(10**6, 4 * 10**6)
+            tell(2 * 10**6, None)
+        return capsys.readouterr()
+
+    assert told() == ("", "")
+    monkeypatch.setattr(data, "QUIET", 0.0)
+    assert told() == ("", "download: 1.0 MB of 4.0 MB, 25%\ndownload: 2.0 MB\n")
+
+
+def test_the_command_knows_its_data_sets(data):
+    with pytest.raises(ValueError, match="NAME='nosuch' is no data set; there are mnist, cifar100, wikitext103"):
+        data.Get("nosuch")()
 
 
 @pytest.mark.usefixtures("server")

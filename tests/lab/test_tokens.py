@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mvngrad.lab.data import files, text, text_bpe, text_corpora, text_documents
+from mvngrad.lab.data import files, prepared as from_names, text, text_bpe, text_corpora, text_documents
 from mvngrad.lab.data.files import DamagedFile, KnownFile
 from mvngrad.lab.data.text import prepare
 from mvngrad.lab.data.tokens import END_OF_TEXT, Manifest, Tokens, numbers, offsets, share, windows
@@ -148,6 +148,45 @@ def test_what_is_prepared_is_kept_and_what_differs_is_not(tmp_path, monkeypatch)
     assert prepare([path], out, source="test", validation=0.5).validation.documents > first.validation.documents
     write(path, ["other text"])
     assert prepare([path], out, source="test").train.documents == 1
+
+
+@pytest.mark.usefixtures("letters")
+def test_tokens_stay_when_more_is_known_of_their_source_and_a_verified_one_stays_verified(tmp_path, monkeypatch):
+    path, out = write(tmp_path / "a.txt", ["one"]), tmp_path / "out"
+    prepare([path], out, source="text, not verified")
+    monkeypatch.setattr(text, "_make", None)
+    for source in ("text, sha256 verified", "text, not verified"):
+        assert prepare([path], out, source=source).source == "text, sha256 verified"
+        assert Manifest.read(out).source == "text, sha256 verified"
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize("content", [[], [" \n "]], ids=["empty", "blank"])
+def test_a_text_with_nothing_to_train_on_is_refused_and_tokens_that_are_there_stay(tmp_path, content):
+    path, out = write(tmp_path / "a.txt", ["one"]), tmp_path / "out"
+    kept = prepare([path], out, source="test")
+    write(path, content)
+    with pytest.raises(ValueError, match=r"has nothing to train on: a\.txt is blank, or held out"):
+        prepare([path], out, source="test", validation=[write(tmp_path / "b.txt", ["two"])])
+    assert Manifest.read(out) == kept
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said_with_the_file(tmp_path, monkeypatch):
+    path, out = write(tmp_path / "a.txt", ["one"]), tmp_path / "out"
+    out.mkdir()
+    (out / "train.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*train\.part"):
+        prepare([path], out, source="test")
+
+    def full(self, content):
+        with Path("/dev/full").open("wb") as file:
+            file.write(content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*shards.*\.part"):
+        prepare([path], tmp_path / "other", source="test")
 
 
 def test_the_number_of_workers_changes_nothing(tmp_path, vocabulary, monkeypatch):
@@ -302,6 +341,58 @@ def test_a_published_text_is_downloaded_once_verified_and_prepared(tmp_path, mon
         text_corpora.download(name, tmp_path)
     monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
     assert text_corpora.download(name) == tmp_path / "variable"
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
+def test_only_a_text_that_its_archive_holds_is_called_verified(tmp_path, published, name):
+    text_corpora.download(name, tmp_path)
+    known = text_corpora.ARCHIVES[name]
+    archive, path = tmp_path / name / known.name, text_corpora.corpus(name, tmp_path).files[0]
+    assert text_corpora.corpus(name, tmp_path).source.endswith("training text as published, sha256 verified")
+    content = path.read_bytes()
+    for other in (content + b"x", content[:-1], b"x" + content[1:]):
+        path.write_bytes(other)
+        with pytest.raises(DamagedFile, match=rf"{path.name} is not what .*{known.name} holds; delete it"):
+            text_corpora.corpus(name, tmp_path)
+    archive.rename(tmp_path / known.name)  # beside the folder of its name
+    with pytest.raises(DamagedFile, match="is not what"):
+        text_corpora.corpus(name, tmp_path)
+    (tmp_path / known.name).write_bytes(b"another archive")
+    with pytest.raises(DamagedFile, match=f"is not {known.name} as it was published"):
+        text_corpora.corpus(name, tmp_path)
+    (tmp_path / known.name).unlink()
+    assert text_corpora.corpus(name, tmp_path).source.endswith("training text not verified")
+
+
+def test_subsets_of_openwebtext_are_not_called_verified(tmp_path, published):
+    text_corpora.download("openwebtext", tmp_path)
+    (tmp_path / "openwebtext" / "openwebtext.tar").rename(tmp_path / "openwebtext" / "urlsf_subset00.tar")
+    says = "OpenWebText, 1 of its 21 subsets, training text not verified"
+    assert text_corpora.corpus("openwebtext", tmp_path).source == says
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
+def test_an_archive_beside_the_folder_of_its_name_is_taken(tmp_path, published, name):
+    text_corpora.download(name, tmp_path / "first")
+    known = text_corpora.ARCHIVES[name]
+    (tmp_path / "first" / name / known.name).rename(tmp_path / known.name)
+    folder = from_names.prepared(name, tmp_path, workers=1)
+    assert len(published) == 1
+    assert Manifest.read(folder).source.endswith("sha256 verified")
+
+
+@pytest.mark.usefixtures("published")
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    mine = write(tmp_path / "mine" / "a.txt", ["one"]).parent
+    write(mine / "validation.txt", ["two"])
+    for prepared in (
+        lambda data: from_names.prepared("wikitext103", data),
+        lambda d: from_names.prepare_folder(mine, d),
+    ):
+        with pytest.raises(OSError, match=r"file', given as --data or folder, is not a folder; name one"):
+            prepared(tmp_path / "file")
 
 
 def test_the_stand_in_is_called_one(tmp_path):

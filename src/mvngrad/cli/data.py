@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg, subcommand
 
 from mvngrad.cli.options import DataOrSample
 
 IMAGES = ("mnist", "cifar100")
-DataSet = Literal["mnist", "cifar100", "wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation"]
+QUIET = 30.0
+"""Seconds between lines where there is no bar."""
+Told = Callable[[int, int | None], Any]
+"""Is told how many bytes are done, and of how many."""
+DATA_SETS = (*IMAGES, "wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation")
 Home = Annotated[
     Path | None,
     arg(metavar="FOLDER", help="where it is, or is put", help_behavior_hint="(default: MVNGRAD_DATA's, or the cache)"),
@@ -29,13 +34,15 @@ class Get:
     the text.
     """
 
-    name: Annotated[Positional[DataSet], arg(metavar="NAME", help=", ".join(get_args(DataSet)))]
+    name: Annotated[Positional[str], arg(metavar="NAME", help=", ".join(DATA_SETS))]
     data: Home = None
 
     def __call__(self) -> int:
         from mvngrad.lab.data.files import heard
         from mvngrad.lab.data.prepared import prepared
 
+        if self.name not in DATA_SETS:
+            raise ValueError(f"NAME={self.name!r} is no data set; there are {', '.join(DATA_SETS)}")
         with progress() as bar, heard(bar("download")):
             if self.name in IMAGES:
                 module = import_module(f"mvngrad.lab.data.{self.name}")
@@ -112,16 +119,35 @@ def described(folder: Path) -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], Callable[[int, int | None], Any]]]:
-    """Bars on a terminal, each from the first time that it is told how many bytes are done, and of how many."""
+def progress() -> Iterator[Callable[[str], Told]]:
+    """Bars on a terminal, each from the first time that it is told something; elsewhere a line now and then. They are
+    on stderr: what a command prints is what it made.
+    """
     from rich.console import Console
+    from rich.filesize import decimal
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    console = Console(stderr=True)
 
-        def bar(name: str) -> Callable[[int, int | None], Any]:
+    def lines(name: str) -> Told:
+        last = time.monotonic()
+
+        def told(done: int, total: int | None) -> None:
+            nonlocal last
+            if time.monotonic() - last >= QUIET:
+                last = time.monotonic()
+                share = f" of {decimal(total)}, {done / total:.0%}" if total else ""
+                console.print(f"{name}: {decimal(done)}{share}", highlight=False, soft_wrap=True)
+
+        return told
+
+    if not console.is_terminal:
+        yield lines
+        return
+    with Progress(*columns, console=console, transient=True) as bars:
+
+        def bar(name: str) -> Told:
             task = bars.add_task(name, total=None, visible=False)
             return lambda done, total: bars.update(task, completed=done, total=total, visible=True)
 

@@ -9,6 +9,7 @@ import gzip
 import io
 import pickle
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, fetch, find, home, places, read
+from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, fetch, find, home, places, read, verify
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = KnownFile(
@@ -62,13 +63,12 @@ def load(folder: Path | None = None) -> Cifar100:
     is verified before it is used: one that was cut short or altered is a DamagedFile error.
     """
     looked = places("cifar100", folder)
-    for place in looked:
-        if paths := find("cifar100", ARRAYS, place):
-            return _from_arrays(*(read(path, known) for path, known in zip(paths, ARRAYS, strict=True)))
-        if paths := find("cifar100", PICKLES, place / UNPACKED):
-            return _from_pickles(*(read(path, known) for path, known in zip(paths, PICKLES, strict=True)))
-        if paths := find("cifar100", (ARCHIVE,), place):
-            return _from_pickles(*_members(read(paths[0], ARCHIVE)))
+    if found := _found(looked):
+        form, paths = found
+        contents = [read(path, known) for path, known in zip(paths, form, strict=True)]
+        if form is ARRAYS:
+            return _from_arrays(*contents)
+        return _from_pickles(*(contents if form is PICKLES else _members(*contents)))
     raise FileNotFoundError(
         f"CIFAR-100 is not in {', '.join(map(str, looked))}. Download it with `mvngrad data get cifar100`, or name the "
         f"folder that has {ARCHIVE.name} with --data or {FOLDER_VARIABLE}"
@@ -77,11 +77,24 @@ def load(folder: Path | None = None) -> Cifar100:
 
 def download(folder: Path | None = None) -> Path:
     """Download CIFAR-100 (169 MB) into `folder`/cifar100, by default that of MVNGRAD_DATA or the cache, verified; the
-    folder to give to `load`.
+    folder to give to `load`. What is there, in any form, is verified and kept.
     """
     target = home(folder) / "cifar100" / ARCHIVE.name
-    fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, ARCHIVE)
+    if found := _found([target.parent, home(folder)]):
+        for known, path in zip(*found, strict=True):
+            verify(path, known)
+    else:
+        fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, ARCHIVE)
     return home(folder)
+
+
+def _found(looked: Sequence[Path]) -> tuple[tuple[KnownFile, ...], list[Path]] | None:
+    """The first form of the data set that is there, and its files."""
+    for place in looked:
+        for form, inside in ((ARRAYS, ""), (PICKLES, UNPACKED), ((ARCHIVE,), "")):
+            if paths := find("cifar100", form, place / inside):
+                return form, paths
+    return None
 
 
 def _members(archive: bytearray) -> list[bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +21,9 @@ from mvngrad.lab.store import chunks
 
 FOLDER_VARIABLE = "MVNGRAD_DATA"
 ATTEMPTS = 3
-"""How often a mirror is asked for one file; each attempt goes on where the one before broke off."""
+"""How often in a row a mirror is asked in vain; each attempt goes on where the one before broke off."""
+PAUSE = 1.0
+"""Seconds after the first attempt in vain, twice as many after the next."""
 TIMEOUT = 30.0
 """Seconds without a byte until a transfer counts as broken off."""
 Arrival = Callable[[int, "int | None"], Any]
@@ -89,7 +93,17 @@ def cache() -> Path:
 
 def home(folder: Path | None = None) -> Path:
     """Where downloads and tokens go: to `folder` or, if none is given, to that of MVNGRAD_DATA, or the cache."""
-    return Path(folder or os.environ.get(FOLDER_VARIABLE) or cache())
+    path = Path(folder or os.environ.get(FOLDER_VARIABLE) or cache())
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"{_asked(folder)} is not a folder; name one, which need not be there yet")
+    return path
+
+
+def target_folder(dataset: str, names: Sequence[str], folder: Path | None = None) -> Path:
+    """Where a download goes: into a folder named after the data set or, if one of its files is there, beside it."""
+    beside = home(folder)
+    own = beside / dataset
+    return next((place for place in (own, beside) if any((place / name).exists() for name in names)), own)
 
 
 def places(dataset: str, folder: Path | None = None) -> list[Path]:
@@ -100,12 +114,18 @@ def places(dataset: str, folder: Path | None = None) -> list[Path]:
     named = os.environ.get(FOLDER_VARIABLE)
     given = folder if folder is not None else named
     if given and not Path(given).is_dir():
-        asked = f"{FOLDER_VARIABLE}={named}" if folder is None else f"{str(folder)!r}, given as --data or folder,"
-        raise FileNotFoundError(f"{asked} is not a folder; name one that holds {dataset}/ or its files")
+        raise FileNotFoundError(f"{_asked(folder)} is not a folder; name one that holds {dataset}/ or its files")
     folders = [Path(given)] if given else []
     if folder is None:
         folders.append(cache())
     return [place for home in folders for place in (home / dataset, home)]
+
+
+def _asked(folder: Path | None) -> str:
+    if folder is not None:
+        return f"{str(folder)!r}, given as --data or folder,"
+    named = os.environ.get(FOLDER_VARIABLE)
+    return f"{FOLDER_VARIABLE}={named}" if named else str(cache())
 
 
 def find(dataset: str, files: Sequence[KnownFile], place: Path) -> list[Path] | None:
@@ -129,40 +149,66 @@ def locate(dataset: str, files: Sequence[KnownFile], folder: Path | None = None)
 
 
 def fetch(urls: Sequence[str], target: Path, known: KnownFile) -> None:
-    """Download `target` from the first of `urls` that yields the `known` file; one that is there is verified and kept.
+    """Download `target` from the first of `urls` that yields the `known` file; one that is there, also if unpacked, is
+    verified and kept.
 
     Nothing stands under the name `target` before it is verified. What has arrived is kept beside it as .part, so that
     a transfer that broke off, also one of an earlier process, goes on where it stopped.
     """
-    if target.exists():
-        verify(target, known)
-        return
+    for path in (target.with_name(known.name), target):
+        if path.exists():
+            verify(path, known)
+            return
     part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    failures = []
+    failures: dict[str, None] = {}  # each is said once
+    most = _size(part)
     for url in urls:
-        for _ in range(ATTEMPTS):
+        in_vain = 0
+        while in_vain < ATTEMPTS:
+            if in_vain:
+                time.sleep(PAUSE * 2 ** (in_vain - 1))
             resumed = part.exists()
             try:
                 _transfer(url, part)
                 verify(part, known)
             except DamagedFile as error:
-                failures.append(f"{url}: {error}")
+                failures[f"{url}: {error}"] = None
                 part.unlink()
                 if not resumed:  # else what was kept may be at fault: once more, from the start
                     break
             except HTTPError as error:
-                failures.append(f"{url}: {error}")
+                failures[f"{url}: {error}"] = None
                 error.close()
                 if error.code != 416:
                     break
                 part.unlink(missing_ok=True)  # more was kept than the file has
             except (OSError, HTTPException) as error:
-                failures.append(f"{url}: {error}")
+                if isinstance(error, OSError) and error.filename is not None:  # of the disk, not of the network
+                    raise
+                failures[f"{url}: {error}"] = None
             else:
                 part.replace(target)
                 return
-    raise DownloadError(f"{target.name} could not be downloaded.\n" + "\n".join(failures))
+            in_vain = 0 if _size(part) > most else in_vain + 1
+            most = max(most, _size(part))
+    remedy = f"Try again, or put {target.name} into {target.parent}"
+    raise DownloadError("\n".join([f"{target.name} could not be downloaded.", *failures, remedy]))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the error of a disk that is full name the file that was written: by itself it does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 _listeners: list[Arrival] = []
@@ -180,13 +226,13 @@ def heard(listen: Arrival) -> Iterator[None]:
 
 def _transfer(url: str, part: Path) -> None:
     """Append to `part` what it lacks of `url`, or write it anew where the server cannot start in the middle."""
-    kept = part.stat().st_size if part.exists() else 0
+    kept = _size(part)
     request = Request(url, headers={"Range": f"bytes={kept}-"} if kept else {})
     with urlopen(request, timeout=TIMEOUT) as response:
         if response.status != 206:
             kept = 0
         announced = response.headers.get("Content-Length")
-        with part.open("ab" if kept else "wb") as out:
+        with naming(part), part.open("ab" if kept else "wb") as out:
             for piece in chunks(response):
                 out.write(piece)
                 for listen in _listeners:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, cache, fetch, home, locate, read
+from mvngrad.lab.data.files import FOLDER_VARIABLE, KnownFile, cache, fetch, home, locate, read, target_folder
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 FILES = (
@@ -67,10 +67,11 @@ def normalized(images: Tensor) -> Tensor:
 
 def download(folder: Path | None = None) -> Path:
     """Download MNIST (11 MB) into `folder`/mnist, by default that of MVNGRAD_DATA or the cache, verified; the folder to
-    give to `load`.
+    give to `load`. What is there, raw or gzipped, is verified and kept.
     """
+    place = target_folder("mnist", [f"{known.name}{suffix}" for known in FILES for suffix in ("", ".gz")], folder)
     for known in FILES:
-        target = home(folder) / "mnist" / f"{known.name}.gz"
+        target = place / f"{known.name}.gz"
         fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, known)
     return home(folder)
 

@@ -8,18 +8,20 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mvngrad.lab import pool
 from mvngrad.lab.data import text_bpe
-from mvngrad.lab.data.files import sha256
+from mvngrad.lab.data.files import naming, sha256
 from mvngrad.lab.data.text_documents import Piece, documents, pieces
 from mvngrad.lab.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens
 from mvngrad.lab.store import write
 
 VALIDATION_SHARE = 0.005
+VERIFIED = "sha256 verified"
+"""How a `source` ends if the text was compared with what was published."""
 _encoding: Any = None
 """A worker's, loaded once."""
 
@@ -71,6 +73,9 @@ def prepare(
         vocabulary: a folder that has GPT-2's encoder.json and vocab.bpe; None looks where data is, then downloads.
         workers: processes.
         on_progress: called with the bytes of text that are done, and all.
+
+    Raises:
+        ValueError: nothing is left to train on, though not all was to be held out; found before anything is written.
     """
     share = 0.0 if not isinstance(validation, (int, float)) else float(validation)
     if not 0 <= share <= 1:
@@ -86,6 +91,11 @@ def prepare(
     )
     if (kept := _kept(folder, source, told, known)) is not None:
         return kept
+    if share < 1 and all(
+        for_validation(document, share) for path in files for piece in pieces(path) for document in documents(piece)
+    ):
+        names = ", ".join(path.name for path in files)
+        raise ValueError(f"{files[0].parent} has nothing to train on: {names} is blank, or held out; put text there")
     (folder / MANIFEST).unlink(missing_ok=True)
     home = folder / "shards"
     home.mkdir(parents=True, exist_ok=True)
@@ -112,13 +122,20 @@ def prepare(
 
 
 def _kept(folder: Path, source: str, told: str, known: tuple[tuple[str, int, str], ...]) -> Manifest | None:
-    """The manifest of a folder that holds just this already."""
+    """The manifest of a folder that holds just this already.
+
+    That the text was verified stays true after what it was compared with is gone: its sha256 is the same.
+    """
     try:
         found, _ = (Tokens.open(folder, split, checksum=True).manifest for split in SPLITS)
     except (OSError, ValueError):
         return None
-    same = (found.source, found.tokenizer, found.split, found.files) == (source, text_bpe.NAME, told, known)
-    return found if same else None
+    if (found.tokenizer, found.split, found.files) != (text_bpe.NAME, told, known):
+        return None
+    if found.source != source and not found.source.endswith(VERIFIED):
+        found = replace(found, source=source)
+        found.write(folder)
+    return found
 
 
 def _key(digest: str, piece: Piece, share: float) -> str:
@@ -141,7 +158,8 @@ def _make(shard: Shard) -> None:
         found[split].extend(_encoding.encode_ordinary(text))
         found[split].append(END_OF_TEXT)
     partial = shard.path.with_suffix(f".{os.getpid()}.part")
-    partial.write_bytes(b"".join(found[split].tobytes() for split in SPLITS))
+    with naming(partial):
+        partial.write_bytes(b"".join(found[split].tobytes() for split in SPLITS))
     partial.replace(shard.path)
     write(shard.note, json.dumps({split: [counts[split], len(found[split])] for split in SPLITS}))
 
@@ -156,7 +174,7 @@ def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
     target = folder / f"{split}.bin"
     partial = target.with_suffix(".part")
     found, tokens, count = hashlib.sha256(), 0, 0
-    with partial.open("wb") as out:
+    with naming(partial), partial.open("wb") as out:
         for shard in shards:
             note = shard.done()
             if note is None:

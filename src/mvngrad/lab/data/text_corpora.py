@@ -9,13 +9,15 @@ from __future__ import annotations
 import lzma
 import shutil
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
-from mvngrad.lab.data.files import KnownFile, fetch, home, places, read
-from mvngrad.lab.data.text import VALIDATION_SHARE
+from mvngrad.lab.data.files import DamagedFile, KnownFile, fetch, home, naming, places, read, target_folder, verify
+from mvngrad.lab.data.text import VALIDATION_SHARE, VERIFIED
+from mvngrad.lab.store import chunks
 
 WIKITEXT103 = KnownFile(
     "wikitext-103-v1.zip",
@@ -57,20 +59,24 @@ class Corpus:
 
 def download(name: str, folder: Path | None = None) -> Path:
     """Download wikitext103 (190 MB) or openwebtext (12.9 GB) into `folder`/`name`, by default that of MVNGRAD_DATA or
-    the cache, verified, and unpack it there, which takes 0.5 and 12.9 GB more; the folder to give to `corpus`.
+    the cache, verified, and unpack it there, which takes 0.5 and 12.9 GB more; the folder to give to `corpus`. An
+    archive that is there, or in `folder` itself, is verified, kept and unpacked where it is.
     """
     if name not in ARCHIVES:
         raise ValueError(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
-    target = home(folder) / name / ARCHIVES[name].name
-    fetch(MIRRORS[name], target, ARCHIVES[name])
-    _unpack(target)
+    known = ARCHIVES[name]
+    target = target_folder(name, [known.name], folder) / known.name
+    fetch(MIRRORS[name], target, known)
+    for member, content in _contents(target):
+        _put(content, target.with_name(member))
     return home(folder)
 
 
 def corpus(name: str, folder: Path | None = None) -> Corpus:
     """A text by its name, from `folder`, that of MVNGRAD_DATA, or the cache: wikitext103, openwebtext, wikipedia_en.
 
-    Its official validation text alone, which is part of wikitext103, is wikitext103-validation.
+    Its official validation text alone, which is part of wikitext103, is wikitext103-validation. `source` says whether
+    the training text could be verified: no checksum of it is published, but one of the archive that it comes from.
     """
     if name not in TEXTS:
         raise ValueError(f"name={name!r} is no known text; there are {', '.join(TEXTS)}, or name a folder")
@@ -78,7 +84,10 @@ def corpus(name: str, folder: Path | None = None) -> Corpus:
     looked = places(whole, folder)
     for place in looked:
         if place.is_dir() and (found := TEXTS[name](place)) is not None:
-            return found
+            if name not in ARCHIVES:
+                return found
+            known = f"as published, {VERIFIED}" if _as_published(name, found.files[0], looked) else "not verified"
+            return replace(found, source=f"{found.source}, training text {known}")
     remedy = f"`mvngrad data get {whole}` downloads it" if whole in ARCHIVES else "name a folder that has it"
     raise FileNotFoundError(f"{name} is not in {', '.join(map(str, looked))}; {remedy}")
 
@@ -95,23 +104,38 @@ def in_folder(folder: Path) -> Corpus:
     return Corpus(f"text of the folder {folder.resolve().name}", files, (held,) if held.is_file() else VALIDATION_SHARE)
 
 
-def _unpack(archive: Path) -> None:
-    """Lay what an archive holds beside it: WikiText-103's texts, or OpenWebText's archives as one plain .tar."""
+def _contents(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """What an archive holds, by name: WikiText-103's texts, or OpenWebText's archives as one plain .tar."""
     if archive.suffix == ".xz":
         with lzma.open(archive) as content:
-            _put(content, archive.with_suffix(""))
+            yield archive.stem, content
         return
     with zipfile.ZipFile(archive) as opened:
         for member in opened.namelist():
             if member.endswith(".tokens"):
                 with opened.open(member) as content:
-                    _put(content, archive.parent / Path(member).name)
+                    yield Path(member).name, content
+
+
+def _as_published(name: str, path: Path, looked: Sequence[Path]) -> bool:
+    """Whether an archive is there and has the very text; an error if it has another, or is damaged."""
+    archive = next((found for place in looked if (found := place / ARCHIVES[name].name).is_file()), None)
+    if archive is None:
+        return False
+    verify(archive, ARCHIVES[name])
+    for member, content in _contents(archive):
+        if member == path.name:
+            with path.open("rb") as file:
+                if any(published != there for published, there in zip_longest(chunks(content), chunks(file))):
+                    raise DamagedFile(f"{path} is not what {archive} holds; delete it and its tokens, and get it again")
+            return True
+    return False
 
 
 def _put(content: IO[bytes], target: Path) -> None:
     if not target.exists():
         partial = target.with_name(f"{target.name}.part")
-        with partial.open("wb") as out:
+        with naming(partial), partial.open("wb") as out:
             shutil.copyfileobj(content, out, 1 << 20)
         partial.replace(target)
 
@@ -121,7 +145,7 @@ def _wikitext103(place: Path) -> Corpus | None:
     if not train.is_file() or not validation.is_file():
         return None
     read(validation, WIKITEXT103_VALIDATION)
-    return Corpus("WikiText-103, its official training and validation text", (train,), (validation,))
+    return Corpus("WikiText-103, official validation text", (train,), (validation,))
 
 
 def _wikitext103_validation(place: Path) -> Corpus | None:
