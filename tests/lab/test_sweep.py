@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -15,14 +16,16 @@ import optuna
 import pytest
 import sweep_toy
 import torch
-from sqlalchemy import event
+from optuna.exceptions import StorageInternalError
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import OperationalError
 from sweep_toy import OPTIMIZERS, Toy, each, sweep, wait_for, worked
 
 from mvngrad.cli import main
 from mvngrad.lab import lock
 from mvngrad.lab.recipes.mnist import Mnist
 from mvngrad.lab.store import Slot, write
-from mvngrad.lab.sweep import crew, export, patience, plan, worker
+from mvngrad.lab.sweep import crew, database, export, patience, plan, worker
 from mvngrad.lab.sweep.address import address
 from mvngrad.lab.sweep.patience import GaveUp
 from mvngrad.lab.sweep.queue import Queue, create
@@ -96,6 +99,7 @@ def test_optimizers_of_other_people_are_checked_before_a_sweep_is_made(place, sa
         ("torch:SGD", "torch:SGD does not take betas"),
         ("torch:LBFGS", "needs a closure"),
         ("torch:Adam,amsgrad", "cannot be read"),
+        ("torch:Muon", "torch:Muon does not take betas"),
     ):
         recipe = Mnist(optimizer=optimizer, lr=1e-3, beta1=0.9, beta2=0.99)
         monkeypatch.setattr(sweep_toy, "small", lambda recipe=recipe: sweep([recipe]))
@@ -165,9 +169,19 @@ def test_a_run_that_diverges_or_raises_is_a_result_and_the_worker_goes_on(opened
 
 def test_a_worker_for_which_every_run_raises_stops_and_leaves_the_rest(opened, tmp_path, said):
     queue = opened("cursed")
-    with pytest.raises(RuntimeError, match=r"3 runs in a row raised.*lr=2.* is cursed.*sweep retry"):
+    with pytest.raises(RuntimeError, match=r"3 runs in a row raised.*lr=0.* is cursed.*sweep retry"):
         worked(queue, tmp_path, said)
     assert statuses(queue) == ["raised"] * 3 + ["waiting"] * 9
+    assert {r.contestant for r in queue.records() if r.status == "raised"} == {"adam", "laprop", "adabelief"}
+
+
+def test_an_optimizer_that_cannot_run_does_not_stop_the_others(opened, tmp_path, said, monkeypatch):
+    recipes = [replace(recipe, fate="raises") for recipe in each(lr=range(9))[:9]] + each(lr=range(3))[-3:]
+    monkeypatch.setattr(sweep_toy, "small", lambda: sweep(recipes))
+    queue = opened("small", unequal=True)
+    with pytest.raises(RuntimeError, match="3 runs in a row raised"):
+        worked(queue, tmp_path, said)
+    assert statuses(queue) == ["finished"] * 3 + ["raised"] * 6 + ["waiting"] * 3
 
 
 def test_a_result_without_the_metric_says_which_it_has(opened, tmp_path, said, monkeypatch):
@@ -367,7 +381,52 @@ def test_a_full_disk_under_the_store_is_waited_for_too(opened, tmp_path, said, m
     before = len(queue.records())
     queue.add([plan.again(record) for record in queue.records()] * 8)
     assert len(queue.records()) == 9 * before
-    assert any("database or disk is full" in line for line in said)
+    assert any("no space is left on the disk of the store (database or disk is full)" in line for line in said)
+
+
+@pytest.mark.parametrize("pages", [2, 12])
+def test_init_says_that_the_disk_is_full_for_the_tables(place, said, monkeypatch, pages):
+    monkeypatch.setattr(database.random, "random", lambda: 0.0)
+
+    def limit(connection, record):
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    event.listen(Engine, "connect", limit)
+    try:
+        with pytest.raises(ConnectionError, match=r"sweeps.db: no space is left on the disk of the store"):
+            plan.init(place, "sweep_toy:small", tell=said.append)
+    finally:
+        event.remove(Engine, "connect", limit)
+    assert len(plan.init(place, "sweep_toy:small", tell=said.append)) == 12
+
+
+def test_init_says_that_the_disk_is_full_for_the_sweep(place, said, monkeypatch):
+    def full(**given):
+        raise StorageInternalError("while committing") from OperationalError("INSERT", {}, Exception("disk is full"))
+
+    monkeypatch.setattr(optuna, "create_study", full)
+    with pytest.raises(ConnectionError, match=r"no space is left on the disk of the store"):
+        plan.init(place, "sweep_toy:small", tell=said.append)
+
+
+def test_patience_is_for_waiting_and_not_for_what_a_run_takes(said, monkeypatch):
+    """Neither for the hours before the disk was full nor for those until it is again."""
+    clock, steps = [0.0], [3600, 1, 1, 3600, 1]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    def call():
+        clock[0] += steps.pop(0)
+        if steps:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return "done"
+
+    assert patience.patiently(call, said.append, 10.0) == "done"
+    assert [line.rpartition(" in ")[2] for line in said] == ["0.5 s", "1 s", "2 s", "0.5 s"]
+    steps.extend([1] * 99)
+    with pytest.raises(GaveUp, match="gave up after 10 s"):
+        patience.patiently(call, said.append, 10.0)
+    assert len(steps) > 90
 
 
 def test_recipes_of_other_code_are_not_run(opened, tmp_path, said, monkeypatch):
@@ -441,6 +500,39 @@ def test_the_commands_from_the_first_to_the_last(do, tmp_path):
     do("work", "sweep_toy:staged", *runs)
     assert "adam: 1.0625 ± 0.08839 over 2 seeds" in do("select", "sweep_toy:staged")
     assert "20 runs are in" in do("export", "sweep_toy:staged", tmp_path / "all.json")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_work_fails_if_a_run_of_it_raised_and_not_if_one_diverged(do, tmp_path, workers):
+    runs = ("--workers", workers, "--runs", tmp_path / "runs", "--device", "cpu")
+    do("init", "sweep_toy:unlucky", "--unequal", "--heartbeat", "1")
+    assert " raised" in do("work", "sweep_toy:unlucky", *runs, code=1)
+    assert "nothing was left" in do("work", "sweep_toy:unlucky", *runs)
+    do("retry", "sweep_toy:unlucky")
+    do("work", "sweep_toy:unlucky", *runs, code=1)
+
+
+SPEAKING = """
+import sweep_toy
+from dataclasses import replace
+
+def run(recipe, **given):
+    print("begins", end=" ")
+    print(recipe.key)
+    return sweep_toy.run(recipe, **given)
+
+def sweep():
+    return replace(sweep_toy.staged(), run="speaking:run")
+"""
+
+
+def test_of_several_workers_every_line_says_whose_it_is(do, tmp_path, monkeypatch):
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    do("init", "speaking:sweep", "--heartbeat", "1")
+    said = do("work", "speaking:sweep", "--workers", "2", "--runs", tmp_path / "runs", "--device", "cpu")
+    assert all(re.match("worker [12]: [a-z]", line) for line in said.splitlines()), said
+    assert sum(": begins toy-" in line for line in said.splitlines()) == 16
 
 
 @pytest.mark.parametrize(

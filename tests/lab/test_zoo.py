@@ -9,7 +9,7 @@ from mvngrad.lab import checkpoint, step
 from mvngrad.lab.train import train
 from mvngrad.lab.zoo import NEEDS, checked, hyper_parameters, make, taken
 
-OF_TORCH = ("Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+OF_TORCH = ("Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD")
 OF_THE_PAPER = (
     "Yogi", "RAdam", "AdaShift", "AdaFactor", "SM3", "AdaBound", "PAdam", "AdamP", "Lamb", "NovoGrad", "Shampoo",
 )  # fmt: skip
@@ -71,7 +71,8 @@ def test_hyper_parameters_arrive():
         ("torch:SGD", {"betas": (0.9, 0.99)}, r"does not take betas=\(0.9, 0.99\); it takes lr, momentum"),
         ("torch:Adafactor", {"eps": 1e-8}, r"eps=1e-08 does not fit.*2 values"),
         ("torch:LBFGS", {}, "needs a closure"),
-        ("torch:Muon", {}, "two dimensions alone"),
+        ("torch:Muon", {}, "there are none; take torch:AdamW"),
+        ("torch:Muon", {"betas": (0.9, 0.99)}, "does not take betas"),
         ("torch:Optimizer", {}, "has no optimizer 'Optimizer'"),
         ("adam", {}, "neither torch:NAME"),
     ],
@@ -86,16 +87,24 @@ def test_what_cannot_be_is_refused_with_the_reason(name, hyper, problem):
     [
         ("zoo:AdaHessian", {}, "needs a Hessian"),
         ("zoo:SophiaH", {}, "needs a Hessian"),
+        ("zoo:Sophia", {}, "needs a Hessian"),
         ("torch:Adam,amsgrad", {}, "cannot be read"),
         ("torch:Adam,lr=0.1", {"lr": 0.2}, "lr is given twice: as 0.1 with torch:Adam and as 0.2"),
         ("zoo:AggMo", {"betas": (0.9, 0.99)}, "3 values"),
-        ("zoo:Nothing", {}, "has no 'Nothing'; it has a2grad"),
+        ("zoo:Yogy", {}, r"has no 'Yogy'; did you mean zoo:yogi\?$"),
+        ("zoo:0", {}, r"has no '0'; pytorch_optimizer.get_supported_optimizers\(\) lists"),
     ],
 )
 def test_what_the_zoo_cannot_is_refused_with_the_reason(name, hyper, problem):
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(ValueError, match=problem):
         make(name, [nn.Parameter(torch.ones(2))], **hyper)
+
+
+def test_what_the_zoo_has_for_matrices_alone_is_refused_before_there_are_any():
+    pytest.importorskip("pytorch_optimizer")
+    with pytest.raises(ValueError, match="zoo:SpectralSphere needs parameters of two dimensions alone"):
+        checked("zoo:SpectralSphere")
 
 
 def test_options_follow_the_name():
@@ -130,7 +139,7 @@ def test_the_loop_trains_with_one_as_a_plain_loop_does(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["torch:SGD,momentum=0.9", "torch:Adam,amsgrad=True", "zoo:Yogi", "zoo:Muon", "zoo:SM3"]
+    "name", ["torch:SGD,momentum=0.9", "torch:Adam,amsgrad=True", "torch:Muon", "zoo:Yogi", "zoo:Muon", "zoo:SM3"]
 )
 def test_a_run_with_one_is_resumed_exactly(tmp_path, name):
     if name.startswith("zoo"):
@@ -194,11 +203,26 @@ def test_all_but_the_parameters_can_be_checked_before_there_are_any():
         checked("torch:LBFGS")
 
 
-def test_muon_takes_matrices():
-    matrix = nn.Parameter(torch.ones(2, 2))
-    matrix.grad = torch.ones(2, 2)
-    make("torch:Muon", [matrix], lr=0.1).step()
-    assert not torch.equal(matrix, torch.ones(2, 2))
+def test_muon_of_torch_steps_matrices_and_adamw_all_else():
+    """As two optimizers would; each group has its own decay, and AdamW is given lr, eps and the decay of Muon."""
+    given = {"lr": 0.1, "eps": 0.5, "weight_decay": 0.25}
+    torch.manual_seed(0)
+    mine, theirs = ([nn.Parameter(torch.ones(size)) for size in ((3, 2), (4,), (2, 2, 3, 3), (2, 3))] for _ in range(2))
+    one = make("torch:Muon", [{"params": mine[:2]}, {"params": mine[2:], "weight_decay": 0.0}], **given)
+    bare = {**given, "weight_decay": 0.0}
+    two = [torch.optim.Muon(theirs[:1], **given), torch.optim.AdamW(theirs[1:2], **given)]
+    two += [torch.optim.AdamW(theirs[2:3], **bare), torch.optim.Muon(theirs[3:], **bare)]
+    for _ in range(3):
+        for left, right in zip(mine, theirs, strict=True):
+            left.grad = right.grad = torch.randn_like(left)
+        for optimizer in (one, *two):
+            optimizer.step()
+    assert all(torch.equal(left, right) for left, right in zip(mine, theirs, strict=True))
+
+
+def test_muon_of_torch_takes_matrices_alone_too():
+    (group,) = make("torch:Muon", [nn.Parameter(torch.ones(2, 2))], lr=0.5, momentum=0.25).param_groups
+    assert (group["lr"], group["momentum"]) == (0.5, 0.25)
 
 
 def test_every_other_optimizer_of_the_zoo_trains_as_it_is():

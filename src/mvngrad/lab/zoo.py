@@ -7,7 +7,9 @@ refused and never ignored.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable
+from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any
 
@@ -18,21 +20,20 @@ from mvngrad.lab.recipes.training import Training
 CLOSURE = "a closure that computes the loss again in step()"
 HESSIAN = "a Hessian: a backward pass with create_graph=True"
 MODEL = "the model, and takes the gradients from it during the backward pass"
-MATRICES = "parameters of two dimensions alone"
 SWITCHED = "to be switched between training and evaluation, as models are"
 NEEDS = {
     "torch:lbfgs": CLOSURE,
     "torch:sparseadam": "sparse gradients",
-    "torch:muon": MATRICES,
     "zoo:lbfgs": CLOSURE,
     "zoo:alig": CLOSURE,
     "zoo:bsam": CLOSURE,
     "zoo:adahessian": HESSIAN,
+    "zoo:sophia": HESSIAN,
     "zoo:sophiah": HESSIAN,
     "zoo:lomo": MODEL,
     "zoo:adalomo": MODEL,
     "zoo:adammini": MODEL,
-    "zoo:spectralsphere": MATRICES,
+    "zoo:spectralsphere": "parameters of two dimensions alone",
     "zoo:demo": "a group of processes",
     "zoo:distributedmuon": "a group of processes",
     "zoo:magma": "another optimizer, which it wraps",
@@ -44,6 +45,8 @@ NEEDS = {
 """What some need that a training loop with loss.backward() and step() does not have."""
 MUONS = ("zoo:adago", "zoo:adamuon", "zoo:muon", "zoo:muonclip", "zoo:normuon")
 """Those that are for matrices, and step all other parameters as AdamW does, once told which are which."""
+OTHERWISE = {"sophia": "sophiah"}
+"""What pytorch-optimizer calls those that have another name in their paper."""
 
 
 def taken(name: str) -> tuple[str, ...]:
@@ -90,12 +93,34 @@ def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Opti
     'RAdam'
     """
     given, name, listed = checked(name, **hyper), parsed(name)[0], list(parameters)
-    if name.lower() in MUONS:
-        listed = _split(listed)
-    if NEEDS.get(name.lower()) == MATRICES and any(parameter.dim() != 2 for parameter in _flat(listed)):
-        raise _needing(name)
-    made: torch.optim.Optimizer = _class(name)(listed, **given)
+    if name == "torch:Muon":
+        return MuonAndAdamW(_split(listed, most=2), **given)
+    made: torch.optim.Optimizer = _class(name)(_split(listed) if name.lower() in MUONS else listed, **given)
     return made
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """torch's Muon for parameters of two dimensions and its AdamW for all others, as one with one `state_dict`.
+
+    AdamW is given of Muon's options what it takes too: lr, eps and weight_decay.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **given: Any) -> None:
+        shared = {option: value for option, value in given.items() if option in taken("torch:AdamW")}
+        matrices, others = ([group for group in groups if group["use_muon"] == muon] for muon in (True, False))
+        if not matrices:
+            raise ValueError("torch:Muon is for parameters of two dimensions, and there are none; take torch:AdamW")
+        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, **given)]
+        if others:
+            self.parts.append(torch.optim.AdamW(others, **shared))
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Each part steps its own; groups and state are lent to it, because a loaded `state_dict` brings new ones."""
+        for part, muon in zip(self.parts, (True, False), strict=False):
+            part.param_groups = [group for group in self.param_groups if group["use_muon"] == muon]
+            part.state = self.state
+            part.step()
 
 
 def checked(name: str, **hyper: Any) -> dict[str, Any]:
@@ -109,8 +134,8 @@ def checked(name: str, **hyper: Any) -> dict[str, Any]:
         raise ValueError(f"{option} is given twice: as {options[option]!r} with {name} and as {hyper[option]!r}")
     given |= options
     known, names = _signature(name), taken(name)
-    if NEEDS.get(name.lower(), MATRICES) != MATRICES:
-        raise _needing(name)
+    if (need := NEEDS.get(name.lower())) is not None:
+        raise ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
     for option, value in given.items():
         if option not in names:
             raise ValueError(f"{name} does not take {option}={value!r}; it takes {', '.join(names)}")
@@ -130,25 +155,17 @@ def hyper_parameters(recipe: Training) -> dict[str, Any]:
     return {"lr": recipe.lr, "betas": betas, "eps": recipe.eps, "weight_decay": decay}
 
 
-def _needing(name: str) -> ValueError:
-    need = NEEDS[name.lower()]
-    return ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
-
-
-def _split(parameters: list[Any]) -> list[dict[str, Any]]:
-    """Groups of matrices, kernels of convolutions among them, and groups of all else."""
+def _split(parameters: list[Any], most: float = math.inf) -> list[dict[str, Any]]:
+    """Groups of matrices and groups of all else. Kernels of convolutions are matrices unless four dimensions are more
+    than the `most`.
+    """
     groups = parameters if parameters and isinstance(parameters[0], dict) else [{"params": parameters}]
     found = [
-        {**group, "params": [p for p in group["params"] if (p.dim() > 1) == matrices], "use_muon": matrices}
+        {**group, "params": [p for p in group["params"] if (1 < p.dim() <= most) == matrices], "use_muon": matrices}
         for group in groups
         for matrices in (True, False)
     ]
     return [group for group in found if group["params"]]
-
-
-def _flat(parameters: list[Any]) -> Iterable[torch.Tensor]:
-    for each in parameters:
-        yield from (each["params"] if isinstance(each, dict) else [each])
 
 
 def _signature(name: str) -> dict[str, Parameter]:
@@ -168,6 +185,9 @@ def _class(name: str) -> Any:
         from pytorch_optimizer import get_supported_optimizers, load_optimizer
     except ModuleNotFoundError:
         raise ValueError(f"{name} is of pytorch-optimizer: pip install 'mvngrad[zoo]'") from None
-    if wanted.lower() not in get_supported_optimizers():
-        raise ValueError(f"pytorch-optimizer has no {wanted!r}; it has {', '.join(get_supported_optimizers())}")
-    return load_optimizer(wanted.lower())
+    known, lower = get_supported_optimizers(), OTHERWISE.get(wanted.lower(), wanted.lower())
+    if lower not in known:
+        near = ", ".join(f"zoo:{other}" for other in get_close_matches(lower, known))
+        remedy = f"did you mean {near}?" if near else "pytorch_optimizer.get_supported_optimizers() lists what it has"
+        raise ValueError(f"pytorch-optimizer has no {wanted!r}; {remedy}")
+    return load_optimizer(lower)

@@ -79,7 +79,7 @@ def _made(url: str, options: dict[str, Any], create: bool) -> RDBStorage:
         with suppress(StorageInternalError, DBAPIError):
             return RDBStorage(url, options)
         time.sleep(random.random())
-    return RDBStorage(url, options, skip_table_creation=True)
+    return RDBStorage(url, options, skip_table_creation=not create)
 
 
 def _in_utc(connection: Any, record: Any) -> None:

@@ -26,12 +26,17 @@ from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import (
+    DuplicatedStudyError,
+    ExperimentalWarning,
+    StorageInternalError,
+    UpdateFinishedTrialError,
+)
 from optuna.trial import FrozenTrial, TrialState
 
 from mvngrad.lab.sweep.address import Address
 from mvngrad.lab.sweep.database import opened
-from mvngrad.lab.sweep.patience import passing, patiently
+from mvngrad.lab.sweep.patience import Away, passing, patiently
 from mvngrad.lab.sweep.processes import over
 from mvngrad.lab.sweep.records import LIVE, Record
 
@@ -61,6 +66,10 @@ def create(address: Address, name: str, higher: bool) -> None:
         )
     except DuplicatedStudyError:
         pass  # made by another process between Optuna's look and its leap
+    except StorageInternalError as error:
+        if (reason := passing(error)) is None:
+            raise
+        raise Away(f"{address}: {reason}") from None
     finally:
         storage.engine.dispose()
 
@@ -162,9 +171,12 @@ class Queue:
             self._again(self.study, trial)
         return bool(dead)
 
-    def claim(self, worker: dict[str, str]) -> Claim | None:
-        """Take the first run that is free, for this worker alone; any other where another was faster."""
-        free = self._free()
+    def claim(self, worker: dict[str, str], last: Sequence[str] = ()) -> Claim | None:
+        """Take the first run that is free, for this worker alone; any other where another was faster.
+
+        Those of optimizers in `last` are taken if there are no others.
+        """
+        free = sorted(self._free(), key=lambda trial: Record.of(trial).contestant in last)
         while free:
             trial = free.pop(0)
             claim = Claim(trial.number, self._identity_of(trial), Record.of(trial))

@@ -32,7 +32,9 @@ from mvngrad.lab.sweep.signals import undisturbed
 LOOK = 5.0
 """Seconds at most from one look for something to do to the next."""
 IN_A_ROW = 3
-"""So many runs that raise one after another are the worker's fault and not theirs: it stops."""
+"""So many runs that raise one after another are the worker's fault and not theirs: it stops. They are of different
+optimizers as far as there are such runs, so that one that cannot run does not stop the others.
+"""
 CODE = ("commit", "mvngrad", "torch", "python")
 """What results that are compared should have in common."""
 
@@ -81,7 +83,9 @@ def work(
         OtherCode: the store's recipes are not of this version.
         KeyboardInterrupt: asked to stop; the run at hand has a checkpoint and is free for others.
     """
-    sweep, me, done, raised = named(name), identity(), Counter[str](), 0
+    sweep, me, done = named(name), identity(), Counter[str]()
+    raised: list[str] = []
+    """The optimizers of the last runs, as far as these raised."""
     queue = patiently(lambda: Queue(address, name, tell, patience), lambda text: tell(address.scrubbed(text)), patience)
     claim: Claim | None = None
     told = ""
@@ -97,7 +101,7 @@ def work(
         while True:
             queue.reclaim()
             with undisturbed():
-                claim = queue.claim(me)
+                claim = queue.claim(me, last=raised)
             if claim is None:
                 if queue.inherit():
                     continue
@@ -111,8 +115,8 @@ def work(
             attempt = Attempt(queue, claim, {"root": root, "data": data, "device": device, "compile": compile})
             status, claim = attempt.made(runner), None
             done[status] += 1
-            raised = raised + 1 if status == "raised" else 0
-            if raised == IN_A_ROW:
+            raised = [*raised, attempt.record.contestant] if status == "raised" else []
+            if len(raised) == IN_A_ROW:
                 raise RuntimeError(
                     f"{IN_A_ROW} runs in a row raised an error, the last one {attempt.reason}; this worker stops. "
                     f"Mend it, put them back with `mvngrad sweep retry {name}`, and start it again"
