@@ -250,6 +250,17 @@ def test_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
     close(read(tmp_path / mode, EXACT), read(tmp_path / "one", EXACT))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
+    """With the kernels that only a compiled model has."""
+    Group(tmp_path / mode, data, mode, RECIPE, count=1, device="cuda", task=LanguageTask, compile=True).end()
+    alone(tmp_path / "one", data, RECIPE, device="cuda", task=LanguageTask)
+    for name in ("validation_loss", "train_loss"):
+        found, expected = (read(tmp_path / root)[0][name] for root in (mode, "one"))
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go_on_from_there(data, tmp_path):
     pytest.importorskip("tyro")
     given = {name: value for name, value in RECIPE.settings.items() if value}
