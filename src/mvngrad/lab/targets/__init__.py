@@ -50,7 +50,7 @@ TARGETS = {
         Target("spike", "one gradient spike, and many, through the four cells", (5, 1)),
         Target("variance-gap", "which order of momentum varies less", (5, 2)),
         Target("separation", "steps against the dimension", (15, 2)),
-        Target("convergence", "the nonconvex rate and its floor", (15, 3)),
+        Target("convergence", "the nonconvex rate and its floor", (5, 3)),
         Target("memory", "what an optimizer keeps", (1, 1)),
         Target("mnist-curves", "training loss, smooth or not", (120, 30)),
         Target("mnist-gap", "the variance gap in a real training", (120, 20)),
