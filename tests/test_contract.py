@@ -23,6 +23,21 @@ def test_all_eight_share_one_signature():
     assert positional == ["params", "lr", "betas", "eps", "eps_s", "weight_decay"]
 
 
+def test_a_decay_in_the_fifth_position_is_warned_of():
+    """As torch.optim.AdamW has it there."""
+    with pytest.warns(
+        UserWarning, match=r"eps_s=0\.1 puts a floor of 10 under the root.*give weight_decay by its name"
+    ):
+        mvngrad.MVNGradW(parameters((3,)), 1e-3, (0.9, 0.999), 1e-8, 0.1)
+
+
+def test_names_are_found_where_people_look():
+    assert mvngrad.optim.MVNGradW is mvngrad.MVNGradW
+    assert mvngrad.diagnostics.Monitor.__name__ == "Monitor"
+    assert {"MVNGradW", "convert_state_dict", "diagnostics", "optim"} <= set(dir(mvngrad))
+    assert all(hasattr(mvngrad.optim, name) for name in mvngrad.__all__)
+
+
 @each_optimizer
 def test_defaults(make):
     optimizer = make(parameters((3,)))
@@ -30,6 +45,47 @@ def test_defaults(make):
     assert optimizer.defaults["lr"] == 1e-3
     assert optimizer.defaults["betas"] == (0.9, 0.999)
     assert optimizer.defaults.get("eps_s") == (1e-16 if make.rule.variance else None)
+
+
+@each_optimizer
+def test_state_that_was_cleared_begins_anew(make):
+    optimizer = make(parameters((3,)))
+    (weight,) = optimizer.param_groups[0]["params"]
+    train(optimizer, 3)
+    optimizer.state[weight].clear()
+    train(optimizer, 2)
+    assert optimizer.state[weight]["step"] == 2
+    assert len(optimizer.state[weight]) == 1 + len(make.rule.slots)
+
+
+@each_optimizer
+def test_what_others_put_into_state_is_left_there(make):
+    """As by a hook; also beside a parameter that is not the last, and where the step must be gathered anew."""
+    optimizer = make(parameters((3,), (2,)))
+    first, second = optimizer.param_groups[0]["params"]
+    train(optimizer, 1)
+    optimizer.state[first]["mine"] = 7
+    train(optimizer, 1)
+    second.requires_grad_(False).grad = None
+    train(optimizer, 1)
+    assert (optimizer.state[first]["mine"], optimizer.state[first]["step"]) == (7, 3)
+
+
+@each_cell
+def test_parameters_of_8_bits_are_refused_by_name(make):
+    weight = torch.nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn))
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match=r"16 bits and more; here is one of torch\.float8_e4m3fn"):
+        make([weight]).step()
+
+
+@each_cell
+def test_state_of_meta_parameters_is_loaded(make):
+    weight = torch.nn.Parameter(torch.empty(3, 2, device="meta"))
+    optimizer = make([weight])
+    weight.grad = torch.empty_like(weight)
+    optimizer.step()
+    make([weight]).load_state_dict(optimizer.state_dict())
 
 
 @each_optimizer

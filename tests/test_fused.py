@@ -1,8 +1,10 @@
 """The fused paths beyond their arithmetic: what they find in memory, AMP, sizes, compilations, errors."""
 
+import math
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from mvngrad.rule import CELLS, MVNGRAD, Hyper
 BLOCK = 1024
 each_rule = pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+of_numpy = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+"""Warnings in the interpreter, where a GPU has none."""
 
 
 def prepared(rule, *shapes, device="cpu", **options):
@@ -91,6 +96,77 @@ def test_gradients_that_move_in_memory_are_found(device, triton):
     assert equal(*results)
 
 
+@pytest.fixture
+def by_kernel(triton, monkeypatch):
+    """Optimizers step by the kernel on a CPU too, in the interpreter."""
+    from mvngrad.optim import optimizer, state
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(optimizer, "kernel_takes", lambda param: param.dtype in state.KERNEL_DTYPES)
+
+
+@each_device
+@pytest.mark.parametrize("kind", ["strides", "dtype"])
+def test_a_gradient_at_an_old_address_may_lie_otherwise_or_be_of_another_dtype(device, kind, by_kernel):
+    """As gradients set by hand do, where the allocator hands out an address again."""
+    memory = torch.randn(128, device=device, dtype=torch.bfloat16).view(torch.float32)  # numbers as either
+    found = []
+    for fused in (None, False):
+        weight = torch.nn.Parameter(torch.zeros(8, 8, device=device))
+        weight.grad_dtype = None
+        optimizer = mvngrad.MVNGrad([weight], lr=0.1, fused=fused, foreach=None if fused is None else False)
+        assert optimizer._backend(optimizer.param_groups[0]) == ("kernel" if fused is None else "eager")
+        for t in range(4):
+            square = memory.view(8, 8)
+            other = square.T if kind == "strides" else memory.view(torch.bfloat16)[:64].view(8, 8)
+            weight.grad = other if t % 2 else square
+            assert weight.grad.data_ptr() == memory.data_ptr()
+            optimizer.step()
+        found.append(weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@each_device
+def test_gradients_that_had_to_be_copied_are_not_kept(device, by_kernel):
+    weight = torch.nn.Parameter(torch.zeros(8, 8, device=device))
+    optimizer = mvngrad.MVNGrad([weight])
+    for _ in range(2):
+        weight.grad = torch.ones(8, 8, device=device).T
+        gone = weakref.ref(weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert gone() is None
+
+
+@each_device
+@of_numpy
+@pytest.mark.parametrize(("make", "beta1", "mean"), [(mvngrad.Adam, 0.0, 1e-4), (mvngrad.AdaBelief, 1e-6, 0.0301)])
+def test_a_mean_of_little_memory_is_exact_however_large_the_gradient_before(make, beta1, mean, device, by_kernel):
+    weight = torch.nn.Parameter(torch.zeros(3, device=device))
+    optimizer = make([weight], betas=(beta1, 0.5))
+    for size in (3e4, 1e-4):
+        weight.grad = torch.full((3,), size, device=device)
+        optimizer.step()
+    kept = optimizer.state[weight]["m"]
+    torch.testing.assert_close(kept, torch.full_like(kept, mean), rtol=1e-3, atol=0)
+
+
+@each_device
+@pytest.mark.filterwarnings(
+    "ignore:(overflow|invalid value) encountered:RuntimeWarning"
+)  # of numpy, in the interpreter
+def test_a_bound_on_z_lets_nan_through_as_the_rule_does(device, by_kernel):
+    found = []
+    for fused in (None, False):
+        weight = torch.nn.Parameter(torch.zeros(1, device=device))
+        optimizer = mvngrad.MVNGrad([weight], lr=0.1, lean=True, z_clip=1.0, fused=fused)
+        for gradient in (1.0, 1e22, 1.0, 2.0):
+            weight.grad = torch.full((1,), gradient, device=device)
+            optimizer.step()
+        found.append(weight.item())
+    assert all(map(math.isnan, found)), found
+
+
 @each_device
 def test_integers_and_numpy_numbers_step_as_floats_do(device, triton):
     from mvngrad.optim.launch import Launches
@@ -163,6 +239,20 @@ def test_fused_on_the_cpu_equals_eager(make, dtype):
 
 
 @pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.usefixtures("cpp_compiler")
+def test_on_the_cpu_a_parameter_may_be_laid_otherwise_where_it_is():
+    found = []
+    for fused in (True, False):
+        weight = torch.nn.Parameter(torch.arange(9.0).view(3, 3))
+        optimizer = mvngrad.MVNGrad([weight], lr=0.1, fused=fused)
+        for t in range(2):
+            weight.grad = torch.arange(9.0).view(3, 3) - t
+            optimizer.step()
+            weight.data = weight.data.T
+        found.append(weight.detach())
+    torch.testing.assert_close(*found)
+
+
 def test_autograd_sees_that_fused_changed_a_parameter_in_place():
     (x,) = parameters((8,))
     loss = x.square().sum()

@@ -6,13 +6,12 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from mvngrad.optim.launch import Launches
 
-_gradient, _layout = attrgetter("grad"), attrgetter("layout")
+_gradient, _dtype = attrgetter("grad"), attrgetter("dtype")
 
 
 class Gathered:
@@ -42,18 +41,21 @@ class Gathered:
         self.absent = [member.grad is None for member in members]
         self.owned = owned
         self.values = list(chain.from_iterable(map(dict.values, owned)))
+        self.lie = self._lie(self.grads)
         self.sharded = [member for member in members if member.grad is not None and is_sharded(member)]
         self.parts = list(map(local, members)) if self.sharded else []
 
     def renew(self, members: list[Tensor]) -> bool:
-        """Take the gradients of now; False if anything but them has changed, or one of them is not dense."""
+        """Take the gradients of now; False if anything but their values has changed, or one of them is not dense."""
         # For every parameter at every step: all of this is C, and that is half of a small model's step.
         grads = list(map(_gradient, members))
+        values = list(chain.from_iterable(map(dict.values, self.owned)))
         same = (
             len(members) == len(self.members)
             and all(map(is_, members, self.members))
             and list(map(is_, grads, repeat(None))) == self.absent
-            and all(map(is_, chain.from_iterable(map(dict.values, self.owned)), self.values))
+            and len(values) == len(self.values)
+            and all(map(is_, values, self.values))
             and (not self.sharded or all(map(is_, map(local, members), self.parts)))
         )
         if not same:
@@ -64,7 +66,17 @@ class Gathered:
             present = (member for member, absent in zip(members, self.absent, strict=True) if not absent)
             grads = [local_part(grad, param) for grad, param in zip(grads, present, strict=True)]
         self.grads = grads
-        return set(map(_layout, grads)) <= {torch.strided}
+        return self._lie(grads) == self.lie
+
+    def _lie(self, grads: list[Tensor]) -> list[Any] | None:
+        """How parameters and gradients lie in memory, and what gradients are; at one address that may change.
+
+        None where a gradient is not dense, which nothing equals.
+        """
+        try:
+            return [*map(Tensor.stride, self.params), *map(Tensor.stride, grads), *map(_dtype, grads)]
+        except RuntimeError:
+            return None
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -172,7 +172,7 @@ def _update(
     lr, scale, w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
     MASKED: tl.constexpr, S: tl.constexpr, VARIANCE: tl.constexpr, AFTER: tl.constexpr, LEAN: tl.constexpr,
     COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr,
-    ROUND_X: tl.constexpr, FAST: tl.constexpr,
+    ROUND_X: tl.constexpr, FAST: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     mask = offsets < size
     count = (size + 255) // 256
@@ -201,7 +201,10 @@ def _update(
             m = u * (_root(r, EXACT, FAST) * inverse_k_before + eps)
         else:
             m = _open(m_at, m_scales, place, count, offsets, mask, MASKED, S, False)
-        m += w_mean * (g - m)
+        if SHORT:  # from the nearer end, as torch's lerp: from the other, rounding would lose g beside a large m
+            m = g - (1 - w_mean) * (g - m)
+        else:
+            m += w_mean * (g - m)
         if not LEAN:
             _close(m_at, m_scales, place, count, m, offsets, mask, word & 0xFFFF, MASKED, S, False)
         if VARIANCE:
@@ -212,7 +215,7 @@ def _update(
     if AFTER:
         root = _root(r, EXACT, FAST) + eps * k
         if CLIP:
-            root = tl.maximum(root, tl.abs(g) * (k / z_clip))
+            root = tl.maximum(root, tl.abs(g) * (k / z_clip), propagate_nan=tl.PropagateNan.ALL)
         u = beta1 * u + w1 * k * _divided(g, root, EXACT, FAST)
         _close(u_at, u_scales, place, count, u, offsets, mask, (word >> 8) & 0xFFFF, MASKED, S, False)
         x -= lr * inverse * u
@@ -238,7 +241,7 @@ def update(
     X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
     VARIANCE: tl.constexpr, AFTER: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr, DECOUPLED: tl.constexpr,
     MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
-    LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr,
+    LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     if CHECKED:  # an overflow anywhere leaves everything as it was
         if tl.load(found_at) != 0:
@@ -295,11 +298,11 @@ def update(
             _update(
                 x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, place, size, key, inverse, k,
                 inverse_k_before, lr, scale, w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
-                False, S, VARIANCE, AFTER, LEAN, COUPLED, DECOUPLED, MAXIMIZE, CLIP, SCALED, ROUND_X, FAST,
+                False, S, VARIANCE, AFTER, LEAN, COUPLED, DECOUPLED, MAXIMIZE, CLIP, SCALED, ROUND_X, FAST, SHORT,
             )  # fmt: skip
         elif start < size:
             _update(
                 x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, place, size, key, inverse, k,
                 inverse_k_before, lr, scale, w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
-                True, S, VARIANCE, AFTER, LEAN, COUPLED, DECOUPLED, MAXIMIZE, CLIP, SCALED, ROUND_X, FAST,
+                True, S, VARIANCE, AFTER, LEAN, COUPLED, DECOUPLED, MAXIMIZE, CLIP, SCALED, ROUND_X, FAST, SHORT,
             )  # fmt: skip

@@ -88,7 +88,8 @@ class Launch:
     def point(self, grads: list[Tensor]) -> bool:
         """See that the table holds the addresses of these gradients, and of the parameters as they are now.
 
-        False if they are no longer of the device and dtypes that this launch was made for.
+        False if they are no longer of the device and dtypes that this launch was made for. Where addresses are the
+        same, dtypes and strides must be: `Gathered` sees to that.
         """
         pointed = list(map(Tensor.data_ptr, self.params)) + list(map(Tensor.data_ptr, grads))
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -134,7 +135,7 @@ class Launch:
             *self.dtypes, self.aligned, self.block, self.loops, self.rule.variance, self.rule.after, self.rule.lean,
             decay != 0 and not hyper.decoupled, decay != 0 and hyper.decoupled, hyper.maximize, clip is not None,
             grad_scale is not None, found_inf is not None, on_device,
-            rounding.params and self.dtypes[0] == tl.bfloat16, self.fast,
+            rounding.params and self.dtypes[0] == tl.bfloat16, self.fast, hyper.mean_decay <= 0.5,
         )  # fmt: skip
         logs = _log(beta1), _log(beta2)
         self._launch(
@@ -149,6 +150,8 @@ class Launch:
         torch.autograd.graph.increment_version(self.params)
         for room, param in self.loose:
             param.copy_(room)
+        if self.loose_grads:  # not kept: zero_grad is to free them
+            self.loose_grads, self.pointed = [], []
 
     def _launch(
         self, function: Any, grid: tuple[int, int, int], options: dict[str, int], kind: Any, *arguments: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Real
@@ -147,6 +148,12 @@ class RuleOptimizer(Optimizer):
         if not (pair and all(isinstance(beta, Real) for beta in betas)):
             raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1)")
         self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
+        if self.rule.variance and (floor := _hyper(group, 0.0).floor) >= 1:
+            warnings.warn(
+                f"{name}: eps_s={group['eps_s']:g} puts a floor of {floor:.2g} under the root, which hardly normalizes "
+                "then; the fifth position is eps_s: give weight_decay by its name",
+                stacklevel=4,
+            )
         if group.get("lean") and group["beta_mean"] is not None:
             raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
         if group["state_dtype"] not in KINDS:
@@ -183,6 +190,11 @@ class RuleOptimizer(Optimizer):
     def _state_of(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if not state:
+            if param.is_floating_point() and param.dtype.itemsize < 2:
+                raise ValueError(
+                    f"{type(self).__name__} steps parameters of 16 bits and more; here is one of {param.dtype}: step a "
+                    "bfloat16 or float32 copy of it"
+                )
             if group["stochastic_rounding"] and param.dtype == torch.float16:
                 raise ValueError(
                     f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 "
@@ -191,7 +203,7 @@ class RuleOptimizer(Optimizer):
             state["step"] = step_count(0, param, group)
             state.update(storage.empty(self._rule(group).slots, param, state_kind(param, group)))
         names = self._names(group)
-        if len(state) != 1 + len(names) or not is_kind(group["state_dtype"], state[names[0]].dtype):
+        if not {*names} == state.keys() & storage.NAMES or not is_kind(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
                 f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean or "
                 "state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
@@ -260,13 +272,18 @@ class RuleOptimizer(Optimizer):
             old = kept[index] if index < len(kept) else None
             if known and old is not None and old.form == _form(group) and old.renew(group["params"]):
                 continue
-            if old is not None and old.launches is not None and old.launches.captured:
-                self.__dict__.setdefault("_captured", []).append(old)  # a graph still reads from it
+            if old is not None:
+                self._spare_captured(old)
             new = self._gather(group)
             new.keep(group["params"], [self.state[p] for p in group["params"] if p.grad is not None])
             kept[index : index + 1] = [new]
             self._owned = list(self.state.values())  # a parameter's first step gives it state
         return kept
+
+    def _spare_captured(self, tensors: Gathered) -> None:
+        """Keep what a graph reads from and writes to at every replay, before others take its place."""
+        if tensors.launches is not None and tensors.launches.captured:
+            self.__dict__.setdefault("_captured", []).append((tensors.launches, tensors.values))
 
     def _gather(self, group: Group) -> Gathered:
         tensors = Gathered(self._names(group), _form(group))
@@ -324,6 +341,7 @@ class RuleOptimizer(Optimizer):
             return None
         from mvngrad.optim.launch import Launches
 
+        self._spare_captured(tensors)
         for i, (param, kept) in enumerate(zip(tensors.params, tensors.owned, strict=True)):
             # The count may have been kept where another path reads it.
             tensors.steps[i] = kept["step"] = kept["step"].to(param.device, torch.float32)

@@ -14,6 +14,8 @@ from mvngrad.optim.rounding import Noise, to_bfloat16
 from mvngrad.optim.state import real
 
 SQUARES = "vs"
+NAMES = frozenset(slot + kind for slot in "msuv" for kind in ("", "_scale"))
+"""Of all that any cell keeps for a parameter beside its step count."""
 HALF = 2**15
 """Noise of 16 bits that rounds to the nearest."""
 
@@ -80,7 +82,10 @@ def _row(tensor: Tensor) -> Tensor:
 
 def _laid(row: Tensor, like: Tensor) -> Tensor:
     """A row as a tensor that lies in memory as a dense one does."""
-    return row if like.dim() == 1 else row.as_strided(like.shape, like.stride())
+    if like.dim() == 1:
+        return row
+    laid = row.as_strided(like.shape, like.stride())
+    return laid.clone() if torch.compiler.is_compiling() else laid  # a compiler takes no such view that is written to
 
 
 def _rows(row: Tensor) -> Tensor:
