@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.report import lines, write
+from mvngrad.lab.pool import cores
 from mvngrad.lab.recipe import Recipe
 from mvngrad.lab.recipes.sweeps import Sweep
 from mvngrad.lab.store import Run
@@ -159,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         for workers in args.workers:
             with store() as url:
                 rows.append({"store": name, **measure(url, workers)})
-    measured_on = environment("cpu") | {"cores": len(os.sched_getaffinity(0)), "optuna": version("optuna")}
+    measured_on = environment("cpu") | {"cores": cores(), "optuna": version("optuna")}
     result = {"environment": measured_on, "rows": rows}
     write(result, args.out / "engine", markdown(result))
     print(markdown(result))

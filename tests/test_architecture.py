@@ -124,7 +124,8 @@ def test_the_wheel_installs_into_an_empty_environment(tmp_path):
 
     (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
     smoke = """
-import mvngrad, pathlib, sys, torch
+import mvngrad, pathlib, pkgutil, sys, torch
+assert [room.name for room in pkgutil.walk_packages(mvngrad.__path__, "mvngrad.", onerror=lambda name: None)]
 assert pathlib.Path(mvngrad.__file__).is_relative_to(sys.prefix), mvngrad.__file__
 model = torch.nn.Linear(4, 1)
 for name in set(mvngrad.__all__) - {"convert_state_dict"}:

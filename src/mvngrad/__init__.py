@@ -22,12 +22,17 @@ __version__ = "0.1.0.dev0"
 __all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict"]
 
 
+_ROOMS = ("diagnostics", "optim", "theory")
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         module = "checkpoint" if name == "convert_state_dict" else "cells"
         return getattr(import_module(f"mvngrad.optim.{module}"), name)
+    if name in _ROOMS:
+        return import_module(f"mvngrad.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_ROOMS, "__version__"]

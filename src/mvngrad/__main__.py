@@ -1,7 +1,23 @@
-"""python -m mvngrad: the command `mvngrad`."""
+"""The command `mvngrad`, also as `python -m mvngrad`."""
+
+from __future__ import annotations
 
 import sys
 
-from mvngrad.cli import main
 
-sys.exit(main())
+def main() -> int:
+    try:
+        from mvngrad.cli import main as command
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("mvngrad"):
+            raise
+        print(
+            f"mvngrad: the command needs {missing.name}, which the optimizers do not: pip install 'mvngrad[lab]'",
+            file=sys.stderr,
+        )
+        return 1
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -48,6 +48,19 @@ def test_a_training_in_noise(cell):
     assert group.cell is None
 
 
+def test_of_two_trainings_in_one_file_the_second_is_judged():
+    first, second = (watched(mvngrad.Adam, gradient)[2] for gradient in (signal, noise))
+    assert diagnose([*first, *second]) == diagnose(second)
+    assert diagnose([*second[:15], *second[10:]]) == diagnose(second), "and of one that went on, both parts"
+
+
+def test_topics_are_asked_for_by_name():
+    (group,) = diagnose(watched(mvngrad.Adam, noise)[2]).groups
+    assert next(iter(group)).topic == "signal"
+    with pytest.raises(KeyError, match="'sgnal' is no topic; there are signal, sign collapse"):
+        group["sgnal"]
+
+
 def test_nothing_is_said_of_spikes_that_were_not_followed():
     (group,) = diagnose(watched(mvngrad.Adam, noise, follow=False)[2]).groups
     assert group["spikes"].verdict == "cannot tell"

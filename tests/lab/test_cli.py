@@ -250,6 +250,12 @@ def test_a_run_without_a_monitor(capsys, tmp_path, given, named):
     assert refused(capsys, "diagnose", given) == says
 
 
+def test_on_request_an_error_is_a_traceback(monkeypatch, tmp_path):
+    monkeypatch.setenv("MVNGRAD_DEBUG", "1")
+    with pytest.raises(FileNotFoundError, match="rnus is not a folder"):
+        cli.main(["report", "--runs", "rnus"])
+
+
 # Reports, and help
 
 

@@ -202,7 +202,7 @@ def test_help_is_quick_and_imports_no_torch():
 
 
 def test_without_its_packages_the_command_says_what_to_install():
-    code = "import sys; sys.modules['tyro'] = None; sys.argv = ['mvngrad']; import mvngrad.__main__"
+    code = "import sys; sys.modules['tyro'] = None; from mvngrad.__main__ import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("pip install 'mvngrad[lab]'")

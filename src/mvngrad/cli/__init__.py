@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-try:
-    import tyro
-    from tyro.conf import Positional, arg, subcommand
-except ModuleNotFoundError:
-    sys.exit("mvngrad: the command needs packages that the optimizers do not: pip install 'mvngrad[lab]'")
+import tyro
+from tyro.conf import Positional, arg, subcommand
 
 from mvngrad import __version__
 from mvngrad.cli.data import DataSets
@@ -152,7 +149,10 @@ Command = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; errors that a person can mend are one line on stderr and exit code 2, Ctrl-C is 130."""
+    """Run a command; errors that a person can mend are one line on stderr and exit code 2, Ctrl-C is 130.
+
+    With MVNGRAD_DEBUG in the environment they are raised.
+    """
     try:
         try:
             return _command(sys.argv[1:] if arguments is None else list(arguments))
@@ -162,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _unread():  # as by `head`: no error, and nothing to say at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return 141  # that of a process that SIGPIPE ended
+        if os.environ.get("MVNGRAD_DEBUG"):
+            raise
         print(f"mvngrad: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -202,7 +204,3 @@ def _unread() -> bool:
 
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

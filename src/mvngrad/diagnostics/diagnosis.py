@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,13 @@ class GroupDiagnosis:
     statements: tuple[Statement, ...]
 
     def __getitem__(self, topic: str) -> Statement:
-        return next(statement for statement in self.statements if statement.topic == topic)
+        found = {statement.topic: statement for statement in self.statements}
+        if topic not in found:
+            raise KeyError(f"{topic!r} is no topic; there are {', '.join(found)}")
+        return found[topic]
+
+    def __iter__(self) -> Iterator[Statement]:
+        return iter(self.statements)
 
     @property
     def cell(self) -> str | None:
@@ -117,18 +123,30 @@ class Diagnosis:
 def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGap | None = None) -> Diagnosis:
     """What the last records of a `Monitor`, or its file, say; with `gap`, what was measured of the order too.
 
+    Where two trainings wrote to one file, it is of the second; where one went on from a checkpoint, of both parts.
+
     >>> print(diagnose([]))
     No record, no diagnosis.
     """
     if isinstance(records, (str, os.PathLike)):
         records = read_records(records)
-    everything = list(records)
+    everything = _of_one_training(records)
     judged = everything[-LAST:]
     if not judged:
         return Diagnosis(None, ())
     numbers = sorted({entry["group"] for record in judged for entry in record["groups"]})
     groups = tuple(_judged(number, everything, judged, gap) for number in numbers)
     return Diagnosis((judged[0]["step"], judged[-1]["step"]), groups)
+
+
+def _of_one_training(records: Iterable[Record]) -> list[Record]:
+    """A record takes the place of those before it that have its step, or a later one."""
+    kept: list[Record] = []
+    for record in records:
+        while kept and kept[-1]["step"] >= record["step"]:
+            kept.pop()
+        kept.append(record)
+    return kept
 
 
 def _judged(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 Record = dict[str, Any]
-Sink = Callable[[Record], None]
+Sink = Callable[[Record], object]
 
 
 class JSONLines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -88,6 +89,8 @@ def reproduce(
                 slot.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
             outcomes.append(Outcome(target.name, "ran", time.perf_counter() - start))
         except Exception as error:
+            if os.environ.get("MVNGRAD_DEBUG"):
+                raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f" ({Path(last.filename).name}, line {last.lineno})"
             outcomes.append(Outcome(target.name, "failed", error=f"{type(error).__name__}: {error}{where}"))

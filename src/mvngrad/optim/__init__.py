@@ -1,1 +1,13 @@
 """The family as torch optimizers: one Optimizer, thin named cells, one file for each backend."""
+
+from mvngrad.optim.cells import (
+    AdaBelief as AdaBelief,
+    AdaBeliefW as AdaBeliefW,
+    Adam as Adam,
+    AdamW as AdamW,
+    LaProp as LaProp,
+    LaPropW as LaPropW,
+    MVNGrad as MVNGrad,
+    MVNGradW as MVNGradW,
+)
+from mvngrad.optim.checkpoint import convert_state_dict as convert_state_dict

@@ -99,7 +99,8 @@ class AdaBeliefW(AdaBelief):
 
 
 class Adam(RuleOptimizer):
-    r"""Momentum, normalized by the root mean square: bit for bit torch.optim.Adam, here to be compared with.
+    r"""Momentum, normalized by the root mean square, here to be compared with: torch.optim.Adam, on the eager and
+    foreach paths bit for bit.
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1-\beta_1) g_t \\

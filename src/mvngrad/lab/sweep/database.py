@@ -54,7 +54,7 @@ def opened(address: Address, create: bool = False) -> RDBStorage:
     try:
         storage = _made(template, options, create)
     except ImportError:
-        raise RuntimeError(f"{address} needs a driver: pip install 'psycopg[binary]'") from None
+        raise RuntimeError(f"{address} needs a driver: pip install 'mvngrad[postgres]'") from None
     except (StorageInternalError, DBAPIError) as error:
         if (reason := passing(error)) is not None:
             raise Away(address.scrubbed(f"{address}: {reason}")) from None
