@@ -239,7 +239,6 @@ def test_fused_on_the_cpu_equals_eager(make, dtype):
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-@pytest.mark.usefixtures("cpp_compiler")
 def test_on_the_cpu_a_parameter_may_be_laid_otherwise_where_it_is():
     found = []
     for fused in (True, False):
@@ -253,6 +252,7 @@ def test_on_the_cpu_a_parameter_may_be_laid_otherwise_where_it_is():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.usefixtures("cpp_compiler")
 def test_autograd_sees_that_fused_changed_a_parameter_in_place():
     (x,) = parameters((8,))
     loss = x.square().sum()
