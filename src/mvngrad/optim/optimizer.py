@@ -151,7 +151,7 @@ class RuleOptimizer(Optimizer):
         if self.rule.variance and (floor := _hyper(group, 0.0).floor) >= 1:
             warnings.warn(
                 f"{name}: eps_s={group['eps_s']:g} puts a floor of {floor:.2g} under the root, which hardly normalizes "
-                "then; choose a smaller one. If a weight_decay was meant, give it by its name: the fifth position is eps_s",
+                "then; choose a smaller one. If a weight_decay was meant, give it by name: the fifth position is eps_s",
                 stacklevel=4,
             )
         if group.get("lean") and group["beta_mean"] is not None:
