@@ -6,12 +6,13 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from mvngrad.optim.launch import Launches
 
-_gradient, _dtype = attrgetter("grad"), attrgetter("dtype")
+_gradient, _dtype, _layout = map(attrgetter, ("grad", "dtype", "layout"))
 
 
 class Gathered:
@@ -46,7 +47,7 @@ class Gathered:
         self.parts = list(map(local, members)) if self.sharded else []
 
     def renew(self, members: list[Tensor]) -> bool:
-        """Take the gradients of now; False if anything but their values has changed, or one of them is not dense."""
+        """Take the gradients of now; False if anything but them has changed, or one of them is not dense."""
         # For every parameter at every step: all of this is C, and that is half of a small model's step.
         grads = list(map(_gradient, members))
         values = list(chain.from_iterable(map(dict.values, self.owned)))
@@ -66,17 +67,20 @@ class Gathered:
             present = (member for member, absent in zip(members, self.absent, strict=True) if not absent)
             grads = [local_part(grad, param) for grad, param in zip(grads, present, strict=True)]
         self.grads = grads
-        return self._lie(grads) == self.lie
+        if (lie := self._lie(grads)) == self.lie:
+            return True
+        self.lie = lie  # which no address tells
+        self.rows.clear()
+        if self.launches is not None:
+            self.launches.forget()
+        return set(map(_layout, grads)) <= {torch.strided}
 
-    def _lie(self, grads: list[Tensor]) -> list[Any] | None:
-        """How parameters and gradients lie in memory, and what gradients are; at one address that may change.
-
-        None where a gradient is not dense, which nothing equals.
-        """
+    def _lie(self, grads: list[Tensor]) -> list[Any]:
+        """How parameters and gradients lie in memory, and what gradients are; nothing where one has no strides."""
         try:
             return [*map(Tensor.stride, self.params), *map(Tensor.stride, grads), *map(_dtype, grads)]
         except RuntimeError:
-            return None
+            return []
 
 
 def is_sharded(tensor: Tensor) -> bool:

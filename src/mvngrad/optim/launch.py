@@ -88,8 +88,8 @@ class Launch:
     def point(self, grads: list[Tensor]) -> bool:
         """See that the table holds the addresses of these gradients, and of the parameters as they are now.
 
-        False if they are no longer of the device and dtypes that this launch was made for. Where addresses are the
-        same, dtypes and strides must be: `Gathered` sees to that.
+        False if they are no longer of the device and dtypes that this launch was made for. Where only dtypes or strides
+        have changed, it has to be told before, by `Launches.forget`.
         """
         pointed = list(map(Tensor.data_ptr, self.params)) + list(map(Tensor.data_ptr, grads))
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -186,6 +186,11 @@ class Launches:
     def captured(self) -> bool:
         """Whether a graph reads from these launches' memory."""
         return any(launch.captured for _, launch in self.launches)
+
+    def forget(self) -> None:
+        """Look at gradients and parameters anew, also where they have their addresses of before."""
+        for _, launch in self.launches:
+            launch.pointed = []
 
     def point(self, grads: list[Tensor]) -> bool:
         """See that the kernel will find these gradients; False if these launches are not for them."""
