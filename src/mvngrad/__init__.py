@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mvngrad.optim.cells import (
+    from mvngrad.optim import (
         AdaBelief as AdaBelief,
         AdaBeliefW as AdaBeliefW,
         Adam as Adam,
@@ -15,20 +15,17 @@ if TYPE_CHECKING:
         LaPropW as LaPropW,
         MVNGrad as MVNGrad,
         MVNGradW as MVNGradW,
+        convert_state_dict as convert_state_dict,
     )
-    from mvngrad.optim.checkpoint import convert_state_dict as convert_state_dict
 
 __version__ = "0.1.0.dev0"
 __all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict"]
-
-
 _ROOMS = ("diagnostics", "optim", "theory")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = "checkpoint" if name == "convert_state_dict" else "cells"
-        return getattr(import_module(f"mvngrad.optim.{module}"), name)
+        return getattr(import_module("mvngrad.optim"), name)
     if name in _ROOMS:
         return import_module(f"mvngrad.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

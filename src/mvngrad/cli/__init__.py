@@ -117,7 +117,7 @@ class Diagnose:
         from mvngrad.diagnostics import diagnose, read_records
         from mvngrad.lab.report.diagnosis import render
 
-        path = self.record / "monitor.jsonl" if self.record.is_dir() else self.record
+        path = self.record / store.MONITOR if self.record.is_dir() else self.record
         if not path.is_file():
             raise FileNotFoundError(f"{path} is not there; train with --monitored, or attach a Monitor")
         records = read_records(path)

@@ -55,7 +55,7 @@ class Train(Generic[R]):
         from rich.console import Console
 
         from mvngrad.lab import sinks
-        from mvngrad.lab.monitored import NAME, check, monitored
+        from mvngrad.lab.monitored import check, monitored
         from mvngrad.lab.progress import TrainingBar
         from mvngrad.lab.train import Interrupted, train
 
@@ -73,8 +73,12 @@ class Train(Generic[R]):
         if isinstance(recipe, Language):
             recipe = replace(recipe, text=named(recipe.text, self.data))
         if first and store.Slot(recipe, self.runs).run is not None:
-            record = self.runs / recipe.key / NAME
-            why = "" if record.exists() or not self.monitored else f", without {NAME}: train it anew in another --runs"
+            record = self.runs / recipe.key / store.MONITOR
+            why = (
+                ""
+                if record.exists() or not self.monitored
+                else f", without {record.name}: train it anew in another --runs"
+            )
             print(f"{recipe.key}  already finished{why}")
         with ExitStack() as stack:
             listeners: list[Any] = []

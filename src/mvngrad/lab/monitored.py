@@ -11,9 +11,8 @@ from mvngrad.lab.metrics import Metrics
 from mvngrad.lab.recipes.training import Training
 from mvngrad.lab.sitting import Observer
 from mvngrad.lab.step import Stepper
+from mvngrad.lab.store import MONITOR
 from mvngrad.lab.task import optimizer
-
-NAME = "monitor.jsonl"
 
 
 def check(recipe: Training) -> None:
@@ -36,7 +35,7 @@ def monitored(folder: Path) -> Observer:
     def observe(epoch: int, stepper: Stepper) -> None:
         step = epoch * stepper.task.steps_per_epoch
         if not kept:
-            kept.append(Metrics(folder / NAME, step - 1))
+            kept.append(Metrics(folder / MONITOR, step - 1))
         with Monitor(stepper.optimizer, every=step + 1, sink=kept[0].add, follow=False) as monitor:
             monitor.step = step
             monitor.record()

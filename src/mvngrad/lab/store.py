@@ -6,6 +6,7 @@ finish. Every file appears under its name whole or not at all.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -23,6 +24,10 @@ KEPT = Path("results")
 """Where this repository keeps results that need more than a CPU, if it is here."""
 BUNDLE = "runs.jsonl"
 """One finished run a line: how small results are kept in a repository."""
+MONITOR = "monitor.jsonl"
+"""In the folder of a run: what a Monitor recorded beside it."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where nothing more can be written."""
 
 
 def write(path: Path, text: str) -> None:

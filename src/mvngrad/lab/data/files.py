@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import os
@@ -17,7 +16,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from mvngrad.lab.store import chunks
+from mvngrad.lab.store import FULL, chunks
 
 FOLDER_VARIABLE = "MVNGRAD_DATA"
 ATTEMPTS = 3
@@ -206,7 +205,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.dtype = bias.dtype
-        return x * torch.sigmoid(math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x))
+        return x * torch.sigmoid(kernel.SLOPE * x * (1 + kernel.CUBE * x * x))
 
     @staticmethod
     @once_differentiable

@@ -10,7 +10,7 @@ from mvngrad.diagnostics.sinks import read_records
 from mvngrad.lab import store
 from mvngrad.lab.store import Run
 
-FOLDER, NAME = "monitors", "monitor.jsonl"
+FOLDER = "monitors"
 
 
 def monitors(runs: Iterable[Run], *roots: Path, tell: Callable[[str], object]) -> dict[str, Diagnosis]:
@@ -22,7 +22,7 @@ def monitors(runs: Iterable[Run], *roots: Path, tell: Callable[[str], object]) -
 
 def _places(key: str, roots: Sequence[Path]) -> Iterator[Path]:
     for root in roots:
-        yield root / key / NAME
+        yield root / key / store.MONITOR
         yield root / FOLDER / f"{key}.jsonl"
 
 
@@ -37,5 +37,5 @@ def _said_or_told(path: Path, tell: Callable[[str], object]) -> Diagnosis | None
 def keep(runs: Iterable[Run], root: Path, there: Path) -> None:
     """Put the records that are with these runs in `root` beside small results."""
     for run in runs:
-        if (path := root / run.key / NAME).is_file():
+        if (path := root / run.key / store.MONITOR).is_file():
             store.write(there / FOLDER / f"{run.key}.jsonl", path.read_text(encoding="utf-8"))

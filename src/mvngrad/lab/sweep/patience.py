@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import time
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from typing import TypeVar
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
+from mvngrad.lab.store import FULL
+
 T = TypeVar("T")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 FIRST, LONGEST = 0.5, 30.0
 """Seconds of the first wait and of the longest."""
 

@@ -84,8 +84,7 @@ def work(
         KeyboardInterrupt: asked to stop; the run at hand has a checkpoint and is free for others.
     """
     sweep, me, done = named(name), identity(), Counter[str]()
-    raised: list[str] = []
-    """The optimizers of the last runs, as far as these raised."""
+    raised: list[str] = []  # the optimizers of the last runs, as far as these raised
     queue = patiently(lambda: Queue(address, name, tell, patience), lambda text: tell(address.scrubbed(text)), patience)
     claim: Claim | None = None
     told = ""

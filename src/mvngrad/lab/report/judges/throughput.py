@@ -6,7 +6,8 @@ from typing import Any
 
 from mvngrad.lab.report.verdicts import COMPARED, NOT_RUN, UNDECIDED, Verdict, decided, judges
 
-CELLS = {"AdamW": "AdamW", "MVN-GradW": "MVNGradW", "LaPropW": "LaPropW", "AdaBeliefW": "AdaBeliefW"}
+CELLS = {cell: cell.replace("-", "") for cell in ("AdamW", "MVN-GradW", "LaPropW", "AdaBeliefW")}
+"""As the paper writes them, and their classes."""
 WITHIN = 0.05
 
 
