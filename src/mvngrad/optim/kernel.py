@@ -169,7 +169,7 @@ def _divided(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def _update(
     x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, place, size, key, inverse, k, inverse_k_before,
-    lr, scale, w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
+    lr, scale, near, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
     MASKED: tl.constexpr, S: tl.constexpr, VARIANCE: tl.constexpr, AFTER: tl.constexpr, LEAN: tl.constexpr,
     COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr,
     ROUND_X: tl.constexpr, FAST: tl.constexpr, SHORT: tl.constexpr,
@@ -202,9 +202,9 @@ def _update(
         else:
             m = _open(m_at, m_scales, place, count, offsets, mask, MASKED, S, False)
         if SHORT:  # from the nearer end, as torch's lerp: from the other, rounding would lose g beside a large m
-            m = g - (1 - w_mean) * (g - m)
+            m = g - near * (g - m)
         else:
-            m += w_mean * (g - m)
+            m += near * (g - m)
         if not LEAN:
             _close(m_at, m_scales, place, count, m, offsets, mask, word & 0xFFFF, MASKED, S, False)
         if VARIANCE:
@@ -237,7 +237,7 @@ def _address(table, column, tensors, i, DTYPE: tl.constexpr, ALIGNED: tl.constex
 @triton.jit
 def update(
     table, shared, sizes, owners, places, tensors, lr, lr_at, scale_at, found_at,
-    w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
+    near, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
     X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
     VARIANCE: tl.constexpr, AFTER: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr, DECOUPLED: tl.constexpr,
     MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
@@ -297,12 +297,12 @@ def update(
         if start + BLOCK <= size:  # full blocks know no mask, so their loads are 16 bytes wide
             _update(
                 x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, place, size, key, inverse, k,
-                inverse_k_before, lr, scale, w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
+                inverse_k_before, lr, scale, near, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
                 False, S, VARIANCE, AFTER, LEAN, COUPLED, DECOUPLED, MAXIMIZE, CLIP, SCALED, ROUND_X, FAST, SHORT,
             )  # fmt: skip
         elif start < size:
             _update(
                 x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, place, size, key, inverse, k,
-                inverse_k_before, lr, scale, w_mean, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
+                inverse_k_before, lr, scale, near, beta1, w1, beta2, w2, eps, eps_s, decay, z_clip,
                 True, S, VARIANCE, AFTER, LEAN, COUPLED, DECOUPLED, MAXIMIZE, CLIP, SCALED, ROUND_X, FAST, SHORT,
             )  # fmt: skip

@@ -127,15 +127,16 @@ class Launch:
         given = lr if on_device else None, grad_scale, found_inf
         tensors = [self.table if tensor is None else tensor for tensor in given]
         many = len(self.params)
+        short = hyper.mean_decay <= 0.5  # a mean of little memory goes from g, by the smaller of its two weights
         numbers = (  # floats: an integer would be compiled in
-            1 - float(hyper.mean_decay), beta1, 1 - beta1, beta2, 1 - beta2,
+            float(hyper.mean_decay if short else 1 - hyper.mean_decay), beta1, 1 - beta1, beta2, 1 - beta2,
             float(hyper.eps), float(hyper.eps_s), decay, 1.0 if clip is None else float(clip),
         )  # fmt: skip
         constants = (
             *self.dtypes, self.aligned, self.block, self.loops, self.rule.variance, self.rule.after, self.rule.lean,
             decay != 0 and not hyper.decoupled, decay != 0 and hyper.decoupled, hyper.maximize, clip is not None,
             grad_scale is not None, found_inf is not None, on_device,
-            rounding.params and self.dtypes[0] == tl.bfloat16, self.fast, hyper.mean_decay <= 0.5,
+            rounding.params and self.dtypes[0] == tl.bfloat16, self.fast, short,
         )  # fmt: skip
         logs = _log(beta1), _log(beta2)
         self._launch(
