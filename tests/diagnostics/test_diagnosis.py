@@ -133,6 +133,14 @@ def test_spikes_that_come_back_are_carried_over():
     assert "rem:adam_bound" in laprop["order"].because  # here another order would not have absorbed it
 
 
+def test_only_spikes_that_no_bound_holds_for_decide_the_order():
+    """rem:adam_bound holds where beta1^2 < beta2; without a spike it does not matter."""
+    short, usual = (0.95, 0.6), (0.9, 0.98)
+    for gradient, betas in ((spiked, usual), (noise, short)):
+        (group,) = diagnose(watched(mvngrad.MVNGrad, gradient, betas=betas)[2]).groups
+        assert "rem:adam_bound" not in group["order"].because
+
+
 def test_too_little_is_not_judged():
     records = watched(mvngrad.MVNGrad, signal, betas=(0.9, 0.999))[2]
     (group,) = diagnose(records).groups

@@ -90,6 +90,14 @@ def test_noise_alone_is_not(make):
     assert stream(make, noisy(0.0))["sign_collapse"] == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
+def test_implied_sign_collapse_begins_where_measured_would(make):
+    """At |mu|/sigma = 3.04, from which m strays by 0.23: of 0.3 below and above it, nine coordinates of ten tell."""
+    below, above = (stream(make, noisy(rho))["sign_collapse"] for rho in (2.74, 3.34))
+    assert below < 0.2
+    assert above > 0.8
+
+
 @each_cell
 def test_the_update_is_what_the_parameters_moved_by(make):
     weight = torch.nn.Parameter(torch.zeros(501, dtype=torch.float64))
