@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,8 @@ from mvngrad import cli
 from mvngrad.cli import train
 from mvngrad.lab import store
 from mvngrad.lab.data import prepared
+from mvngrad.lab.recipes import cifar100
+from mvngrad.lab.recipes.language import openwebtext, wikitext103
 from mvngrad.lab.targets.trainings import SMALL_IMAGES, SMALL_TEXT
 
 WORDS = (
@@ -91,6 +94,25 @@ def test_a_gpu_that_is_not_there(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     says = "--device cuda: this torch sees no GPU; use --device cpu"
     assert refused(capsys, "train", "cifar100", "--device", "cuda") == says
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        ("cifar100", cifar100.paper("mvngrad", 128)),
+        ("cifar100 --optimizer adam", cifar100.paper("adam", 128)),
+        ("cifar100 --batch-size 1024 --optimizer=laprop", cifar100.paper("laprop", 1024)),
+        ("cifar100 --optimizer adabeliefw", replace(cifar100.paper("adabelief", 128), optimizer="adabeliefw")),
+        ("wikitext103 --optimizer laprop", wikitext103("laprop")),
+        ("openwebtext --optimizer adamw --seed 1", openwebtext("adamw", seed=1)),
+        ("openwebtext --optimizer adam", replace(openwebtext("adamw"), optimizer="adam")),
+    ],
+)
+def test_a_recipe_begins_with_what_the_paper_selected_for_the_optimizer(monkeypatch, words, recipe):
+    asked = []
+    monkeypatch.setattr(train.Train, "__call__", lambda self: asked.append(self.recipe) or 0)
+    assert cli.main(["train", *words.split()]) == 0
+    assert asked == [recipe]
 
 
 @pytest.mark.parametrize("optimizer", ["torch:SGD", "torch:SGD,momentum=0.9"])
