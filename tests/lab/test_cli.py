@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -68,6 +69,18 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
 
     monkeypatch.setattr(cli.Report, "__call__", broken)
     assert refused(capsys, "report") == "of a child"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_that_is_stopped_says_where_and_ends_as_shells_expect(monkeypatch, capsys, folder, number):
+    name, _ = prepared.prepare_folder(folder, folder.parent / "data", workers=1)
+    words = [*LANGUAGE, "--text", name, "--data", "data"]
+    with monkeypatch.context() as patch:
+        patch.setattr("mvngrad.lab.monitored.monitored", lambda folder: lambda *epoch: signal.raise_signal(number))
+        assert cli.main([*words, "--monitored"]) == 128 + number
+    assert f"stopped by {number.name} after step 1;" in capsys.readouterr().err
+    assert cli.main(words) == 0
+    assert "goes on after step 1 of 2" in capsys.readouterr().out
 
 
 # What is given
