@@ -352,6 +352,8 @@ def test_a_text_that_is_not_there_is_downloaded_if_it_can_be(tmp_path, monkeypat
 def test_wikitext103s_validation_text_alone_is_enough_to_validate_on(tmp_path, monkeypatch):
     path = write(tmp_path / "wikitext103" / "wiki.valid.tokens", " \n = valid = \n \n words \n")
     known = KnownFile(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(DamagedFile, match=r"is not wiki\.valid\.tokens as it was published"):
+        prepared("wikitext103-validation", tmp_path, workers=1)
     monkeypatch.setattr(text_corpora, "WIKITEXT103_VALIDATION", known)
     folder = prepared("wikitext103-validation", tmp_path, workers=1)
     assert folder == tmp_path / "tokens" / "wikitext103-validation"
