@@ -450,6 +450,21 @@ def test_workers_of_other_commits_are_noticed(opened, tmp_path, said, monkeypatc
     assert "warning: runs of different commit: bbbb (13), aaaa (3)" in export.status(queue)
 
 
+def test_a_run_that_is_found_finished_keeps_its_commit(opened, tmp_path, said, monkeypatch):
+    monkeypatch.setenv("MVNGRAD_COMMIT", "bbbb")
+    queue = opened("small")
+    early = sweep_toy.run(each(lr=(2.0,))[1], root=tmp_path / "runs", data=None, device="cpu", compile=False)
+    worked(queue, tmp_path, said)
+    commits = {row["key"]: row["commit"] for row in export.rows(queue)}
+    assert commits.pop(early.key) == "toy"
+    assert set(commits.values()) == {"bbbb"}
+    assert "warning: runs of different commit: bbbb (11), toy (1)" in export.status(queue)
+    assert "code" not in export.rows(queue)[0]["metrics"]
+    said.clear()
+    worked(queue, tmp_path, said)
+    assert "warning: 1 runs are of commit toy, this worker has bbbb" in "\n".join(said)
+
+
 def test_the_export_has_every_run(opened, tmp_path, said):
     queue = opened("unlucky", unequal=True)
     worked(queue, tmp_path, said)
@@ -587,5 +602,8 @@ def test_status_says_how_much_of_their_time_workers_trained(opened, said):
             began = f"2026-01-01T00:00:{start:02d}+00:00"
             outcome = {"status": "finished", "began": began, "worker_seconds": length, "seconds": trained}
             assert queue.finish(claim, outcome, 1.0)
+    claim = queue.claim({**identity(), "worker": "a"})
+    found = {"status": "finished", "began": "2026-01-01T00:01:00+00:00", "worker_seconds": 0.01, "seconds": 9.0}
+    assert queue.finish(claim, {**found, "code": {}}, 1.0)  # finished before
     (line,) = (line for line in export.status(queue) if "of their time" in line)
     assert line.startswith("workers trained 85% of their time")

@@ -61,9 +61,9 @@ def chunks(stream: IO[bytes] | GzipFile) -> Iterator[bytes]:
         yield chunk
 
 
-def now() -> str:
+def now(timespec: str = "seconds") -> str:
     """The time, as results carry it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(timezone.utc).isoformat(timespec=timespec)
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,12 @@ def rows(queue: Queue) -> list[dict[str, Any]]:
             "status": record.status,
             "value": record.value,
             "settings": record.settings,
-            "metrics": {name: value for name, value in record.outcome.items() if name not in ("status", "trace")},
+            "metrics": {
+                name: value for name, value in record.outcome.items() if name not in ("status", "trace", "code")
+            },
             "seconds": record.outcome.get("seconds", record.outcome.get("worker_seconds")),
             "reason": record.outcome.get("reason"),
-            **{name: record.worker.get(name) for name in ("worker", *CODE)},
+            **{name: record.code.get(name) for name in ("worker", *CODE)},
         }
         for record in sorted(by_key(queue.records()).values(), key=lambda record: record.number)
     ]
@@ -89,11 +91,12 @@ def status(queue: Queue) -> list[str]:
 
 def occupied(records: Sequence[Record]) -> float | None:
     """The share of their time in which workers trained; in the rest their devices had little to do. None if no worker
-    has had two runs. A run's seconds are those of training, without compilation and what the engine adds.
+    has had two runs. A run's seconds are those of training, without compilation and what the engine adds; such as were
+    found finished are nobody's here.
     """
     runs = defaultdict[str, list[tuple[float, float, float]]](list)
     for record in records:
-        if {"began", "worker_seconds", "seconds"} <= record.outcome.keys():
+        if {"began", "worker_seconds", "seconds"} <= record.outcome.keys() and "code" not in record.outcome:
             start, length = (
                 datetime.fromisoformat(record.outcome["began"]).timestamp(),
                 record.outcome["worker_seconds"],
@@ -113,7 +116,7 @@ def mixed(records: Sequence[Record]) -> list[str]:
     """Where runs are of different code: they should not be compared."""
     lines = []
     for field in CODE:
-        counts = Counter(record.worker[field] for record in records if record.worker and record.status in SETTLED)
+        counts = Counter(record.code[field] for record in records if record.worker and record.status in SETTLED)
         if len(counts) > 1:
             found = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
             lines.append(f"warning: runs of different {field}: {found}")

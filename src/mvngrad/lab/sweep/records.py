@@ -65,6 +65,11 @@ class Record:
         return str(self.settings.get("optimizer", self.key.rpartition("-")[0]))
 
     @property
+    def code(self) -> dict[str, str]:
+        """Commit and versions: the worker's, but for a run that it found finished, which has its own."""
+        return {**self.worker, **self.outcome.get("code", {})}
+
+    @property
     def as_outcome(self) -> Outcome:
         return Outcome(self.recipe, self.value)
 

@@ -19,7 +19,7 @@ from mvngrad import __version__
 from mvngrad.lab.environment import commit
 from mvngrad.lab.lock import NAME, Locked, remove
 from mvngrad.lab.recipes.sweeps import named
-from mvngrad.lab.store import ROOT, Run, now
+from mvngrad.lab.store import ROOT, Run, now, read
 from mvngrad.lab.sweep.address import Address
 from mvngrad.lab.sweep.budget import written
 from mvngrad.lab.sweep.patience import GaveUp, patiently
@@ -48,7 +48,7 @@ def identity() -> dict[str, str]:
 def strangers(queue: Queue, me: dict[str, str]) -> list[str]:
     """How this worker's code differs from that of the runs in the store and of who made the sweep."""
     notes = queue.notes
-    others = [record.worker for record in queue.records() if record.worker]
+    others = [record.code for record in queue.records() if record.worker]
     lines = [
         f"the sweep was made with {field} {notes[field]}, this worker has {me[field]}"
         for field in ("commit", "mvngrad")
@@ -153,12 +153,15 @@ class Attempt:
 
     def made(self, runner: Callable[..., Run]) -> str:
         """Run it and record what came of it: finished, diverged, raised, busy or another's."""
-        started, began = time.perf_counter(), now()
+        started, began = time.perf_counter(), now("milliseconds")
+        before = read(self.given["root"] / self.record.key)
         try:
             recipe = self.record.recipe
             with self.queue.beating(self.claim):
                 run = patiently(lambda: runner(recipe, **self.given), self.queue.tell, self.queue.patience)
             outcome, value = self._found(run)
+            if before is not None:
+                outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
         except Locked as busy:
             if self._freed():
                 return self.made(runner)
