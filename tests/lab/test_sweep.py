@@ -453,12 +453,16 @@ def test_workers_of_other_commits_are_noticed(opened, tmp_path, said, monkeypatc
 def test_a_run_that_is_found_finished_keeps_its_commit(opened, tmp_path, said, monkeypatch):
     monkeypatch.setenv("MVNGRAD_COMMIT", "bbbb")
     queue = opened("small")
-    early = sweep_toy.run(each(lr=(2.0,))[1], root=tmp_path / "runs", data=None, device="cpu", compile=False)
+    early = Slot(each(lr=(2.0,))[1], tmp_path / "runs")
+    early.begin({"commit": "toy", "torch": torch.__version__})
+    early.finish({"status": "finished", "validation_loss": 1.0, "seconds": 9.0})
     worked(queue, tmp_path, said)
     commits = {row["key"]: row["commit"] for row in export.rows(queue)}
-    assert commits.pop(early.key) == "toy"
+    assert commits.pop(early.recipe.key) == "toy"
     assert set(commits.values()) == {"bbbb"}
-    assert "warning: runs of different commit: bbbb (11), toy (1)" in export.status(queue)
+    assert [line for line in export.status(queue) if "different" in line] == [
+        "warning: runs of different commit: bbbb (11), toy (1)"
+    ]
     assert "code" not in export.rows(queue)[0]["metrics"]
     said.clear()
     worked(queue, tmp_path, said)

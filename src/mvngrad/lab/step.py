@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class Stepper:
         self.rehearsed = True
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = _side_stream(self.at.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._rehearse()
@@ -177,6 +177,12 @@ class Stepper:
         with torch.cuda.graph(graph):
             self._step()
         return graph
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The same one for every capture: what libraries keep for a stream, 64 MiB of cuBLAS on Hopper, is never freed."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _micro_batches(row: Row, size: int) -> list[Row]:

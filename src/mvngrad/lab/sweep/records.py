@@ -67,11 +67,21 @@ class Record:
     @property
     def code(self) -> dict[str, str]:
         """Commit and versions: the worker's, but for a run that it found finished, which has its own."""
-        return {**self.worker, **self.outcome.get("code", {})}
+        known: dict[str, str] = {**self.worker, **self.outcome.get("code", {})}
+        return {name: release(value) if name == "torch" else value for name, value in known.items()}
 
     @property
     def as_outcome(self) -> Outcome:
         return Outcome(self.recipe, self.value)
+
+
+def release(version: str) -> str:
+    """A version without its build, in which what pip knows of torch and what torch calls itself may differ.
+
+    >>> release("2.11.0+cu130")
+    '2.11.0'
+    """
+    return version.partition("+")[0]
 
 
 def _status(trial: FrozenTrial) -> Status:

@@ -26,7 +26,7 @@ from mvngrad.lab.sweep.patience import GaveUp, patiently
 from mvngrad.lab.sweep.plan import fill
 from mvngrad.lab.sweep.processes import process
 from mvngrad.lab.sweep.queue import PATIENCE, Claim, Queue, Tell
-from mvngrad.lab.sweep.records import OtherCode, Record
+from mvngrad.lab.sweep.records import OtherCode, Record, release
 from mvngrad.lab.sweep.signals import undisturbed
 
 LOOK = 5.0
@@ -41,7 +41,8 @@ CODE = ("commit", "mvngrad", "torch", "python")
 
 def identity() -> dict[str, str]:
     """Who a worker is, and of which code."""
-    code = {"commit": commit(), "mvngrad": __version__, "torch": version("torch"), "python": platform.python_version()}
+    torch, python = release(version("torch")), platform.python_version()
+    code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": python}
     return {"worker": f"{platform.node()}-{os.getpid()}", **process(), **code}
 
 
