@@ -118,7 +118,7 @@ def sweep(change=lambda optimizer, settings: 0.0, name="mnist", stages=2, **note
         for seed in (1, 2):
             add(dataclasses.replace(outcome.recipe, seed=seed), "seeds", outcome.value, seed / 100)
     heading = {"sweep": name, "made": "2026-01-02T00:00:00+00:00", "metric": made.metric, "higher": made.higher}
-    code = {"test_because": made.test_because, "commit": "0123456789ab", "mvngrad": "0.1"}
+    code = {"test_because": made.test_because, "commit": "0123456789ab", "mvngrad": "0.1", "occupied": 0.9}
     selected = {optimizer: outcome.recipe.key for optimizer, outcome in best.items()}
     return {**heading, **code, "selected": selected, "runs": rows, **notes}
 

@@ -117,6 +117,7 @@ BAD = {
     "a strange status": (json.dumps(GOOD | {"runs": [GOOD["runs"][0] | {"status": "odd"}]}), "status 'odd'"),
     "a value that is none": (json.dumps(GOOD | {"runs": [GOOD["runs"][0] | {"value": float("nan")}]}), "value nan"),
     "a list for a commit": (json.dumps(GOOD | {"runs": [GOOD["runs"][0] | {"commit": []}]}), "has commit"),
+    "a word for a share": (json.dumps(GOOD | {"occupied": "half"}), "has occupied"),
     "endless seconds": (json.dumps(GOOD | {"runs": [GOOD["runs"][0] | {"seconds": "9"}]}), "has seconds"),
     "a run twice": (json.dumps(GOOD | {"runs": GOOD["runs"] + GOOD["runs"][:1]}), "one key"),
     "seeds alone": (json.dumps(GOOD | {"selected": {}, "runs": GOOD["runs"][-1:]}), "no run of a grid"),
@@ -287,7 +288,10 @@ def test_the_budget_counts_runs_hours_and_versions(read):
     assert budget.table.rows[0] == ("Adam", "24", "18", "6", "0", "0", "2", f"{26 * 7.5 / 3600:.3g}")
     assert budget.table.rows[-1] == ("all", "96", "90", "6", "0", "0", "8", f"{104 * 7.5 / 3600:.3g}")
     assert "Workers of 2 different commit: 0123456789ab (99 runs), fedcba (5 runs)." in budget.caption
-    assert "different" not in draw(read(samples.sweep(name="mnist-5k")))[3].caption
+    assert "Workers trained 90% of their time" in budget.caption
+    plain = draw(read(samples.sweep(name="mnist-5k", occupied=None)))[3].caption
+    assert "different" not in plain
+    assert "Workers" not in plain
 
 
 def test_a_partial_sweep_says_so_and_decides_nothing(read):

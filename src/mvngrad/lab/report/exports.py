@@ -88,6 +88,8 @@ def _checked(whole: Any) -> dict[str, Any]:
     _of_kind(whole, WHOLE, "the file")
     if not whole["runs"]:
         raise ValueError("it has no runs")
+    if not (whole.get("occupied") is None or number(whole["occupied"])):
+        raise ValueError(f"it has occupied {whole['occupied']!r}")
     for place, row in enumerate(whole["runs"]):
         where = f"run {place}"
         _of_kind(row, ROW, where)

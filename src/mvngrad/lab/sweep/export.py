@@ -61,7 +61,8 @@ def export(queue: Queue, path: Path) -> int:
     elif path.suffix == ".json":
         notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
         selected = {who: record.key for who, record in select(queue).items()}
-        whole = {"sweep": queue.name, "made": now(), **notes, "selected": selected, "runs": found}
+        share = occupied(list(by_key(queue.records()).values()))
+        whole = {"sweep": queue.name, "made": now(), **notes, "occupied": share, "selected": selected, "runs": found}
         write(path, json.dumps(whole, indent=1) + "\n")
     else:
         raise ValueError(f"{path} is neither a .json nor a .csv file")

@@ -189,11 +189,17 @@ def _budget(swept: Swept) -> Figure:
             (name, str(len(tried)), *(str(counts[s]) for s in statuses), str(left), str(len(again)), number(hours))
         )
     head = ("optimizer", "configurations", "finished", "diverged", "failed", "to come", "more seeds", "hours")
-    mixed = [_mixed(swept, field) for field in CODE]
-    caption = f"{partial(swept)}Hours are of one worker, all runs one after another. {' '.join(filter(None, mixed))}"
+    notes = [_busy(swept), *(_mixed(swept, field) for field in CODE)]
+    caption = f"{partial(swept)}Hours are of one worker, all runs one after another. {' '.join(filter(None, notes))}"
     return Figure(
         f"Sweep {swept.sweep}: budget", caption.strip(), (), (), Table(f"Runs of {swept.sweep}", head, tuple(rows))
     )
+
+
+def _busy(swept: Swept) -> str:
+    """How much of their time workers trained, where the export says so."""
+    share = swept.result.get("occupied")
+    return f"Workers trained {share:.0%} of their time, from their first run to the end of their last." if share else ""
 
 
 def _mixed(swept: Swept, field: str) -> str:
