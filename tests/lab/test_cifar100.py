@@ -221,11 +221,11 @@ def test_a_damaged_archive_is_not_overwritten_in_silence(tmp_path):
         cifar100.download(tmp_path)
 
 
-def test_all_of_cifar100(monkeypatch):
+def test_all_of_cifar100(monkeypatch, unpacked):
     """On the real files, where they are."""
     monkeypatch.undo()
     try:
-        data = cifar100.load()
+        data = cifar100.load(unpacked("cifar100"))
     except FileNotFoundError:
         pytest.skip("needs CIFAR-100 in MVNGRAD_DATA or the cache")
     assert data.train_labels.bincount().tolist() == [500] * 100

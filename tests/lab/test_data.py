@@ -124,12 +124,13 @@ def test_the_sample_is_balanced_fixed_and_says_so():
     assert not data.complete
 
 
-def test_all_of_mnist(monkeypatch):
+def test_all_of_mnist(monkeypatch, unpacked):
     """On the real files, where they are."""
     monkeypatch.undo()
-    if files.locate("mnist", mnist.FILES) is None:
+    folder = unpacked("mnist")
+    if files.locate("mnist", mnist.FILES, folder) is None:
         pytest.skip("needs MNIST in MVNGRAD_DATA or the cache")
-    data = mnist.load()
+    data = mnist.load(folder)
     assert data.complete
     assert data.train_labels[:8].tolist() == [5, 0, 4, 1, 9, 2, 1, 3]
     assert data.test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
