@@ -1,13 +1,6 @@
 """What tests of the lab share. What it needs is imported where it is used: not every machine has it."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-"""Real data beside the repository, in small files."""
 
 
 @pytest.fixture
@@ -15,20 +8,6 @@ def no_data(monkeypatch, tmp_path):
     """Neither a cache nor a folder of data of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MVNGRAD_DATA", raising=False)
-
-
-@pytest.fixture
-def unpacked(tmp_path):
-    """A folder with a real data set; None, which is that of this machine, where it is not beside the repository."""
-
-    def folder(name):
-        if not (SHARED / name).exists():
-            return None
-        unpack = [sys.executable, SHARED / "unpack.py", tmp_path, "--only", name]
-        subprocess.run(unpack, check=True, capture_output=True)
-        return tmp_path
-
-    return folder
 
 
 class Letters:

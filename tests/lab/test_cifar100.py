@@ -8,6 +8,7 @@ import tarfile
 
 import pytest
 import torch
+from real import unpacked
 
 from mvngrad.lab.data import cifar100, files
 from mvngrad.lab.data.files import DamagedFile, DownloadError, KnownFile
@@ -221,11 +222,11 @@ def test_a_damaged_archive_is_not_overwritten_in_silence(tmp_path):
         cifar100.download(tmp_path)
 
 
-def test_all_of_cifar100(monkeypatch, unpacked):
+def test_all_of_cifar100(monkeypatch, tmp_path):
     """On the real files, where they are."""
     monkeypatch.undo()
     try:
-        data = cifar100.load(unpacked("cifar100"))
+        data = cifar100.load(unpacked("cifar100", tmp_path))
     except FileNotFoundError:
         pytest.skip("needs CIFAR-100 in MVNGRAD_DATA or the cache")
     assert data.train_labels.bincount().tolist() == [500] * 100

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from real import unpacked
 
 from mvngrad.lab.data import files, mnist
 from mvngrad.lab.data.files import DamagedFile, DownloadError, KnownFile
@@ -124,10 +125,10 @@ def test_the_sample_is_balanced_fixed_and_says_so():
     assert not data.complete
 
 
-def test_all_of_mnist(monkeypatch, unpacked):
+def test_all_of_mnist(monkeypatch, tmp_path):
     """On the real files, where they are."""
     monkeypatch.undo()
-    folder = unpacked("mnist")
+    folder = unpacked("mnist", tmp_path)
     if files.locate("mnist", mnist.FILES, folder) is None:
         pytest.skip("needs MNIST in MVNGRAD_DATA or the cache")
     data = mnist.load(folder)

@@ -3,12 +3,12 @@
 import lzma
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from real import DATA
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from vision import torchvision
@@ -17,7 +17,6 @@ from mvngrad.lab.data import text_bpe
 from mvngrad.lab.models.gpt2 import GPT2, GPT2_30M, GPT2_124M, VOCABULARY, Shape, from_huggingface, to_huggingface
 
 TINY = Shape(layers=3, width=24, heads=3, context=16, vocabulary=67)
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def tiny(dtype=torch.float64, **settings):

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from real import DATA
 
 from mvngrad.lab.data import files, prepared as from_names, text, text_bpe, text_corpora, text_documents
 from mvngrad.lab.data.files import DamagedFile, KnownFile
 from mvngrad.lab.data.text import prepare
 from mvngrad.lab.data.tokens import END_OF_TEXT, Manifest, Tokens, numbers, offsets, share, windows
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 WRITTEN = ("manifest.json", "train.bin", "validation.bin")
-
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
