@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,14 +12,16 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from benchmarks import train as benchmark
 from mvngrad.lab import augment, step
 from mvngrad.lab.events import Progress
 from mvngrad.lab.recipes.cifar100 import Cifar100, paper
 from mvngrad.lab.targets import cifar_gap
+from mvngrad.lab.task import initial
 from mvngrad.lab.tasks import cifar100
-from mvngrad.lab.train import train
+from mvngrad.lab.train import Interrupted, train
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
 CPU = torch.device("cpu")
@@ -183,6 +186,73 @@ def test_labels_are_smoothed_as_the_recipe_says():
     model, batch = nn.Flatten(), (torch.tensor([[[2.0, 0.0]]]), torch.tensor([[1.0, 0.0]]))
     sharp, smooth = (cifar100.task(small(label_smoothing=by), None, CPU).loss(model, batch) for by in (0.0, 0.1))
     assert (smooth - sharp).item() == pytest.approx(0.05 * 2)
+
+
+def test_mixed_accuracy_weighs_both_labels_by_their_share():
+    """Four images mixed of classes a and b with lam = 0.75: predicted as a, as b, as neither, and a = b."""
+    scores = torch.eye(3)[[0, 1, 2, 0]]
+    targets = torch.tensor([[0.75, 0.25, 0.0], [0.75, 0.25, 0.0], [0.75, 0.25, 0.0], [1.0, 0.0, 0.0]])
+    task = cifar100.task(small(), None, CPU)
+    loss, correct = task.loss_and_correct(nn.Identity(), (scores, targets))
+    assert correct.item() == 0.75 + 0.25 + 0 + 1
+    assert torch.equal(loss, task.loss(nn.Identity(), (scores, targets)))
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_mixed_accuracy_is_that_of_the_last_epochs_batches(tmp_path, monkeypatch, drop_last):
+    """Recomputed from the plan, in an epoch at rate 0, which leaves the weights as they are."""
+    monkeypatch.setattr(cifar100, "CLASSES", 4)
+    recipe = small(epochs=1, warmup_epochs=0, lr=0.0, drop_last=drop_last)
+    result = train(recipe, root=tmp_path, on_event=lambda event: None).result
+    task = cifar100.task(recipe, None, CPU)
+    model, plan = initial(task, recipe.seed).train(), task.plan(recipe, 0)
+    correct = samples = 0
+    for at in range(task.steps_per_epoch):
+        row = {name: value[at] for name, value in plan.items()}
+        if task.rest and at + 1 == task.steps_per_epoch:
+            row = {name: value[: task.rest] if value.dim() else value for name, value in row.items()}
+        images, targets = task.batch(row)
+        predicted = model(images).argmax(1)
+        correct += sum(target[at].item() for target, at in zip(targets, predicted, strict=True))
+        samples += len(images)
+    assert samples == (192 if drop_last else 200)
+    assert correct > 10
+    assert result["train_accuracy_mixed"] == pytest.approx(100 * correct / samples, rel=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_counting_correct_samples_does_not_change_the_run(tmp_path, monkeypatch, device):
+    monkeypatch.setattr(cifar100, "CLASSES", 4)
+    recipe = small(deterministic=True, precision="bf16")
+    options = {"device": device, "on_event": lambda event: None}
+    counted = train(recipe, root=tmp_path / "counted", **options).result
+    step.forget()
+
+    def loss_alone(self, model, batch):
+        images, targets = batch
+        return cross_entropy(model(images), targets, label_smoothing=self.label_smoothing), None
+
+    monkeypatch.setattr(cifar100.Cifar100Task, "loss_and_correct", loss_alone)
+    plain = train(recipe, root=tmp_path / "plain", **options).result
+    assert counted["weights"] == plain["weights"]
+    assert counted["train_accuracy_mixed"] > 10
+
+
+def test_mixed_accuracy_survives_a_stop_within_the_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar100, "CLASSES", 4)
+    recipe = small(epochs=1, warmup_epochs=0)
+    whole = train(recipe, root=tmp_path / "whole", on_event=lambda event: None).result
+    step.forget()
+
+    def interrupt(event):
+        if "begins" in str(event):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step 1;"):
+        train(recipe, root=tmp_path / "cut", on_event=interrupt)
+    step.forget()
+    cut = train(recipe, root=tmp_path / "cut", on_event=lambda event: None).result
+    assert (cut["weights"], cut["train_accuracy_mixed"]) == (whole["weights"], whole["train_accuracy_mixed"])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

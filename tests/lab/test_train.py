@@ -516,7 +516,7 @@ def test_a_deterministic_run_is_never_compiled(run, monkeypatch):
     run(Tiny(deterministic=True), compile=True)
     assert compiled == []
     run(Tiny(), compile=True)
-    assert compiled == ["batch", "loss"]
+    assert compiled == ["batch", "loss_and_correct"]
 
 
 @each_device

@@ -199,7 +199,7 @@ class Sitting:
             torch.no_grad(),
             torch.autocast(self.stepper.at.device.type, torch.bfloat16, enabled=self.stepper.autocast),
         ):
-            found = self.stepper.task.evaluate(self._evaluated, final)
+            found = self.stepper.task.evaluate(self._evaluated, final) | self.stepper.train_metrics()
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
     def _evaluated(self, *batch: Tensor) -> Tensor:

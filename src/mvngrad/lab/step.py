@@ -31,9 +31,9 @@ class Bench:
         self.model: nn.Module = initial(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.spread = parallel.spread(self.model, mode, bfloat16, compiled)
         self.batch: Callable[..., Any] = task.batch
-        self.loss: Callable[..., Any] = task.loss
+        self.loss: Callable[..., Any] = task.loss_and_correct
         if compiled and mode is None:
-            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (task.batch, task.loss))
+            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (self.batch, self.loss))
 
 
 class Stepper:
@@ -61,6 +61,11 @@ class Stepper:
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(task.steps_per_epoch, device=device)
         self.norms = torch.zeros(task.steps_per_epoch, device=device)
+        self.correct = torch.zeros((), device=device)
+        """Training samples of the epoch that were classified correctly, if the task counts them."""
+        self.samples = task.steps_per_epoch * recipe.batch_size
+        if task.rest:
+            self.samples += task.rest - recipe.batch_size
         self.numbers = torch.arange(task.steps_per_epoch, device=device)
         self.plan: Plan = {}
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -75,6 +80,7 @@ class Stepper:
             "at": self.at,
             "losses": self.losses,
             **({"norms": self.norms} if self.guarded else {}),
+            **({"correct": self.correct} if task.train_metric else {}),
         }
 
     def begin(self, seed: int) -> None:
@@ -97,6 +103,7 @@ class Stepper:
         if at == 0:
             self.losses.zero_()
             self.norms.zero_()
+            self.correct.zero_()
         if self.captured and self.graph is None:
             self.graph = self._capture()
         if self.bench.mode == "ddp" and not self.rehearsed:
@@ -120,7 +127,7 @@ class Stepper:
                 group["lr"] = rate * (self.lr.item() / self.peak if self.peak else 0.0)
         if samples:
             row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
-            batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
+            batch, loss_of = self.task.batch, self.task.loss_and_correct  # not worth a compilation
         self.optimizer.zero_grad()
         loss = self._gradients(row, batch, loss_of)
         if self.guarded:
@@ -137,10 +144,17 @@ class Stepper:
         for number, part in enumerate(micro, start=1):
             parallel.exchange(self.bench.spread, last=number == len(micro))
             with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
-                loss = loss_of(self.bench.spread, batch(part))
+                loss, correct = loss_of(self.bench.spread, batch(part))
+            if correct is not None:
+                self.correct += correct
             (loss if len(micro) == 1 else loss / len(micro)).backward()
             losses.append(loss.detach())
         return parallel.average(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
+
+    def train_metrics(self) -> dict[str, float]:
+        """The share of correct training samples in the epoch so far, in percent, if the task counts them."""
+        name = self.task.train_metric
+        return {name: 100 * self.correct.item() / self.samples} if name else {}
 
     def _guarded_step(self, loss: Tensor) -> None:
         """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""

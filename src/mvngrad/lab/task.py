@@ -45,6 +45,8 @@ class Task(ABC):
     rest: int = 0
     """Samples of the last step of an epoch where it has fewer than the others, else 0."""
 
+    train_metric: str | None = None
+    """Name of the share of training samples, in percent, that `loss_and_correct` counts as correct in an epoch."""
     spreads: bool = False
     """Whether several processes may train it, each with its share of every batch."""
 
@@ -63,6 +65,10 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """The mean loss of a batch. Captured, likewise."""
+
+    def loss_and_correct(self, model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+        """The loss and, for a task with a `train_metric`, the number of correct samples. Captured, likewise."""
+        return self.loss(model, batch), None
 
     @abstractmethod
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:

@@ -20,7 +20,8 @@ class Cifar100(Training):
     dropped.
 
     "Train accuracy" under MixUp can be read in two ways: on the mixed and augmented images of the last epoch, or on the
-    training images as they are. We report the second, with the network in evaluation mode.
+    training images as they are. We report both: `train_accuracy_mixed`, with the network as it is in training, and
+    `train_accuracy`, with the network in evaluation mode.
 
     >>> recipe = paper("mvngrad", 1024)
     >>> recipe.lr, recipe.beta1, recipe.beta2, recipe.eps_s

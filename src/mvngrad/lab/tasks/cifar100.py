@@ -35,6 +35,8 @@ def _loaded(folder: Path | None, device: torch.device) -> data.Cifar100:
 class Cifar100Task(Task):
     """Crop, flip, RandAugment, MixUp and the smoothed cross-entropy of the mixed labels."""
 
+    train_metric = "train_accuracy_mixed"
+
     def __init__(self, recipe: Cifar100, folder: Path | None, device: torch.device) -> None:
         images = _loaded(folder, device)
         self.device, self.source = device, images.source
@@ -86,8 +88,14 @@ class Cifar100Task(Task):
         return images, targets
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return self.loss_and_correct(model, batch)[0]
+
+    def loss_and_correct(self, model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The loss, and the sum of lam [prediction = a] + (1 - lam) [prediction = b] for images mixed of a and b."""
         images, targets = batch
-        return cross_entropy(model(images), targets, label_smoothing=self.label_smoothing)
+        scores = model(images)
+        correct = targets.gather(1, scores.detach().argmax(1, keepdim=True)).sum()
+        return cross_entropy(scores, targets, label_smoothing=self.label_smoothing), correct
 
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Accuracy in percent and loss of the test images and, at the end, of the training images as they are."""
