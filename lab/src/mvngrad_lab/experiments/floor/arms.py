@@ -1,0 +1,198 @@
+"""The recipes of every arm, in the order in which they run. README.md says why. Standard library only.
+
+The floor is what keeps the divisor from below: eps for Adam and LaProp, sqrt(eps_s / (1 - beta2)) for AdaBelief and
+MVN-Grad.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from mvngrad.lab.recipes.cifar100 import Cifar100, paper
+from mvngrad.lab.recipes.language import STAND_IN, WikiText103, wikitext103
+from mvngrad.lab.recipes.sweeps import has_floor
+from mvngrad.lab.recipes.training import COUPLED, Training
+
+R = TypeVar("R", bound=Training)
+
+BETAS = ((0.7, 0.99), (0.8, 0.999), (0.9, 0.99), (0.95, 0.999))
+RATES = (1e-3, 4e-3, 1e-2, 1e-4)
+"""Of the grid; the lowest one runs last."""
+FLOOR = {False: {"eps": 1e-3}, True: {"eps_s": 1e-8}}
+NO_FLOOR = {False: {"eps": 1e-8}, True: {"eps_s": 1e-16}}
+"""By whether the cell normalizes by the variance. eps_s = 1e-8 is a floor of 1e-3 at beta2 = 0.99, 3.2e-3 at 0.999."""
+SGD_FLOOR = {"beta2": 0.99, "eps_s": 0.01}
+"""A floor of 1, a thousand times a gradient: MVN-Grad is SGD at rate lr, with momentum beta1 and dampening beta1."""
+SGD_SCALE = 1e3
+"""An arm with a floor of 1e-3 tends to SGD at lr / 1e-3, so that both have the same grid of rates."""
+SEEDS = (1, 2, 3)
+"""Of the runs at 200 epochs: seed 0 was seen in the pilot and selects the settings."""
+
+GRID_ARMS = {f"{cell}-{floor}": cell for floor in ("floor", "none") for cell in COUPLED}
+NEW_ARMS = ("adam-floor", "laprop-floor", "adabelief-none", "mvngrad-none")
+OLD_ARMS = tuple(arm for arm in GRID_ARMS if arm not in NEW_ARMS)
+"""Their grid is `cifar100_bs1024_scaled` of mvngrad.lab.recipes.sweeps."""
+Selected = Mapping[str, Cifar100]
+"""The best recipe of each arm's grid, by the arm's name."""
+
+
+def short_run(optimizer: str, **settings: Any) -> Cifar100:
+    """A run of the grid: batch 1024, 30 epochs, one of warm-up, seed 0."""
+    base = Cifar100(
+        optimizer=optimizer, batch_size=1024, lr=1e-3, beta1=0.9, beta2=0.99, epochs=30, warmup_epochs=1,
+        eps_s=1e-8 if has_floor(optimizer) else None,
+    )  # fmt: skip
+    return dataclasses.replace(base, **settings)
+
+
+def grid_recipe(arm: str, beta1: float, beta2: float, lr: float) -> Cifar100:
+    """One configuration of one of the eight arms."""
+    cell = GRID_ARMS[arm]
+    floor = FLOOR if arm.endswith("-floor") else NO_FLOOR
+    return short_run(cell, beta1=beta1, beta2=beta2, lr=lr, **floor[has_floor(cell)])
+
+
+def sgd_recipe(momentum: float, rate: float) -> Cifar100:
+    """SGD with momentum, as MVN-Grad under a floor of 1, which a CUDA graph can capture."""
+    return short_run("mvngrad", beta1=momentum, lr=rate, **SGD_FLOOR)
+
+
+def grid() -> dict[str, list[Cifar100]]:
+    """16 configurations of each of the nine arms."""
+    arms = {arm: [grid_recipe(arm, *betas, lr) for betas in BETAS for lr in RATES] for arm in (*NEW_ARMS, *OLD_ARMS)}
+    return {**arms, "sgd": [sgd_recipe(beta1, lr * SGD_SCALE) for beta1, _ in BETAS for lr in RATES]}
+
+
+def grid_queue() -> list[Cifar100]:
+    """The new runs of the grid: three rates of four arms, SGD, then the lowest rate.
+
+    Arms take turns at each pair of betas, so that a queue that is cut leaves all of them with as many runs. Runs that
+    differ in the rate alone are neighbours: they share a captured step.
+    """
+    *rates, lowest = RATES
+    first = [grid_recipe(arm, *betas, lr) for betas in BETAS for arm in NEW_ARMS for lr in rates]
+    last = [grid_recipe(arm, *betas, lowest) for betas in BETAS for arm in NEW_ARMS]
+    return [*first, *grid()["sgd"], *last]
+
+
+def select(accuracies: Mapping[str, float], grids: Mapping[str, list[Cifar100]]) -> dict[str, Cifar100]:
+    """The recipe of each grid with the highest test accuracy, by the recipes' keys; of equals, the first in the grid.
+
+    Raises:
+        ValueError: a run of a grid is missing. A choice among some would favour what ran first.
+    """
+    missing = [recipe.key for recipes in grids.values() for recipe in recipes if recipe.key not in accuracies]
+    if missing:
+        raise ValueError(f"{len(missing)} runs of the grid are missing, the first is {missing[0]}; run the grid first")
+    return {arm: max(recipes, key=lambda recipe: accuracies[recipe.key]) for arm, recipes in grids.items()}
+
+
+def double_rate_runs(selected: Selected) -> list[Cifar100]:
+    """One more run of each arm at twice its selected rate: the best of several arms is at the end of the grid."""
+    return [dataclasses.replace(recipe, lr=2 * recipe.lr) for recipe in selected.values()]
+
+
+def long_run(recipe: Cifar100, seed: int) -> Cifar100:
+    """A selected configuration as Table 1 runs it: 200 epochs, 5 of warm-up."""
+    return dataclasses.replace(recipe, epochs=200, warmup_epochs=5, seed=seed)
+
+
+def table_runs(selected: Selected) -> list[Cifar100]:
+    """Each arm as selected, at 200 epochs."""
+    return [long_run(recipe, seed) for recipe in selected.values() for seed in SEEDS]
+
+
+def as_published_runs() -> list[Cifar100]:
+    """One new seed of Table 1's settings at both batch sizes: for the train accuracy on mixed images."""
+    return [paper(cell, batch_size, seed=3) for batch_size in (1024, 128) for cell in COUPLED]
+
+
+def decoupled_decay_grid(selected: Selected) -> dict[str, list[Cifar100]]:
+    """AdamW and MVN-GradW without a floor: four rates and four coefficients at the betas of the coupled arm."""
+    return {
+        f"{cell}w-none": [
+            dataclasses.replace(selected[f"{cell}-none"], optimizer=f"{cell}w", lr=lr, weight_decay=coefficient)
+            for coefficient in (0.05, 0.2, 1.0, 5.0)
+            for lr in RATES
+        ]
+        for cell in ("adam", "mvngrad")
+    }
+
+
+def no_decay_runs(selected: Selected) -> list[Cifar100]:
+    """Adam and MVN-Grad without weight decay, with and without a floor: four rates at the betas of the decayed arm."""
+    return [
+        dataclasses.replace(selected[f"{cell}-{floor}"], weight_decay=0.0, lr=lr)
+        for floor in ("floor", "none")
+        for cell in ("adam", "mvngrad")
+        for lr in RATES
+    ]
+
+
+def with_floor(recipe: R, floor: float) -> R:
+    """The recipe with this floor under its divisor."""
+    if not has_floor(recipe.optimizer):
+        return dataclasses.replace(recipe, eps=floor)
+    assert recipe.beta2 is not None
+    return dataclasses.replace(recipe, eps_s=float(f"{floor**2 * (1 - recipe.beta2):.6g}"))
+
+
+DIAL: dict[float, tuple[float, ...]] = {
+    0.0: (4e-4, 1e-3, 4e-3),
+    1e-5: (4e-4, 1e-3, 4e-3),
+    1e-4: (1e-3, 4e-3, 1e-2),
+    1e-3: (4e-3, 1e-2, 2.5e-2),
+    1e-2: (4e-2, 1e-1, 2.5e-1),
+    1.0: (4.0, 10.0, 25.0),
+}
+"""Floors, and the rates tried at each, on CIFAR-100. At 1.0 all four cells are SGD, so that one of them is run."""
+LANGUAGE_DIAL: dict[float, tuple[float, ...]] = {
+    0.0: (1e-3, 3e-3, 1e-2),
+    1e-6: (1e-3, 3e-3, 1e-2),
+    1e-5: (1e-3, 3e-3, 1e-2),
+    1e-4: (3e-3, 1e-2, 3e-2),
+    1e-3: (1e-2, 3e-2, 1e-1),
+    1.0: (10.0, 30.0, 100.0),
+}
+"""The same for GPT-2 30M on the stand-in text."""
+
+
+def dial() -> list[Cifar100]:
+    """CIFAR-100 at 30 epochs, betas (0.7, 0.99), over floors and rates."""
+    return _dial(DIAL, lambda cell: grid_recipe(f"{cell}-none", 0.7, 0.99, 1e-3))
+
+
+def language_dial() -> list[WikiText103]:
+    """GPT-2 30M, 1,000 steps on the stand-in text, betas (0.95, 0.99), over floors and rates."""
+    return _dial(
+        LANGUAGE_DIAL,
+        lambda cell: dataclasses.replace(wikitext103(cell), text=STAND_IN, steps=1_000, warmup_steps=200),  # type: ignore[arg-type]
+    )
+
+
+def _dial(floors: Mapping[float, tuple[float, ...]], make: Callable[[str], R]) -> list[R]:
+    """`make` gives the recipe of a cell without a floor."""
+    runs = []
+    for floor, rates in floors.items():
+        for cell in COUPLED if floor < 1 else ("mvngrad",):
+            base = with_floor(make(cell), floor) if floor else make(cell)
+            runs += [dataclasses.replace(base, lr=lr) for lr in rates]
+    return runs
+
+
+BATCH_128_RATES = (5e-4, 1e-3, 5e-3, 1e-2)
+"""The paper's at this batch size."""
+
+
+def batch_128_grid() -> dict[str, list[Cifar100]]:
+    """The pilot's four arms at batch 128 and 30 epochs, at the betas that the paper selected there for the cell."""
+    arms = {}
+    for arm in ("adam-floor", "laprop-floor", "mvngrad-none"):
+        cell = GRID_ARMS[arm]
+        floor = FLOOR if arm.endswith("-floor") else NO_FLOOR
+        base = dataclasses.replace(paper(cell, 128), epochs=30, warmup_epochs=1, **floor[has_floor(cell)])  # type: ignore[arg-type]
+        arms[arm] = [dataclasses.replace(base, lr=lr) for lr in BATCH_128_RATES]
+    sgd = [dataclasses.replace(sgd_recipe(0.9, lr * SGD_SCALE), batch_size=128) for lr in BATCH_128_RATES]
+    return {**arms, "sgd": sgd}

@@ -1,0 +1,82 @@
+"""Power of the rules in claims.toml, from the spread over seeds in Table 1.
+
+    python -m mvngrad_lab.experiments.floor.power
+
+Needs scipy, and results/runs.jsonl. All rules test one contrast of arms with a pooled deviation: by a t-test, or by two
+one-sided ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean, variance
+
+from scipy import integrate, stats  # type: ignore[import-untyped]
+
+MARGIN = 0.3
+"""Points within which two cells are called equal."""
+
+
+def pooled_deviation(runs: Path, batch_size: int, optimizers: tuple[str, ...]) -> float:
+    """Over the seeds of these optimizers' runs in Table 1."""
+    found: dict[str, list[float]] = {}
+    for line in runs.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        recipe = run["recipe"]
+        if run["name"] == "cifar100" and (recipe["batch_size"], recipe["state_dtype"]) == (batch_size, "float32"):
+            found.setdefault(recipe["optimizer"], []).append(run["result"]["test_accuracy"])
+    return math.sqrt(fmean(variance(found[optimizer]) for optimizer in optimizers))
+
+
+def standard_error(deviation: float, per_side: int) -> float:
+    """Of a difference of two means of `per_side` runs each."""
+    return deviation * math.sqrt(2 / per_side)
+
+
+def t_test_power(above: float, error: float, df: int, alpha: float) -> float:
+    """That a one-sided t-test finds an effect which exceeds the null value by `above`."""
+    return float(stats.nct.sf(stats.t.isf(alpha, df), df, above / error))
+
+
+def equivalence_power(effect: float, error: float, df: int, alpha: float, margin: float = MARGIN) -> float:
+    """That two one-sided t-tests call an effect smaller than the margin, over the spread of the estimated deviation."""
+    quantile = stats.t.isf(alpha, df)
+
+    def given(scale: float) -> float:  # estimated over true deviation
+        room = margin - quantile * scale * error
+        if room <= 0:
+            return 0.0
+        inside = stats.norm.cdf((room - effect) / error) - stats.norm.cdf((-room - effect) / error)
+        return float(inside * stats.chi2.pdf(df * scale**2, df) * 2 * df * scale)
+
+    return float(integrate.quad(given, 0, margin / (quantile * error), limit=200)[0])
+
+
+def main() -> None:
+    runs = Path("results/runs.jsonl")
+    second, centered = ("adam", "laprop"), ("adabelief", "mvngrad")
+    every = pooled_deviation(runs, 1024, second + centered)
+    floored, plain = pooled_deviation(runs, 1024, centered), pooled_deviation(runs, 1024, second)
+    small = pooled_deviation(runs, 128, second + centered)
+    print(f"deviation over seeds, batch 1024: all {every:.3f}, floor {floored:.3f}, none {plain:.3f}; 128: {small:.3f}")
+    for n in (3, 6, 9):
+        whole, half = 7 * (n - 1), 3 * (n - 1)  # degrees of freedom: eight or four arms, seeds as blocks
+        error = standard_error(every, 4 * n)
+        powers = {
+            **{f"floor-main, true {x}": t_test_power(x - 1, error, whole, 0.01) for x in (1.3, 1.5, 1.7)},
+            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, 0.0125),
+            "variance-equal, order-equal": equivalence_power(0, error, whole, 0.05),
+            "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, 0.05),
+            "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, 0.05),
+            "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), 0.05),
+            "decay, gap 1.7 and no part of it": t_test_power(0.85, standard_error(every, 2 * n), half, 0.01),
+            "batch-128, true 1.5": t_test_power(0.5, standard_error(small, 3 * n), 6 * (n - 1), 0.01),
+            "batch-128, true 2": t_test_power(1.0, standard_error(small, 3 * n), 6 * (n - 1), 0.01),
+        }
+        print(f"{n} seeds:", "; ".join(f"{name}: {value:.2f}" for name, value in powers.items()))
+
+
+if __name__ == "__main__":
+    main()

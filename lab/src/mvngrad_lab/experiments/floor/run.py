@@ -1,0 +1,168 @@
+"""Train a queue of this experiment, each run once, and stop before a deadline.
+
+    python -m mvngrad_lab.experiments.floor.run grid --runs runs --device cuda --stop-after 540
+
+Runs that the store or results/ has are skipped, so the same command continues a queue that was cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mvngrad.lab import checkpoint, store
+from mvngrad.lab.events import Event
+from mvngrad.lab.metrics import rows
+from mvngrad.lab.recipes.training import Training
+from mvngrad.lab.train import train
+from mvngrad_lab.experiments.floor import arms
+
+FINISHED = "finished.jsonl"
+"""In the store: one line for each run as it ends, with its curve and the time. All that is worth keeping of a run."""
+GRID_FILE = "floor-cifar100-grid.json"
+OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
+
+
+def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[Training]:
+    """The runs of a queue in their order; most depend on the results of a grid, which must be complete."""
+    if name in FIXED:
+        return FIXED[name]()
+    if name == "batch-128-grid":
+        return _flat(arms.batch_128_grid())
+    if name == "batch-128":
+        return arms.table_runs(arms.select(accuracies, arms.batch_128_grid()))
+    selected = arms.select(accuracies, arms.grid())
+    if name == "double-rate":
+        return arms.double_rate_runs(selected)
+    for arm, recipe in zip(selected, arms.double_rate_runs(selected), strict=True):
+        if recipe.key not in accuracies:
+            raise ValueError(f"{arm} has no run at twice its rate; run the queue double-rate first")
+        if accuracies[recipe.key] > accuracies[selected[arm].key]:
+            selected[arm] = recipe
+    if name == "table":
+        return arms.table_runs(selected)
+    if name == "no-decay":
+        return arms.no_decay_runs(selected)
+    grid = arms.decoupled_decay_grid(selected)
+    return _flat(grid) if name == "decoupled-grid" else arms.table_runs(arms.select(accuracies, grid))
+
+
+def _flat(grid: Mapping[str, list[Any]]) -> list[Any]:
+    return [recipe for recipes in grid.values() for recipe in recipes]
+
+
+FIXED: dict[str, Callable[[], Sequence[Training]]] = {
+    "grid": arms.grid_queue,
+    "dial": arms.dial,
+    "language-dial": arms.language_dial,
+    "as-published": arms.as_published_runs,
+}
+QUEUES = (*FIXED, "double-rate", "table", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid", "batch-128")
+
+
+def read_accuracies(*roots: Path) -> dict[str, float]:
+    """Test accuracy by key, of all finished runs in stores and in exported grids; a diverged run has 0."""
+    found = {run.key: run.result.get("test_accuracy", 0.0) for run in store.runs(*roots)}
+    for path in [root / name for root in roots for name in (GRID_FILE, OLD_GRID_FILE)]:
+        if path.exists():
+            rows_of_grid = json.loads(path.read_text(encoding="utf-8"))["runs"]
+            found |= {row["key"]: row["metrics"].get("test_accuracy", 0.0) for row in rows_of_grid}
+    return found
+
+
+def train_queue(
+    queue: Sequence[Training],
+    root: Path,
+    *,
+    finished: Mapping[str, Any],
+    stop_after: float,
+    run_seconds: float,
+    on_event: Callable[[Event], Any] = lambda event: None,
+    **options: Any,
+) -> int:
+    """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds; how many are left.
+
+    `options` are those of `train`.
+    """
+    deadline = time.monotonic() + stop_after
+    waiting = [recipe for recipe in queue if recipe.key not in finished and store.Slot(recipe, root).run is None]
+    while waiting and time.monotonic() + run_seconds <= deadline:
+        recipe = waiting.pop(0)
+        run = train(recipe, root=root, on_event=on_event, **options)
+        folder = root / recipe.key
+        curve = [
+            {name: value for name, value in row.items() if not isinstance(value, list)}  # no number of every step
+            for row in rows(folder / "metrics.jsonl")
+        ]
+        with (root / FINISHED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**vars(run), "ended": store.now(), "curve": curve}) + "\n")
+        shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+        print(store.now(), len(waiting), "left", recipe.key, _summary(run), flush=True)
+    return len(waiting)
+
+
+def _summary(run: store.Run) -> str:
+    names = ("optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "seed")
+    settings = [f"{name}={run.recipe[name]}" for name in names if run.recipe[name] is not None]
+    return " ".join(
+        [*settings, run.result["status"], f"{run.result.get('test_accuracy')}, {run.result['seconds']:.1f} s"]
+    )
+
+
+def export_grid(finished: Path, path: Path) -> int:
+    """Add the grid's runs among the lines of `finished` to a JSON file, in the queue's order; how many it has."""
+    lines = [json.loads(line) for line in finished.read_text(encoding="utf-8").splitlines()]
+    before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    kept = {row["key"]: row for row in before}
+    order = [recipe.key for recipe in arms.grid_queue()]
+    names = {recipe.key: arm for arm, recipes in arms.grid().items() for recipe in recipes}
+    for line in lines:
+        if line["key"] in names:
+            kept[line["key"]] = {
+                "key": line["key"],
+                "arm": names[line["key"]],
+                "status": line["result"]["status"],
+                "settings": line["recipe"],
+                "metrics": {name: value for name, value in line["result"].items() if name != "status"},
+                "curve": line["curve"],
+                "ended": line["ended"],
+                **line["environment"],
+            }
+    ordered = [kept[key] for key in order if key in kept]
+    whole = {
+        "experiment": "floor", "grid": "cifar100, batch 1024, 30 epochs, seed 0", "metric": "test_accuracy",
+        "made": store.now(), "left": len(order) - len(ordered), "runs": ordered,
+    }  # fmt: skip
+    store.write(path, json.dumps(whole, indent=1) + "\n")
+    return len(ordered)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("queue", choices=QUEUES)
+    parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
+    parser.add_argument("--results", type=Path, default=store.KEPT, help="results of earlier runs")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
+    parser.add_argument("--export", type=Path, help="only write the grid's finished runs to this JSON file")
+    given = parser.parse_args()
+    if given.export:
+        print(export_grid(given.runs / FINISHED, given.export), "runs in", given.export)
+        return
+    accuracies = read_accuracies(given.runs, given.results)
+    left = train_queue(
+        make_queue(given.queue, accuracies), given.runs, finished=accuracies, stop_after=given.stop_after,
+        run_seconds=given.run_seconds, data=given.data, device=given.device, compile=given.device != "cpu",
+    )  # fmt: skip
+    print(left, "runs of", given.queue, "are left", flush=True)
+
+
+if __name__ == "__main__":
+    main()

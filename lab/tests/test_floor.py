@@ -1,0 +1,197 @@
+"""The arms of the floor experiment, and the queue that trains them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from mvngrad_lab.experiments.floor import arms, run
+from torch import nn
+
+from mvngrad import MVNGrad
+from mvngrad.lab import step
+from mvngrad.lab.recipes.sweeps import cifar100_bs1024_scaled
+from mvngrad.lab.tasks import cifar100
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def accuracies_of(grids, best):
+    """Made-up results: 70 for each recipe, 75 for the one at index `best`."""
+    return {recipe.key: 75.0 if at == best else 70.0 for recipes in grids.values() for at, recipe in enumerate(recipes)}
+
+
+# Arms
+
+
+def test_each_arm_has_16_configurations():
+    grid = arms.grid()
+    assert {arm: len(recipes) for arm, recipes in grid.items()} == dict.fromkeys(grid, 16)
+    assert len(grid) == 9
+    assert len({recipe.key for recipes in grid.values() for recipe in recipes}) == 9 * 16
+
+
+def test_old_arms_are_the_finished_sweep():
+    """By key: what results/ has is not trained again, and the arms differ from it in the floor alone."""
+    swept = {recipe.key for recipe in cifar100_bs1024_scaled().stages[0]}
+    assert {recipe.key for arm in arms.OLD_ARMS for recipe in arms.grid()[arm]} == swept
+    finished = {row["key"] for row in json.loads((RESULTS / run.OLD_GRID_FILE).read_text())["runs"]}
+    assert swept == finished
+    assert not {recipe.key for recipe in arms.grid_queue()} & finished
+    for cell, arm in (("adam", "adam-floor"), ("mvngrad", "mvngrad-none")):
+        (other,) = [old for old in arms.OLD_ARMS if old.startswith(cell)]
+        for new, old in zip(arms.grid()[arm], arms.grid()[other], strict=True):
+            assert dataclasses.replace(new, eps=old.eps, eps_s=old.eps_s) == old
+
+
+def test_queue_is_the_new_part_of_the_grid():
+    queue = [recipe.key for recipe in arms.grid_queue()]
+    new = [recipe.key for arm in (*arms.NEW_ARMS, "sgd") for recipe in arms.grid()[arm]]
+    assert len(queue) == 80
+    assert sorted(queue) == sorted(new)
+    assert {(r.optimizer, r.beta1) for r in arms.grid_queue()[:12]} == {(cell, 0.7) for cell in arms.COUPLED}
+
+
+def test_floors_are_what_their_names_say():
+    for arm, recipes in arms.grid().items():
+        for recipe in recipes:
+            floor = recipe.eps if recipe.eps_s is None else (recipe.eps_s / (1 - recipe.beta2)) ** 0.5
+            if arm == "sgd":
+                assert floor == pytest.approx(1)
+            elif arm.endswith("-floor"):
+                assert 0.99e-3 < floor < 3.2e-3
+            else:
+                assert floor < 4e-7
+
+
+def test_sgd_arm_is_torchs_sgd_with_dampening():
+    """To 1e-3 of the distance moved, with the first rates multiplied by the bias correction 1 / (1 - beta1^t)."""
+    recipe = arms.sgd_recipe(0.9, 4.0)
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.ones(50)) for _ in range(2))
+    decay = {"weight_decay": recipe.weight_decay}
+    optimizer = MVNGrad(
+        [ours], lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, eps_s=recipe.eps_s, **decay
+    )
+    sgd = torch.optim.SGD([theirs], momentum=0.9, dampening=0.9, **decay)
+    sgd.state[theirs]["momentum_buffer"] = torch.zeros(50)
+    for at in range(1, 201):
+        ours.grad = 1e-2 * torch.randn(50)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        sgd.param_groups[0]["lr"] = recipe.lr / (1 - 0.9**at)
+        sgd.step()
+    moved = (theirs - 1).abs().max()
+    assert moved > 0.1
+    assert (ours - theirs).abs().max() < 1e-3 * moved
+
+
+def test_selection_needs_the_whole_grid_and_takes_the_best():
+    grid = arms.grid()
+    accuracies = accuracies_of(grid, best=6)
+    selected = arms.select(accuracies, grid)
+    assert selected == {arm: recipes[6] for arm, recipes in grid.items()}
+    del accuracies[grid["sgd"][3].key]
+    with pytest.raises(ValueError, match="1 runs of the grid are missing"):
+        arms.select(accuracies, grid)
+
+
+def test_later_queues_follow_from_the_selection():
+    grid = arms.grid()
+    accuracies = accuracies_of(grid, best=6)  # betas (0.8, 0.999), rate 1e-2
+    double = run.make_queue("double-rate", accuracies)
+    assert {recipe.lr for recipe in double} == {2e-2, 20.0}
+    with pytest.raises(ValueError, match="run the queue double-rate first"):
+        run.make_queue("table", accuracies)
+    accuracies |= {recipe.key: 60.0 for recipe in double}
+    table = run.make_queue("table", accuracies)
+    assert len(table) == 27
+    assert {(r.epochs, r.warmup_epochs, r.seed) for r in table} == {(200, 5, seed) for seed in (1, 2, 3)}
+    assert {recipe.lr for recipe in table} == {1e-2, 10.0}
+    better = accuracies | {double[0].key: 80.0}
+    assert 2e-2 in {recipe.lr for recipe in run.make_queue("table", better)}
+    decoupled = run.make_queue("decoupled-grid", accuracies)
+    assert {recipe.optimizer for recipe in decoupled} == {"adamw", "mvngradw"}
+    assert len(decoupled) == 2 * 16
+    accuracies |= {recipe.key: 70.0 for recipe in decoupled}
+    assert len(run.make_queue("decoupled", accuracies)) == 2 * 3
+    assert {recipe.weight_decay for recipe in run.make_queue("no-decay", accuracies)} == {0.0}
+    small = arms.batch_128_grid()
+    assert [len(recipes) for recipes in small.values()] == [4] * 4
+    assert len(run.make_queue("batch-128", accuracies_of(small, 1))) == 12
+
+
+def test_dial_shares_runs_with_the_grid():
+    grid = {recipe.key for recipes in arms.grid().values() for recipe in recipes}
+    assert len(arms.dial()) == 5 * 4 * 3 + 3
+    assert len([recipe for recipe in arms.dial() if recipe.key in grid]) == 4 * 2 + 4 * 2 + 2
+    kept = {json.loads(line)["key"] for line in (RESULTS / "runs.jsonl").read_text().splitlines()}
+    assert len([recipe for recipe in arms.language_dial() if recipe.key in kept]) == 4 * 3
+
+
+# The queue
+
+
+@pytest.fixture
+def small_queue(monkeypatch):
+    """Three recipes of the queue's kinds, on 40 random images and a small network."""
+
+    def load(folder):
+        images = torch.randint(0, 255, (50, 3, 32, 32), dtype=torch.uint8)
+        labels = torch.arange(50) % 4
+        return cifar100.data.Cifar100(images[:40], labels[:40], images[40:], labels[40:], source="random")
+
+    def network(classes):
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+    monkeypatch.setattr(cifar100.data, "load", load)
+    monkeypatch.setattr(cifar100, "resnet18", network)
+    cifar100._loaded.cache_clear()
+    small = {"batch_size": 20, "epochs": 2, "eval_every": 1, "precision": "float32"}
+    yield [dataclasses.replace(recipe, **small) for recipe in arms.grid_queue()[:3]]
+    cifar100._loaded.cache_clear()
+    step.forget()
+
+
+def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):
+    options = {"finished": {}, "device": "cpu"}
+    assert run.train_queue(small_queue, tmp_path, stop_after=5, run_seconds=6, **options) == 3
+    assert not (tmp_path / run.FINISHED).exists()
+    assert run.train_queue(small_queue[:1], tmp_path, stop_after=600, run_seconds=1, **options) == 0
+    assert run.train_queue(small_queue, tmp_path, stop_after=600, run_seconds=1, **options) == 0
+    lines = [json.loads(line) for line in (tmp_path / run.FINISHED).read_text().splitlines()]
+    assert [line["key"] for line in lines] == [recipe.key for recipe in small_queue], "each once"
+    for line in lines:
+        assert [row["epoch"] for row in line["curve"]] == [1, 2]
+        assert all(
+            {"test_accuracy", "test_loss", "loss", "train_accuracy_mixed"} <= row.keys() for row in line["curve"]
+        )
+        assert line["ended"].endswith("+00:00")
+        assert line["result"]["train_accuracy_mixed"] == line["curve"][-1]["train_accuracy_mixed"]
+        assert not (tmp_path / line["key"] / "checkpoints").exists()
+
+
+def test_finished_runs_are_not_trained_again(tmp_path, small_queue):
+    finished = {recipe.key: 70.0 for recipe in small_queue}
+    assert run.train_queue(small_queue, tmp_path, finished=finished, stop_after=600, run_seconds=1, device="cpu") == 0
+    assert not (tmp_path / run.FINISHED).exists()
+
+
+def test_export_adds_to_what_is_there_in_the_queues_order(tmp_path):
+    def line(recipe, accuracy):
+        result = {"status": "finished", "test_accuracy": accuracy}
+        notes = {"environment": {"commit": "abc"}, "curve": [], "ended": "2026-01-01T00:00:00+00:00"}
+        return json.dumps(
+            {"key": recipe.key, "name": recipe.name, "recipe": recipe.settings, "result": result, **notes}
+        )
+
+    queue, finished, path = arms.grid_queue(), tmp_path / run.FINISHED, tmp_path / run.GRID_FILE
+    finished.write_text(line(queue[5], 71.0) + "\n")
+    assert run.export_grid(finished, path) == 1
+    finished.write_text(line(queue[2], 72.0) + "\n")
+    assert run.export_grid(finished, path) == 2
+    whole = json.loads(path.read_text())
+    assert [row["key"] for row in whole["runs"]] == [queue[2].key, queue[5].key]
+    assert (whole["left"], whole["runs"][0]["arm"], whole["runs"][0]["commit"]) == (78, "adam-floor", "abc")
+    assert run.read_accuracies(tmp_path) == {queue[2].key: 72.0, queue[5].key: 71.0}
