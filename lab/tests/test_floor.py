@@ -195,3 +195,14 @@ def test_export_adds_to_what_is_there_in_the_queues_order(tmp_path):
     assert [row["key"] for row in whole["runs"]] == [queue[2].key, queue[5].key]
     assert (whole["left"], whole["runs"][0]["arm"], whole["runs"][0]["commit"]) == (78, "adam-floor", "abc")
     assert run.read_accuracies(tmp_path) == {queue[2].key: 72.0, queue[5].key: 71.0}
+
+
+def test_kept_runs_of_the_grid_are_of_its_recipes():
+    recipes = {recipe.key: (arm, recipe) for arm, each in arms.grid().items() for recipe in each}
+    whole = json.loads((RESULTS / run.GRID_FILE).read_text())
+    assert len(whole["runs"]) + whole["left"] == len(arms.grid_queue())
+    for row in whole["runs"]:
+        arm, recipe = recipes[row["key"]]
+        assert (row["arm"], row["settings"]) == (arm, recipe.settings)
+        assert row["metrics"]["test_accuracy"] == row["curve"][-1]["test_accuracy"]
+        assert len(row["losses"]) == recipe.epochs

@@ -129,16 +129,22 @@ def export_grid(finished: Path, path: Path) -> int:
                 "status": line["result"]["status"],
                 "settings": line["recipe"],
                 "metrics": {name: value for name, value in line["result"].items() if name != "status"},
-                "curve": line["curve"],
+                "curve": [row for row in line["curve"] if "test_accuracy" in row],
+                "losses": [row["loss"] and round(row["loss"], 4) for row in line["curve"]],
                 "ended": line["ended"],
                 **line["environment"],
             }
     ordered = [kept[key] for key in order if key in kept]
     whole = {
-        "experiment": "floor", "grid": "cifar100, batch 1024, 30 epochs, seed 0", "metric": "test_accuracy",
-        "made": store.now(), "left": len(order) - len(ordered), "runs": ordered,
-    }  # fmt: skip
-    store.write(path, json.dumps(whole, indent=1) + "\n")
+        "experiment": "floor",
+        "grid": "cifar100, batch 1024, 30 epochs, seed 0",
+        "metric": "test_accuracy",
+        "made": store.now(),
+        "left": len(order) - len(ordered),
+    }
+    head = json.dumps(whole, indent=1).removesuffix("\n}")
+    body = ",\n".join(json.dumps(row) for row in ordered)  # one line for each run
+    store.write(path, f'{head},\n "runs": [\n{body}\n]\n}}\n')
     return len(ordered)
 
 
