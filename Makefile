@@ -29,8 +29,8 @@ clean:
 	rm -rf $(VENV) build dist docs/_build
 
 # torch first and by its exact version: a range would fetch the newest build with gigabytes of CUDA.
-$(READY): pyproject.toml
+$(READY): pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable './lab[postgres,slurm,zoo]'
 	touch $@

@@ -28,14 +28,14 @@ from benchmarks.rounds import Arm, reserved, side_by_side
 from benchmarks.targets import verdict
 from benchmarks.timing import wait
 from benchmarks.train import Captured
-from mvngrad.lab.data import tokens
-from mvngrad.lab.models.gpt2 import VOCABULARY
-from mvngrad.lab.recipes.language import STAND_IN, Language, openwebtext, wikitext103
-from mvngrad.lab.recipes.training import DECOUPLED
-from mvngrad.lab.step import Bench
-from mvngrad.lab.task import Plan, Task, initial, of
-from mvngrad.lab.tasks.language import SHAPES, LanguageTask
-from mvngrad.lab.train import kernels
+from mvngrad_lab.tasks.language.data import tokens
+from mvngrad_lab.tasks.language.model import VOCABULARY
+from mvngrad_lab.tasks.language.recipe import STAND_IN, Language, openwebtext, wikitext103
+from mvngrad_lab.tasks.language.task import SHAPES, LanguageTask
+from mvngrad_lab.training.step import Bench
+from mvngrad_lab.training.task import Plan, Task, initial, of
+from mvngrad_lab.training.train import kernels
+from mvngrad_lab.training_recipe import DECOUPLED
 
 RECIPES = {  # epochs so short that every round has a whole one
     "30M": replace(wikitext103("mvngrad"), epoch_steps=50),
@@ -52,13 +52,14 @@ RATIO = 1.00
 FOR_OVERHEAD = 60.0
 """Seconds that throughput leaves to the part after it, which compiles a kernel for each optimizer and state."""
 INTRODUCTION = """\
-Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad.lab.train` with MVN-Grad: on a GPU compiled,
-and a whole step, micro-batches, clipping and all, in one CUDA graph. *Plain* is the loop most people write: the same
-network and loss, bfloat16 autocast, clip_grad_norm_ and torch's fused AdamW, step by step in Python; *compiled*, with
-torch.compile, whose code is the very same as in ours. Tokens a second are medians over rounds, with the slowest and
-fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole run of the recipe
-at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or step; what is compiled
-for ours the plain loop finds ready. *Memory* is the most that an arm made torch reserve on the device."""
+Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad_lab.training.train` with MVN-Grad: on a
+GPU compiled, and a whole step, micro-batches, clipping and all, in one CUDA graph. *Plain* is the loop most people
+write: the same network and loss, bfloat16 autocast, clip_grad_norm_ and torch's fused AdamW, step by step in Python;
+*compiled*, with torch.compile, whose code is the very same as in ours. Tokens a second are medians over rounds, with
+the slowest and fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole
+run of the recipe at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or
+step; what is compiled for ours the plain loop finds ready. *Memory* is the most that an arm made torch reserve on the
+device."""
 
 
 class RandomText(LanguageTask):

@@ -15,9 +15,9 @@ from torch import nn
 
 from benchmarks.timing import wait
 from benchmarks.traffic import state_bytes
-from mvngrad.lab.recipes.language import Language, openwebtext
-from mvngrad.lab.recipes.training import DECOUPLED, StateDtype
-from mvngrad.lab.step import Bench, Stepper
+from mvngrad_lab.tasks.language.recipe import Language, openwebtext
+from mvngrad_lab.training.step import Bench, Stepper
+from mvngrad_lab.training_recipe import DECOUPLED, StateDtype
 
 TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"
 PAPER = {"adamw": 46.2, "mvngradw": 46.8, "lapropw": 47.4, "adabeliefw": 48.2}

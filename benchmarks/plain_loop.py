@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.timing import wait
-from mvngrad.lab.augment.batch import DEVIATION, MEAN
-from mvngrad.lab.recipes.cifar100 import Cifar100
-from mvngrad.lab.tasks.cifar100 import CLASSES, Cifar100Task
+from mvngrad_lab.tasks.cifar100.augment.batch import DEVIATION, MEAN
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100
+from mvngrad_lab.tasks.cifar100.task import CLASSES, Cifar100Task
 
 AHEAD = 2
 """Batches that each worker prepares in advance, which is the loader's default."""

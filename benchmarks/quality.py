@@ -33,9 +33,8 @@ from benchmarks.environment import RESULTS, environment
 from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_margin, against_noise, spread, worst
 from benchmarks.report import lines, write
 from mvngrad import rule
-from mvngrad.lab.data import mnist
-from mvngrad.lab.models import mlp
-from mvngrad.lab.pool import cores, results
+from mvngrad_lab.pool import cores, results
+from mvngrad_lab.tasks.mnist import data as mnist, model as mlp
 
 FIRST_SEED = 100
 """Settings were tried on seeds 0 to 5, which are not used again."""
@@ -317,7 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=10, help="runs of each arm of MVN-Grad, at least 3 (default 10)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--workers", type=int, help="processes, of one thread each (default: the cores; 1 on cuda)")
-    parser.add_argument("--data", type=Path, help="folder with MNIST's files (default: see mvngrad.lab.data.mnist)")
+    parser.add_argument(
+        "--data", type=Path, help="folder with MNIST's files (default: see mvngrad_lab.tasks.mnist.data)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--store", type=Path, default=Path("runs/quality-mnist.jsonl"), help="file of finished runs")
     args = parser.parse_args(arguments)

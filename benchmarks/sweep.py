@@ -28,14 +28,14 @@ from typing import Any, ClassVar
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.report import lines, write
-from mvngrad.lab.pool import cores
-from mvngrad.lab.recipe import Recipe
-from mvngrad.lab.recipes.sweeps import Sweep
-from mvngrad.lab.store import Run
-from mvngrad.lab.sweep import plan
-from mvngrad.lab.sweep.address import address
-from mvngrad.lab.sweep.queue import Queue
-from mvngrad.lab.sweep.worker import work
+from mvngrad_lab.experiments.sweeps.plans import Sweep
+from mvngrad_lab.pool import cores
+from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store import Run
+from mvngrad_lab.sweep import plan
+from mvngrad_lab.sweep.address import address
+from mvngrad_lab.sweep.queue import Queue
+from mvngrad_lab.sweep.worker import work
 
 COUNT = "MVNGRAD_NULL_RUNS"
 """The variable that says how many configurations `null` has, in all processes."""

@@ -26,10 +26,10 @@ from benchmarks.plain_loop import PlainLoop
 from benchmarks.report import lines, write
 from benchmarks.rounds import side_by_side
 from benchmarks.targets import verdict
-from mvngrad.lab.recipes.cifar100 import Cifar100, paper
-from mvngrad.lab.step import Bench, Stepper
-from mvngrad.lab.task import Task, of
-from mvngrad.lab.train import kernels
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+from mvngrad_lab.training.step import Bench, Stepper
+from mvngrad_lab.training.task import Task, of
+from mvngrad_lab.training.train import kernels
 
 ARMS = ("captured", "captured, compiled", "captured, deterministic", "plain")
 TARGETS = {  # of one H200: the row's name, its figure, and whether that may be at most or must be at least so much
@@ -40,19 +40,18 @@ TARGETS = {  # of one H200: the row's name, its figure, and whether that may be 
     ],
 }
 INTRODUCTION = """\
-Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad.lab.train`: images on the device, and
-augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with torch.compile for the
-augmentation and the model; *deterministic*, with such kernels alone as give the same bits every time, which are not
-compiled. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a DataLoader's worker
-processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second are medians over
-rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of the recipe at
-that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is what comes
-once: compilation and capture. *Memory* is the most that an arm made torch reserve on the
-device."""
+Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad_lab.training.train`: images on the
+device, and augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with
+torch.compile for the augmentation and the model; *deterministic*, with such kernels alone as give the same bits every
+time, which are not compiled. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a
+DataLoader's worker processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second
+are medians over rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run
+of the recipe at that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up*
+is what comes once: compilation and capture. *Memory* is the most that an arm made torch reserve on the device."""
 
 
 class Captured:
-    """Epochs as `mvngrad.lab.train` runs them."""
+    """Epochs as `mvngrad_lab.training.train` runs them."""
 
     def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
         self.recipe, self.task, self.epoch = recipe, task, 0

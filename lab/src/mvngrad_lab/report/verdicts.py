@@ -1,0 +1,93 @@
+"""From stored results to verdicts, by the rules of claims.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mvngrad_lab.report.claims import Claim, load
+from mvngrad_lab.report.exports import PREFIX, SAMPLE
+from mvngrad_lab.store import Run
+
+REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
+    "reproduced",
+    "reproduced with a caveat",
+    "not reproduced",
+    "undecided",
+    "not run",
+)
+
+
+COMPARED = "A comparison, not a verdict: another GPU and another loop."
+"""The note on a claim of which nothing is to be reproduced."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: str
+    """One of STATUSES."""
+    measured: str
+    note: str = ""
+    """The caveat, what limits another verdict, or why it was not run."""
+
+
+Judge = Callable[[dict[str, Any]], Verdict]
+JUDGES: dict[str, Judge] = {}
+"""Claim -> what applies its rule to the result of its target."""
+
+
+def judges(claim: str) -> Callable[[Judge], Judge]:
+    def keep(judge: Judge) -> Judge:
+        JUDGES[claim] = judge
+        return judge
+
+    return keep
+
+
+def decided(holds: bool, measured: str, caveat: str = "") -> Verdict:
+    """`caveat` is what limits a claim that holds, if anything does."""
+    status = (CAVEAT if caveat else REPRODUCED) if holds else NOT_REPRODUCED
+    return Verdict(status, measured, caveat if holds else "")
+
+
+def transferred(holds: bool, fails: bool, measured: str, note: str) -> Verdict:
+    """What holds elsewhere than in the paper holds with a caveat; what shows neither way is undecided."""
+    return Verdict(CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED, measured, note)
+
+
+def at_small_sizes(verdict: Verdict) -> Verdict:
+    """Few seeds and short runs can show that a claim holds; that it does not, they leave open."""
+    if verdict.status == NOT_REPRODUCED:
+        return Verdict(NOT_RUN, verdict.measured, "Undecided at small sizes (--quick): run it in full.")
+    return Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
+
+
+def latest(runs: Iterable[Run]) -> dict[str, Run]:
+    """The run behind each target: full before quick, then one of all data, then what lacks least, then the newest."""
+
+    def rank(run: Run) -> tuple[bool, bool, int, str]:
+        sample = any(str(run.recipe.get(name, "")).endswith(SAMPLE) for name in ("data", "sweep"))
+        left = run.result["left"] if run.name.startswith(PREFIX) else 0
+        return not run.environment.get("quick", False), not sample, -left, run.environment.get("made", "")
+
+    return {run.name: run for run in sorted(runs, key=rank)}
+
+
+def judge(runs: Iterable[Run]) -> list[tuple[Claim, Verdict]]:
+    """Each claim with its verdict, in the order of the file."""
+    import mvngrad_lab.report.judges  # noqa: F401 (each registers its own)
+
+    found = latest(runs)
+    verdicts = []
+    for claim in load():
+        run = found.get(claim.target)
+        if run is None or claim.id not in JUDGES:
+            why = f"It needs {claim.needs}." if claim.needs else f"`mvngrad reproduce {claim.target}` decides it."
+            verdicts.append((claim, Verdict(NOT_RUN, "", why)))
+        else:
+            verdict = JUDGES[claim.id](run.result)
+            if run.environment.get("quick"):
+                verdict = at_small_sizes(verdict)
+            verdicts.append((claim, verdict))
+    return verdicts

@@ -1,0 +1,114 @@
+"""ResNet-18 on CIFAR-100: images stay on the device as bytes and are augmented there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mvngrad_lab.tasks.cifar100 import augment, data as data
+from mvngrad_lab.tasks.cifar100.model import resnet18
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100
+from mvngrad_lab.training.task import Plan, Row, Task, drawing
+
+CLASSES = 100
+EVALUATED_AT_ONCE = 1000
+SHUFFLE = 100
+"""Seed of the order of which `train_limit` takes the first images: the same for every run."""
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path | None, device: torch.device) -> data.Cifar100:
+    """The images on the device, once for all tasks of a process."""
+    found = data.load(folder)
+    moved: dict[str, Any] = {name: value.to(device) for name, value in vars(found).items() if isinstance(value, Tensor)}
+    return dataclasses.replace(found, **moved)
+
+
+class Cifar100Task(Task):
+    """Crop, flip, RandAugment, MixUp and the smoothed cross-entropy of the mixed labels."""
+
+    def __init__(self, recipe: Cifar100, folder: Path | None, device: torch.device) -> None:
+        images = _loaded(folder, device)
+        self.device, self.source = device, images.source
+        self.train_images, self.train_labels = images.train_images, images.train_labels
+        self.test_images, self.test_labels = images.test_images, images.test_labels
+        if recipe.train_limit is not None:
+            order = torch.randperm(len(self.train_labels), generator=torch.Generator().manual_seed(SHUFFLE))
+            chosen = order[: recipe.train_limit].to(device)
+            self.train_images, self.train_labels = self.train_images[chosen], self.train_labels[chosen]
+        count, size = len(self.train_labels), recipe.batch_size
+        self.rest = 0 if recipe.drop_last else count % size
+        self.steps_per_epoch = count // size + (self.rest > 0)
+        if not self.steps_per_epoch:
+            raise ValueError(
+                f"batch_size={size} is more than the {count} training images, and drop_last=True leaves no batch; "
+                "make it smaller"
+            )
+        self.label_smoothing = recipe.label_smoothing
+        self.crop, self.flip = recipe.crop, recipe.flip
+        self.operations, self.magnitude = recipe.randaugment_operations, recipe.randaugment_magnitude
+
+    def build(self) -> nn.Module:
+        return resnet18(CLASSES)
+
+    def plan(self, recipe: Cifar100, epoch: int) -> Plan:
+        """The order of the images, the numbers that augment each of them, and the share lam of MixUp for each step."""
+        draw, generator = drawing(recipe.seed, epoch)
+        steps, size, count = self.steps_per_epoch, recipe.batch_size, len(self.train_labels)
+        order = torch.zeros(steps * size, dtype=torch.int64)
+        taken = min(steps * size, count)
+        order[:taken] = torch.randperm(count, generator=generator)[:taken]
+        lam = [draw.betavariate(recipe.mixup, recipe.mixup) if recipe.mixup else 1.0 for _ in range(steps)]
+        return {
+            "order": order.view(steps, size),
+            "uniforms": torch.rand(steps, size, augment.UNIFORMS, generator=generator),
+            "lam": torch.tensor(lam),
+        }
+
+    def batch(self, row: Row) -> tuple[Tensor, ...]:
+        images = augment.augment(
+            self.train_images[row["order"]],
+            row["uniforms"],
+            crop=self.crop,
+            flip=self.flip,
+            operations=self.operations,
+            magnitude=self.magnitude,
+        )
+        images, targets = augment.mixup(_input(images), self.train_labels[row["order"]], row["lam"], CLASSES)
+        return images, targets
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        images, targets = batch
+        return cross_entropy(model(images), targets, label_smoothing=self.label_smoothing)
+
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
+        """Accuracy in percent and loss of the test images and, at the end, of the training images as they are."""
+        sets = {"test": (self.test_images, self.test_labels)}
+        if final:
+            sets["train"] = (self.train_images, self.train_labels)
+        found = {}
+        for name, (images, labels) in sets.items():
+            right = torch.zeros((), dtype=torch.int64, device=self.device)
+            loss = torch.zeros((), dtype=torch.float64, device=self.device)
+            for first in range(0, len(labels), EVALUATED_AT_ONCE):
+                part = slice(first, first + EVALUATED_AT_ONCE)
+                scores, true = model(_input(images[part])).float(), labels[part]
+                right += (scores.argmax(1) == true).sum()
+                loss += cross_entropy(scores, true, reduction="sum")
+            found[f"{name}_accuracy"] = 100 * right.item() / len(labels)
+            found[f"{name}_loss"] = loss.item() / len(labels)
+        return found
+
+
+task = Cifar100Task
+
+
+def _input(images: Tensor) -> Tensor:
+    return augment.normalize(images).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,237 @@
+"""One training step, from the plan to the new weights: as it stands on a CPU, one CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mvngrad_lab.training import checkpoint, parallel
+from mvngrad_lab.training.task import Factory, Plan, Row, Task, initial, optimizer
+from mvngrad_lab.training_recipe import Training
+
+WARM_UP = 3
+"""Steps that are taken and undone before the first: libraries choose their kernels in them, compilers compile."""
+
+
+class Bench:
+    """A task's model on its device and the functions of its step, compiled or not: what optimizers may share."""
+
+    def __init__(
+        self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
+    ) -> None:
+        if mode is not None and not task.spreads:
+            raise ValueError(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
+        self.task, self.mode = task, mode
+        self.model: nn.Module = initial(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.spread = parallel.spread(self.model, mode, bfloat16, compiled)
+        self.batch: Callable[..., Any] = task.batch
+        self.loss: Callable[..., Any] = task.loss
+        if compiled and mode is None:
+            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (task.batch, task.loss))
+
+
+class Stepper:
+    """A model, its optimizer and the plan of an epoch at fixed addresses; `step` reads and changes only these.
+
+    The step number lies on the device beside them, so that the captured step has no input. Everything that a step
+    changes is in `state`: a checkpoint saves that, a resumed run loads it, and the steps that warm up a capture are
+    undone by it.
+    """
+
+    def __init__(self, recipe: Training, bench: Bench, captured: bool) -> None:
+        task, device = bench.task, bench.task.device
+        self.bench, self.task, self.model = bench, task, bench.model
+        self.captured = captured and not recipe.foreign
+        self.autocast = recipe.precision == "bf16" and bench.mode != "fsdp"
+        self.micro_batch_size, self.guarded = recipe.micro_batch_size, recipe.guarded
+        self.clip = math.inf if recipe.clip is None else recipe.clip
+        self.lr = torch.zeros((), device=device)
+        self.peak = recipe.lr
+        self._new_optimizer = partial(optimizer, recipe, self.model, self.lr)
+        self.optimizer: Any = self._new_optimizer()
+        self.foreign = recipe.foreign
+        """Somebody else's optimizer is made anew for a run; of its state nothing is known but its `state_dict`."""
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(task.steps_per_epoch, device=device)
+        self.norms = torch.zeros(task.steps_per_epoch, device=device)
+        self.numbers = torch.arange(task.steps_per_epoch, device=device)
+        self.plan: Plan = {}
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.rehearsed = False
+        self.state: dict[str, Tensor] = {
+            **{f"{checkpoint.MODEL}{name}": value for name, value in self.model.state_dict().items()},
+            **{
+                f"optimizer.{index}.{name}": value
+                for index, kept in enumerate(self.optimizer.state.values() if not self.foreign else ())
+                for name, value in kept.items()
+            },
+            "at": self.at,
+            "losses": self.losses,
+            **({"norms": self.norms} if self.guarded else {}),
+        }
+
+    def begin(self, seed: int) -> None:
+        """Become as a run with this seed starts: its weights, and no memory of any step."""
+        start = {f"{checkpoint.MODEL}{name}": value for name, value in initial(self.task, seed).state_dict().items()}
+        if self.foreign:
+            self.optimizer = self._new_optimizer()
+        with torch.no_grad():
+            for name, value in self.state.items():
+                parallel.fill(value, start[name]) if name in start else value.zero_()
+
+    def turn(self, plan: Plan, at: int) -> None:
+        """Lay the plan of an epoch where `step` reads it, to go on from its step `at`; nothing waits for the device."""
+        if not self.plan:
+            self.plan = {name: torch.empty_like(value, device=self.task.device) for name, value in plan.items()}
+        for name, value in plan.items():
+            self.plan[name].copy_(value.pin_memory() if self.at.is_cuda else value, non_blocking=True)
+        self.at.fill_(at)
+        self.model.train()
+        if at == 0:
+            self.losses.zero_()
+            self.norms.zero_()
+        if self.captured and self.graph is None:
+            self.graph = self._capture()
+        if self.bench.mode == "ddp" and not self.rehearsed:
+            # DDP lays its buckets anew after its first step, and then adds in another order. Who goes on with a run
+            # must add in the order of who never stopped.
+            self._rehearse()
+
+    def step(self, samples: int = 0) -> None:
+        """Take the next step of the plan; one with fewer `samples` than the others is not the captured one."""
+        if self.graph is not None and not samples:
+            self.graph.replay()
+        else:
+            self._step(samples)
+
+    def _step(self, samples: int = 0) -> None:
+        batch, loss_of = self.bench.batch, self.bench.loss
+        row = {name: value.index_select(0, self.at).squeeze(0) for name, value in self.plan.items()}
+        self.lr.copy_(row.pop("lr"))
+        if self.foreign:
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * (self.lr.item() / self.peak if self.peak else 0.0)
+        if samples:
+            row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
+            batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
+        self.optimizer.zero_grad()
+        loss = self._gradients(row, batch, loss_of)
+        if self.guarded:
+            self._guarded_step(loss)
+        else:
+            self.optimizer.step()
+        self._note(self.losses, loss)
+        self.at += 1
+
+    def _gradients(self, row: Row, batch: Callable[..., Any], loss_of: Callable[..., Any]) -> Tensor:
+        """Of the mean loss of a batch, on all processes and in micro-batches; that loss."""
+        micro = _micro_batches(row, self.micro_batch_size)
+        losses = []
+        for number, part in enumerate(micro, start=1):
+            parallel.exchange(self.bench.spread, last=number == len(micro))
+            with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
+                loss = loss_of(self.bench.spread, batch(part))
+            (loss if len(micro) == 1 else loss / len(micro)).backward()
+            losses.append(loss.detach())
+        return parallel.average(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
+
+    def _guarded_step(self, loss: Tensor) -> None:
+        """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""
+        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
+        finite = loss.isfinite() & norm.isfinite()
+        if not self.foreign and self.optimizer._step_supports_amp_scaling:
+            self.optimizer.found_inf = (~finite).float()  # as GradScaler tells it; nothing is read back
+            self.optimizer.step()
+        elif finite:
+            self.optimizer.step()
+        self._note(self.norms, norm)
+
+    def _note(self, numbers: Tensor, number: Tensor) -> None:
+        """Write down a number of the step at hand; not by index: the deterministic form of that sorts."""
+        numbers.copy_(torch.where(self.numbers == self.at, number.detach(), numbers))
+
+    def _rehearse(self) -> None:
+        """Take steps and undo them."""
+        before = {name: value.clone() for name, value in self.state.items()}
+        for _ in range(WARM_UP):
+            self.at.zero_()
+            self._step()
+        checkpoint.copy(before, self.state)
+        self.optimizer.zero_grad()  # a graph's own gradients are to lie in its memory
+        self.rehearsed = True
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        stream = _side_stream(self.at.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._rehearse()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        return graph
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The same one for every capture: what libraries keep for a stream, 64 MiB of cuBLAS on Hopper, is never freed."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _micro_batches(row: Row, size: int) -> list[Row]:
+    """A row cut along its samples; numbers that all of them share go with every part."""
+    samples = max((len(value) for value in row.values() if value.dim()), default=0)
+    if samples <= size:
+        return [row]
+    return [
+        {name: value[first : first + size] if value.dim() else value for name, value in row.items()}
+        for first in range(0, samples, size)
+    ]
+
+
+_benches: dict[Any, Bench] = {}
+_steppers: dict[Any, Stepper] = {}
+
+
+def ready(
+    recipe: Training,
+    data: Path | None,
+    device: torch.device,
+    compiled: bool,
+    captured: bool,
+    make: Factory,
+    mode: parallel.Mode | None = None,
+) -> Stepper:
+    """A stepper for a recipe: that of the run before, captured and all, where the two differ outside the step alone.
+
+    Models and what is compiled of them are kept for the life of the process; of steppers only the last, because a
+    captured one holds the memory of a whole step.
+    """
+    shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make, mode
+    outside = [name for name in recipe.outside_step if not (name == "lr" and recipe.foreign)]
+    whole = shared, recipe.part(*outside), recipe.rounding_seed, captured
+    if whole not in _steppers:
+        _steppers.clear()
+        for bench in _benches.values():
+            bench.model.zero_grad()  # gradients lie in the memory of the graph that made them
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        if shared not in _benches:
+            _benches[shared] = Bench(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
+        _steppers[whole] = Stepper(recipe, _benches[shared], captured)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the peak of a run counts what is kept, not what is gone
+    return _steppers[whole]
+
+
+def forget() -> None:
+    """Give back the memory of all that `ready` keeps."""
+    _steppers.clear()
+    _benches.clear()
