@@ -10,7 +10,7 @@ import torch
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
 from mvngrad.diagnostics.diagnosis import _spikes
-from mvngrad.diagnostics.spikes import Spikes
+from mvngrad.diagnostics.spikes import SpikeTracker
 
 CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
 
@@ -202,10 +202,10 @@ def test_a_real_training():
 def test_what_counts_as_back_is_what_the_monitor_counted():
     """An update that stays at 1.6 medians is never back under 1.5, and is under 4 at once; it does not rise again."""
     for recovered, steps in ((1.5, 1001), (4.0, 0)):
-        spikes = Spikes(recovered=recovered)
+        spikes = SpikeTracker(recovered=recovered)
         for step in range(1, 1400):
-            spikes.feed(step, 100.0 if step == 100 else 1.0, 1.6 if step >= 100 else 1.0)
-        (spike,) = spikes.report()
+            spikes.add(step, 100.0 if step == 100 else 1.0, 1.6 if step >= 100 else 1.0)
+        (spike,) = spikes.pop_spikes()
         assert (spike["recovered"], spike["recovery_steps"]) == (recovered, steps)
         assert spike["ended"] == ("given up" if steps else "recovered")
         found = _spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])

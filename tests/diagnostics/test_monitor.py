@@ -19,7 +19,7 @@ from mvngrad.diagnostics import Monitor, TensorBoard, read_records
 from mvngrad.diagnostics.measures import SATURATION
 from mvngrad.diagnostics.sample import Sample
 from mvngrad.diagnostics.sinks import scalars
-from mvngrad.diagnostics.spikes import Spikes
+from mvngrad.diagnostics.spikes import SpikeTracker
 from mvngrad.diagnostics.transfer import Transfer
 from mvngrad.optim import storage
 
@@ -372,8 +372,8 @@ def test_tensorboard_gets_scalars_or_says_what_is_missing(tmp_path, monkeypatch)
     written = []
 
     class Writer:
-        def __init__(self, folder):
-            self.folder = folder
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
 
         def add_scalar(self, name, value, step):
             written.append((name, step))
@@ -390,6 +390,7 @@ def test_tensorboard_gets_scalars_or_says_what_is_missing(tmp_path, monkeypatch)
     optimizer = mvngrad.MVNGrad(parameters((5,)))
     with Monitor(optimizer, every=2, sink=TensorBoard(tmp_path)):
         train(optimizer, 2)
+    assert written[0] == (str(tmp_path), 2)
     assert ("mvngrad/group0/snr/0.5", 2) in written
     assert ("mvngrad/group0/spikes", 2) in written
     assert written[-1] == "closed"
@@ -498,7 +499,7 @@ def test_the_ratio_is_that_of_the_state_with_the_bias_corrections_of_its_own(opt
 
 
 def test_norms_that_are_not_finite_do_not_hide_a_later_spike():
-    spikes = Spikes()
+    spikes = SpikeTracker()
     for step in range(1, 200):
-        spikes.feed(step, math.inf if 60 < step <= 150 else 100.0 if step == 180 else 1.0, 1.0)
-    assert {spike["step"]: spike["multiple"] for spike in spikes.report()} == {61: None, 180: 100.0}
+        spikes.add(step, math.inf if 60 < step <= 150 else 100.0 if step == 180 else 1.0, 1.0)
+    assert {spike["step"]: spike["multiple"] for spike in spikes.pop_spikes()} == {61: None, 180: 100.0}

@@ -17,7 +17,7 @@ from mvngrad.diagnostics import reading
 from mvngrad.diagnostics.measures import Corrections, finite, mean_noise, measured, update_sizes
 from mvngrad.diagnostics.sample import SAMPLE, Sample, spread_out, with_state
 from mvngrad.diagnostics.sinks import Record, Sink, sink_of
-from mvngrad.diagnostics.spikes import RECOVERED, SPIKE, Spikes
+from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.transfer import Transfer
 from mvngrad.optim.gather import local
 from mvngrad.optim.state import real
@@ -75,7 +75,7 @@ class Monitor:
         sample: int = SAMPLE,
         seed: int = 0,
         follow: bool = True,
-        spike: float = SPIKE,
+        spike: float = GRADIENT_SPIKE.multiple,
         recovered: float = RECOVERED,
     ) -> None:
         for name, value, least in (("every", every, 1), ("sample", sample, 1)):
@@ -133,7 +133,7 @@ class Monitor:
     def _watched(self) -> list[_Group]:
         del self._groups[len(self.optimizer.param_groups) :]  # of groups that are gone
         for number in range(len(self._groups), len(self.optimizer.param_groups)):
-            self._groups.append(_Group(self, number, Spikes(self.spike, self.recovered)))
+            self._groups.append(_Group(self, number, SpikeTracker(self.spike, self.recovered)))
         return self._groups
 
 
@@ -146,7 +146,7 @@ def capturing() -> bool:
 class _Group:
     """One parameter group: its sample, and what was noted since the last record."""
 
-    def __init__(self, monitor: Monitor, number: int, spikes: Spikes) -> None:
+    def __init__(self, monitor: Monitor, number: int, spikes: SpikeTracker) -> None:
         self.monitor, self.number, self.spikes = monitor, number, spikes
         self.members: list[Tensor] = []
         self.sample = self.followed = Sample([], 0, 0)
@@ -222,7 +222,7 @@ class _Group:
             each_norm = iter(norms().tolist())
             seen = [math.hypot(*islice(each_norm, count)) for count in counts]
             for step, norm, known in zip(when, seen, there, strict=True):
-                self.spikes.feed(step, norm, next(sizes) if known else None)
+                self.spikes.add(step, norm, next(sizes) if known else None)
             hyper, rule = how.hyper, how.rule
             finite_norms = sorted(norm for norm in seen if finite(norm) is not None)
             middle = finite_norms[len(finite_norms) // 2] if finite_norms else None
@@ -241,7 +241,7 @@ class _Group:
                 **measured(rule, hyper, corrections, state),
                 "gradient_norm": {"median": middle, "max": finite_norms[-1]} if finite_norms else None,
                 "gradients_not_finite": len(seen) - len(finite_norms),
-                "spikes": self.spikes.report(),
+                "spikes": self.spikes.pop_spikes(),
             }
 
         return finish

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -57,23 +57,38 @@ def _parsed(line: str) -> Any:
 
 
 class TensorBoard:
-    """Writes the numbers of each record as scalars: `mvngrad/group0/snr/0.5` and the like."""
+    """Writes scalars for TensorBoard. As the sink of a Monitor, it names them `mvngrad/group0/snr/0.5` and the like.
+
+    The first write hides later steps that an interrupted run has written to the same folder.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("TensorBoard needs the package tensorboard: pip install tensorboard") from error
-        self._writer: Any = SummaryWriter(os.fspath(folder))
+        self.folder = Path(folder)
+        self._open: Callable[..., Any] = SummaryWriter
+        self._writer: Any = None
 
     def __call__(self, record: Record) -> None:
-        for group in record["groups"]:
-            for name, value in scalars(group):
-                self._writer.add_scalar(f"mvngrad/group{group['group']}/{name}", value, record["step"])
+        named = {
+            f"mvngrad/group{group['group']}/{name}": value
+            for group in record["groups"]
+            for name, value in scalars(group)
+        }
+        self.add_scalars(named, record["step"])
+
+    def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        if self._writer is None:
+            self._writer = self._open(str(self.folder), purge_step=step)
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def scalars(entry: Record) -> list[tuple[str, float]]:
