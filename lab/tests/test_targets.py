@@ -143,23 +143,6 @@ def digits():
     return mnist.Digits((images, labels), (images[:100], labels[:100]), "made up")
 
 
-def test_spikes_are_counted_by_the_rule():
-    calm = [1.0 + 0.1 * (t % 2) for t in range(400)]
-    assert mnist_curves.spikes(calm) == []
-    assert mnist_curves.spikes(calm[:99]) == []
-    loud = calm.copy()
-    for t in (50, 200, 202, 215, 380):
-        loud[t] = {215: 5.0}.get(t, 2.0)
-    # 50 is too early, 202 is of one spike with 200, 215 is above 1.5 times that
-    assert mnist_curves.spikes(loud) == [200, 215, 380]
-    assert mnist_curves.spikes(calm[:250] + [1.6] * 150) == []
-
-
-def test_a_loss_that_is_not_finite_is_one_spike():
-    assert mnist_curves.spikes([1.0] * 150 + [np.nan] * 100) == [150]
-    assert mnist_curves.spikes([1.0] * 150 + [np.inf] * 100) == [150]
-
-
 def test_batches_are_an_order_of_every_epoch(digits):
     found = [labels for _, labels in islice(mnist.batches(digits.train, 64, 0), 20)]
     again = [labels for _, labels in islice(mnist.batches(digits.train, 64, 0), 20)]

@@ -19,7 +19,6 @@ from mvngrad.diagnostics import Monitor, TensorBoard, read_records
 from mvngrad.diagnostics.measures import SATURATION
 from mvngrad.diagnostics.sample import Sample
 from mvngrad.diagnostics.sinks import scalars
-from mvngrad.diagnostics.spikes import SpikeTracker
 from mvngrad.diagnostics.transfer import Transfer
 from mvngrad.optim import storage
 
@@ -496,10 +495,3 @@ def test_the_ratio_is_that_of_the_state_with_the_bias_corrections_of_its_own(opt
     mean = state["m"] / (1 - 0.999**10) if "m" in state else state["u"] / (1 - 0.9**10) * (root + 1.0)
     expected = (mean.abs() / root).median().item()
     assert records[0]["groups"][0]["ratio"]["0.5"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_norms_that_are_not_finite_do_not_hide_a_later_spike():
-    spikes = SpikeTracker()
-    for step in range(1, 200):
-        spikes.add(step, math.inf if 60 < step <= 150 else 100.0 if step == 180 else 1.0, 1.0)
-    assert {spike["step"]: spike["multiple"] for spike in spikes.pop_spikes()} == {61: None, 180: 100.0}

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mvngrad import diagnostics
 from mvngrad_lab.training.events import Event, Progress
 from mvngrad_lab.training_recipe import Training
 
@@ -19,31 +20,18 @@ def scalars(event: Progress) -> dict[str, float]:
     return {name: value for name, value in (found | event.metrics).items() if value is not None}
 
 
-class TensorBoard:
-    """Scalars by step, in a folder of the run's own under `folder`."""
+class TensorBoard(diagnostics.TensorBoard):
+    """Writes the scalars of every epoch to a folder of the run's own under `folder`."""
 
     def __init__(self, folder: Path, recipe: Training) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            super().__init__(folder / recipe.key)
         except ImportError as error:
-            raise RuntimeError("TensorBoard needs a package that is not here: pip install tensorboard") from error
-        self._make: Any = SummaryWriter
-        self._writer: Any = None
-        self.folder = folder / recipe.key
+            raise RuntimeError(str(error)) from error
 
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, Progress):
-            return
-        if self._writer is None:
-            # Of a run that goes on from a checkpoint, steps after it were shown before and come again.
-            self._writer = self._make(str(self.folder), purge_step=event.step)
-        for name, value in scalars(event).items():
-            self._writer.add_scalar(name, value, event.step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def __call__(self, event: Event) -> None:  # type: ignore[override]
+        if isinstance(event, Progress):
+            self.add_scalars(scalars(event), event.step)
 
 
 class WandB:

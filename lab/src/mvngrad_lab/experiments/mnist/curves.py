@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mvngrad_lab.arrays import Floats, plain
+from mvngrad.diagnostics.spikes import MNIST_SPIKE, find_spikes
+from mvngrad_lab.arrays import plain
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.mnist.digits import (
     CELLS,
@@ -30,12 +30,10 @@ from mvngrad_lab.pool import cores, results
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.tasks.mnist.model import HIDDEN, two_layer_mlp
 
-BEFORE = 100
-EXCESS = 1.5
-APART = 10
 SPIKE_RULE = (
-    f"a loss spike is a step whose batch loss is above {EXCESS} times the largest batch loss of the {BEFORE} steps "
-    f"before it, or is not finite; spikes fewer than {APART} steps apart are one; the first {BEFORE} steps have none"
+    f"a loss spike is a step whose batch loss is above {MNIST_SPIKE.multiple} times the largest batch loss of the "
+    f"{MNIST_SPIKE.window} steps before it, or is not finite; spikes fewer than {MNIST_SPIKE.separation} steps apart "
+    f"are one; the first {MNIST_SPIKE.warm_up} steps have none"
 )
 BINS = 120
 """Points a curve is stored at: the mean loss of the steps in each."""
@@ -77,23 +75,6 @@ def recipe(quick: bool, data: Path | None) -> Curves:
     return Curves(known(data))
 
 
-def spikes(losses: Sequence[float] | Floats) -> list[int]:
-    """The steps of the spikes, by `SPIKE_RULE`.
-
-    >>> spikes([1.0] * 150 + [1.6, 1.7] + [1.0] * 100 + [1.4])
-    [150]
-    """
-    found: list[int] = []
-    values = np.asarray(losses, dtype=np.float64)
-    last = -APART
-    for t in range(BEFORE, len(values)):
-        if not values[t] <= EXCESS * values[t - BEFORE : t].max():
-            if t - last >= APART:
-                found.append(t)
-            last = t
-    return found
-
-
 def train(cell: str, panel: Panel, seed: int, data: Digits, hidden: int) -> dict[str, Any]:
     """One network; losses that are not finite come out as None."""
     torch.manual_seed(seed)
@@ -107,7 +88,7 @@ def train(cell: str, panel: Panel, seed: int, data: Digits, hidden: int) -> dict
     parts = np.array_split(losses.astype(np.float64), min(BINS, len(losses)))
     return {
         "loss": [part.mean() for part in parts],
-        "spikes": len(spikes(losses)),
+        "spikes": len(find_spikes(losses.tolist(), MNIST_SPIKE)),
         "final_loss": losses[-max(1, len(losses) // 10) :].mean(),
         "test_accuracy": 100 * right.double().mean().item(),
     }
