@@ -14,6 +14,7 @@ def package(tmp_path, monkeypatch):
     """A repository with a package in it, and something beside the package."""
     package = tmp_path / "src" / "package"
     package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
     (package / "rule.py").write_text("beta1 = 0.9\n")
     (tmp_path / "secrets.env").write_text("token = 1\n")
 
@@ -26,6 +27,7 @@ def package(tmp_path, monkeypatch):
     git("commit", "-m", "first")
     monkeypatch.delenv("MVNGRAD_COMMIT", raising=False)
     monkeypatch.setattr(environment, "PACKAGE", package)
+    monkeypatch.setattr(environment, "LIBRARY", package)
     monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package)))
     return package
 

@@ -72,15 +72,22 @@ def test_other_code_runs_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["rule.py", "theory/spike.py", "lab/models/mlp.py", "lab/data/mnist.py", "lab/targets/mnist.py"]
+    ("package", "name", "counts"),
+    [
+        ("LIBRARY", "rule.py", True),
+        ("LIBRARY", "optim/optimizer.py", True),
+        ("PACKAGE", "experiments/spike/run.py", True),
+        ("PACKAGE", "tasks/mnist/model.py", True),
+        ("PACKAGE", "experiments/spike/judge.py", False),
+    ],
 )
-def test_what_is_behind_a_result_is_in_the_hash_of_the_code(tmp_path, monkeypatch, name):
-    shutil.copytree(reproduce.PACKAGE, tmp_path / "mvngrad", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(reproduce, "PACKAGE", tmp_path / "mvngrad")
+def test_the_hash_of_the_code_changes_with_what_computes_a_result(tmp_path, monkeypatch, package, name, counts):
+    shutil.copytree(getattr(reproduce, package), tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(reproduce, package, tmp_path / "copy")
     before = reproduce.code()
-    with (tmp_path / "mvngrad" / name).open("a") as file:
+    with (tmp_path / "copy" / name).open("a") as file:
         file.write("# another\n")
-    assert reproduce.code() != before
+    assert (reproduce.code() != before) == counts
 
 
 def test_quick_and_full_are_two_results(tmp_path):

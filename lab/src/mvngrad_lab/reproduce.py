@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mvngrad_lab.experiments import TARGETS, Module, Target, Tick
 from mvngrad_lab.store import Slot, now
-from mvngrad_lab.store.environment import PACKAGE, environment
+from mvngrad_lab.store.environment import LIBRARY, PACKAGE, environment
 from mvngrad_lab.training.events import Event
 
 
@@ -52,13 +52,14 @@ def chosen(names: Sequence[str]) -> list[Target]:
 
 
 def code() -> str:
-    """A hash of the code behind the targets: a result of another version is not taken for this one's."""
-    rooms = [PACKAGE / name for name in ("rule.py", "lab/models/mlp.py", "lab/data/mnist.py")]
-    rooms += [
-        path for room in ("theory", "optim", "diagnostics", "lab/targets") for path in PACKAGE.glob(f"{room}/*.py")
-    ]
-    content = b"".join(path.read_bytes() for path in sorted(rooms))
-    return hashlib.sha256(content).hexdigest()[:12]
+    """A hash of the code that computes results: a result of another version is computed again.
+
+    Judges and figures only read results, so they do not count.
+    """
+    folders = [LIBRARY, PACKAGE / "experiments", PACKAGE / "tasks" / "mnist"]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    content = [path.read_bytes() for path in files if not path.stem.endswith(("judge", "figure"))]
+    return hashlib.sha256(b"".join(content)).hexdigest()[:12]
 
 
 def reproduce(

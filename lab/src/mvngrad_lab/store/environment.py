@@ -8,34 +8,37 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import mvngrad
+
 PACKAGE = Path(__file__).parents[1]
+LIBRARY = Path(mvngrad.__file__).parent
 GIT = ("git", "-C", str(PACKAGE))
 LONGEST_DIFF = 1_000_000
 """Characters."""
 
 
 def commit(*parts: Path) -> str:
-    """The commit of the working tree, "+changes" if the package or `parts` differ; else what MVNGRAD_COMMIT says."""
+    """The commit of the working tree, "+changes" if the packages or `parts` differ; MVNGRAD_COMMIT overrides it."""
     if given := os.environ.get("MVNGRAD_COMMIT"):
         return given
     try:
-        _git("ls-files", "--error-unmatch", "rule.py")  # ours?
+        _git("ls-files", "--error-unmatch", "__init__.py")  # not a repository that only contains the environment
         head = _git("rev-parse", "--short=12", "HEAD").strip()
-        dirty = _git("status", "--porcelain", "--", str(PACKAGE), *map(str, parts))
+        dirty = _git("status", "--porcelain", "--", str(PACKAGE), str(LIBRARY), *map(str, parts))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+changes" if dirty else "")
 
 
 def changes() -> str:
-    """How the package differs from its commit, as a diff; "" where it does not, or where there is no repository.
+    """How the packages differ from their commit, as a diff; "" if they do not, or without a repository.
 
     Of files that were never added only the names: what lies about may be anything, and results are passed around.
     """
     try:
-        _git("ls-files", "--error-unmatch", "rule.py")
-        found = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE))
-        added = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE)).splitlines()
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        found = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE), str(LIBRARY))
+        added = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE), str(LIBRARY)).splitlines()
     except (OSError, subprocess.CalledProcessError):
         return ""
     if len(found) > LONGEST_DIFF:
