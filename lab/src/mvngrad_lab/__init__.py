@@ -1,3 +1,3 @@
-"""The laboratory: experiments, training, sweeps and the report around the optimizers of `mvngrad`."""
+"""The lab: experiments, training, sweeps and the report for the optimizers of `mvngrad`."""
 
-from mvngrad import __version__ as __version__
+__version__ = "0.1.0.dev0"
