@@ -116,7 +116,7 @@ class Training(Recipe, ABC):
             if getattr(self, name) is None:
                 raise ValueError(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
             self._demand(name, bound)
-        variance = CELLS[self.optimizer.removesuffix("w")].variance
+        variance = CELLS[self.optimizer.removesuffix("w")].centered
         if variance != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if variance else "leave it None"
             raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")

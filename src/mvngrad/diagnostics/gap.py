@@ -88,7 +88,7 @@ class _Frozen:
         self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False)  # a shrinking x has no variance
         state = {slot: reading.whole(kept, name, dtype) for slot, name in how.names.items()}
         if how.rule.lean:
-            state["m"] = how.rule.rebuilt_mean(state, self.t, hyper, OUT_OF_PLACE)
+            state["m"] = how.rule.reconstruct_mean(state, self.t, hyper, OUT_OF_PLACE)
         # Any u of the past is a constant here, and 0 is one that AdaBelief's state has too.
         self.state: dict[str, Any] = {"m": state["m"], how.root: state[how.root], "u": 0.0}
         self.before, self.after = Welford(), Welford()
@@ -100,7 +100,7 @@ class _Frozen:
             g = g + self.decay * real(local(self.param)).to(self.dtype)
         parts = []
         for rule, variance in ((self.before_rule, self.before), (self.after_rule, self.after)):
-            state = {slot: self.state[slot] for slot in rule.slots}
+            state = {slot: self.state[slot] for slot in rule.state_names}
             x, _ = rule.update(0.0, g, state, self.t, self.hyper, OUT_OF_PLACE)
             parts.append(variance.add(-x))
         return (parts[0] - parts[1]).sum()
@@ -112,7 +112,7 @@ class _Frozen:
 
 def orders(rule: Rule) -> tuple[Rule, Rule]:
     """The cell with momentum before, and that with momentum after, in a cell's own row of the table."""
-    return (ADABELIEF, MVNGRAD) if rule.variance else (ADAM, LAPROP)
+    return (ADABELIEF, MVNGRAD) if rule.centered else (ADAM, LAPROP)
 
 
 def variance_gap(
@@ -201,7 +201,7 @@ def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -
     frozen, place, position = [], [], -1
     for number, group in enumerate(optimizer.param_groups):
         how = reading.read(optimizer, group)
-        if not how.rule.lean and "m" not in how.rule.slots:
+        if not how.rule.lean and "m" not in how.rule.state_names:
             raise ValueError(f"variance_gap: {how.rule.name} keeps no m; train with Adam, AdaBelief or MVN-Grad")
         if how.hyper.beta_mean is not None:
             raise ValueError("variance_gap: AdaBelief has no beta_mean, so the two orders would not share an m")

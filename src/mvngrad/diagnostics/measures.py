@@ -39,7 +39,7 @@ def signal_to_noise(rule: Rule, hyper: Hyper, ratio: float) -> float:
 
     Algorithm 1 centres with m_t, which contains g_t: E s = beta^2 2/(1+beta) sigma^2. And E v = mu^2 + sigma^2.
     """
-    if rule.variance:
+    if rule.centered:
         beta = hyper.mean_decay
         return ratio * beta * math.sqrt(2 / (1 + beta))
     return ratio / math.sqrt(1 - ratio**2) if ratio < 1 else math.inf
@@ -62,18 +62,18 @@ class Corrections(NamedTuple):
 
 def update_sizes(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[str, Tensor]) -> Tensor:
     """|Delta_t| = |x_t - x_{t-1}| / lr."""
-    if rule.after:
+    if rule.momentum_last:
         return state["u"].abs() / corrections.momentum
     return state["m"].abs() / corrections.momentum / (_root(rule, corrections, state) + hyper.eps)
 
 
 def _root(rule: Rule, corrections: Corrections, state: Mapping[str, Tensor]) -> Tensor:
-    return (state["s" if rule.variance else "v"] / corrections.square).sqrt()
+    return (state["s" if rule.centered else "v"] / corrections.square).sqrt()
 
 
 def measured(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[str, Tensor]) -> dict[str, Any]:
     """The measures of a sample; None for what this cell's state does not tell."""
-    moved = state["u" if rule.after else "m"]
+    moved = state["u" if rule.momentum_last else "m"]
     live = moved != 0  # the others have never had a gradient, and would fill every quantile with zeros
     corrections = Corrections(*(values[live] for values in corrections))
     state = {slot: values[live] for slot, values in state.items()}
@@ -82,9 +82,9 @@ def measured(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[
     ratio = None
     if rule.lean:
         ratio = update * (root + hyper.eps) / root  # m rebuilt from u, as the rule does: u (sqrt(s) + eps)
-    elif "m" in rule.slots:
+    elif "m" in rule.state_names:
         ratio = state["m"].abs() / corrections.mean / root
-    if rule.variance and ratio is not None:
+    if rule.centered and ratio is not None:
         snr = ratio * signal_to_noise(rule, hyper, 1.0)
         saturated = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
     else:
@@ -97,7 +97,7 @@ def measured(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[
         "ratio": ratios,
         "snr": ratios and each(ratios, lambda value: signal_to_noise(rule, hyper, value)),
         "sign_collapse": share((saturated - 1).abs() <= SATURATION, count),
-        "sign_collapse_is": "implied" if rule.variance else "measured",
+        "sign_collapse_is": "implied" if rule.centered else "measured",
         "epsilon_floor": share(root <= brink, count),
         "update": quantiles(update),
     }

@@ -173,7 +173,7 @@ class _Group:
             self.followed = Sample(spread_out(members, TENSORS), FOLLOWED, self.monitor.seed)
             self.rows = [None] * len(self.rows)  # other coordinates than those that follow
             how = reading.read(self.monitor.optimizer, self.group)
-            self.names = {slot: name for slot, name in how.names.items() if slot == "u" or not how.rule.after}
+            self.names = {slot: name for slot, name in how.names.items() if slot == "u" or not how.rule.momentum_last}
             self.devices = {local(param).device for param in members}
             dtypes = {param.dtype for param in members}
             short = dtypes & {torch.float16, torch.bfloat16}  # in which a norm may overflow
@@ -233,10 +233,10 @@ class _Group:
                 "beta1": hyper.beta1,
                 "beta2": hyper.beta2,
                 "eps": hyper.eps,
-                "floor": hyper.floor if rule.variance else 0.0,
+                "floor": hyper.floor if rule.centered else 0.0,
                 "t": int(t.min()),
                 "mean_noise": mean_noise(hyper.mean_decay),
-                "m": "kept" if "m" in rule.slots else "rebuilt" if rule.lean else None,
+                "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
                 "coordinates": self.sample.population,
                 **measured(rule, hyper, corrections, state),
                 "gradient_norm": {"median": middle, "max": finite_norms[-1]} if finite_norms else None,

@@ -25,14 +25,14 @@ class Reading(NamedTuple):
     @property
     def root(self) -> str:
         """The letter that stands under the root."""
-        return "s" if self.rule.variance else "v"
+        return "s" if self.rule.centered else "v"
 
 
 def read(optimizer: Optimizer, group: Group) -> Reading:
     """How to read a group's state; its `lr` is left as it is, a number or a tensor."""
     if isinstance(optimizer, RuleOptimizer):
         rule = optimizer._rule(group)
-        return Reading(rule, _hyper(group, group["lr"]), {slot: slot for slot in rule.slots})
+        return Reading(rule, _hyper(group, group["lr"]), {slot: slot for slot in rule.state_names})
     if isinstance(optimizer, torch.optim.Adam):  # AdamW is one
         names = {"m": "exp_avg", "v": "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"}
         return Reading(ADAM, _hyper(group, group["lr"]), names)

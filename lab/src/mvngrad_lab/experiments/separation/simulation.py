@@ -73,13 +73,13 @@ class Quadratic:
         self, rule: Rule, x: Floats, g: Floats, state: dict[str, Any], rate: float, beta2: float | None = None
     ) -> tuple[Floats, dict[str, Any]]:
         """One step of the rule. Without beta2 the limit of the theorem: signs for LaProp, a fixed s for MVN-Grad."""
-        limit = ENDLESS if rule.variance else 0.0
+        limit = ENDLESS if rule.centered else 0.0
         hyper = Hyper(lr=rate, beta1=self.beta, beta2=limit if beta2 is None else beta2, eps=0.0)
         return rule.update(x, g, state, math.inf, hyper, NUMPY)
 
     def init(self, rule: Rule, x: Floats) -> dict[str, Any]:
         """s at sigma^2, all else at 0."""
-        return {slot: np.full_like(x, self.sigma**2 if slot == "s" else 0.0) for slot in rule.slots}
+        return {slot: np.full_like(x, self.sigma**2 if slot == "s" else 0.0) for slot in rule.state_names}
 
     def path(
         self,

@@ -34,7 +34,7 @@ class Spike:
         """The update Delta_t for t = 0, ..., horizon after a spike of `size` times u."""
         hyper = Hyper(lr=1.0, beta1=self.beta1, beta2=self.beta2, eps=self.eps, z_clip=z_clip)
         ops = NUMPY if isinstance(size, np.ndarray) else SCALAR
-        state = {slot: 0 * size + (self.d if slot in "vs" else 0.0) for slot in rule.slots}
+        state = {slot: 0 * size + (self.d if slot in "vs" else 0.0) for slot in rule.state_names}
         for t in range(self.horizon + 1):
             g = self.u * (size if t == 0 else 1 + 0 * size)
             x, state = rule.update(0.0, g, state, math.inf, hyper, ops)
@@ -73,7 +73,7 @@ class Spike:
             return (1 - self.beta1) / root / math.sqrt(1 - ratio) if ratio < 1 else math.inf
         if rule == ADABELIEF:
             return max((1 - self.beta1) / self.beta1 / root, self.plateau + 1 / root)
-        return max(1 / root / (self.beta1 if rule.variance else 1), self.plateau)
+        return max(1 / root / (self.beta1 if rule.centered else 1), self.plateau)
 
     def adam(self, size: Size, t: Any) -> Any:
         """Adam's update at t in closed form (thm:spike, Part II)."""

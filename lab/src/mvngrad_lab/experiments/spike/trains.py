@@ -20,7 +20,7 @@ from mvngrad_lab.experiments.spike.simulation import LONG_HORIZON, Spike
 def normalized(rule: Rule, panel: Spike, g: Floats, z_clip: float | None = None) -> Floats:
     """z_t of gradients g[t, ...]. With beta1 = 0 in the momentum, and the mean at its own decay, u is z."""
     hyper = Hyper(beta1=0.0, beta_mean=panel.beta1, beta2=panel.beta2, eps=panel.eps, z_clip=z_clip)
-    state = {slot: np.full(g.shape[1:], panel.d if slot in "vs" else 0.0) for slot in rule.slots}
+    state = {slot: np.full(g.shape[1:], panel.d if slot in "vs" else 0.0) for slot in rule.state_names}
     z = np.empty_like(g)
     for t, gradient in enumerate(g):
         _, state = rule.update(0.0, gradient, state, math.inf, hyper, NUMPY)

@@ -103,7 +103,7 @@ def grid(recipe: R, **values: Iterable[Any]) -> list[R]:
 
 def has_floor(optimizer: str) -> bool:
     """Whether an optimizer normalizes by the variance, and so has an eps_s."""
-    return CELLS[optimizer.removesuffix("w")].variance
+    return CELLS[optimizer.removesuffix("w")].centered
 
 
 def _floors(optimizer: str, values: Sequence[float]) -> Sequence[float | None]:

@@ -71,7 +71,7 @@ class Past:
 
     def _step(self, rule: Rule, g: Floats) -> tuple[Any, dict[str, Any]]:
         hyper = Hyper(lr=1.0, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
-        state = {slot: np.full_like(g, getattr(self, slot)) for slot in rule.slots}
+        state = {slot: np.full_like(g, getattr(self, slot)) for slot in rule.state_names}
         return rule.update(np.zeros_like(g), g, state, self.t, hyper, NUMPY)
 
     def gradients(self, xi: Floats, error: Any) -> Floats:
