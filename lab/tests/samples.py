@@ -78,7 +78,7 @@ def table2():
         "cells": {cell: none if cell == "LaProp" else done for cell in style.CELLS},
         "monitored": [
             {"optimizer": "LaProp", "model": "30M", "steps": [1100, 3000]}
-            | {"signal": ["cannot tell", None], "sign collapse": ["not there", 0.01], "epsilon floor": ["active", 0.2]}
+            | {"signal": ["cannot tell", None], "sign collapse": ["absent", 0.01], "epsilon floor": ["active", 0.2]}
             | {"normalizer": ["cannot tell", None], "order": ["either", None]}
         ],
         "rates": {cell: {"0.0003": one, "0.001": one, "0.003": one, "0.01": none} for cell in style.CELLS},

@@ -9,7 +9,7 @@ import torch
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
-from mvngrad.diagnostics.diagnosis import _spikes
+from mvngrad.diagnostics.diagnosis import _judge_spikes
 from mvngrad.diagnostics.spikes import SpikeTracker
 
 CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
@@ -37,7 +37,7 @@ def signal(t, size):
 def test_a_training_in_noise(cell):
     (group,) = diagnose(watched(CELLS[cell], noise)[2]).groups
     assert group.trained_with == cell
-    assert group["sign collapse"].verdict == "not there"
+    assert group["sign collapse"].verdict == "absent"
     assert group["epsilon floor"].verdict == "not active"
     assert group["spikes"].verdict == "none"
     if cell == "LaProp":
@@ -57,7 +57,7 @@ def test_of_two_trainings_in_one_file_the_second_is_judged():
 def test_topics_are_asked_for_by_name():
     (group,) = diagnose(watched(mvngrad.Adam, noise)[2]).groups
     assert next(iter(group)).topic == "signal"
-    with pytest.raises(KeyError, match="'sgnal' is no topic; there are signal, sign collapse"):
+    with pytest.raises(KeyError, match="'sgnal' is not a topic; the topics are signal, sign collapse"):
         group["sgnal"]
 
 
@@ -73,7 +73,7 @@ def test_a_training_with_signal(cell):
     diagnosis = diagnose(watched(CELLS[cell], signal)[2])
     (group,) = diagnosis.groups
     variance = cell in ("AdaBelief", "MVN-Grad")
-    assert group["sign collapse"].verdict == ("avoided" if variance else "there")
+    assert group["sign collapse"].verdict == ("avoided" if variance else "present")
     assert group["normalizer"].verdict == "variance"
     if cell == "LaProp":  # keeps no m: nothing is said of it
         assert group["signal"].verdict == "cannot tell"
@@ -208,6 +208,6 @@ def test_what_counts_as_back_is_what_the_monitor_counted():
         (spike,) = spikes.pop_spikes()
         assert (spike["recovered"], spike["recovery_steps"]) == (recovered, steps)
         assert spike["ended"] == ("given up" if steps else "recovered")
-        found = _spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
+        found = _judge_spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
         assert found.verdict == "absorbed"
         assert f"for at most {steps} steps above {recovered:g} times" in found.because
