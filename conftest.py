@@ -1,4 +1,4 @@
-"""Set-up for all tests; with ``-m gpu --record FILE``, a record of the run on a GPU."""
+"""Set-up for all tests. ``pytest -m gpu --record FILE`` also writes a record of a run on a GPU."""
 
 import json
 import os
@@ -7,17 +7,17 @@ import signal
 from importlib import import_module
 from pathlib import Path
 
-# bfloat16 products kill the process on some CPUs that advertise AMX and do not have it.
+# bfloat16 matrix products end in SIGILL on some CPUs that advertise AMX without having it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
 import pytest
 import torch
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As a shell starts what runs in the background; the processes that tests interrupt would inherit it.
+    # A shell starts background jobs this way, and the processes that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernel runs in Triton's interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # run the kernel in Triton's interpreter
 
 
 def pytest_addoption(parser):
@@ -42,14 +42,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def cpp_compiler():
-    """Skips a test where torch.compile finds no C++ compiler; in CI there is one."""
+    """Skip the test if there is no C++ compiler for torch.compile; in CI there is one."""
     if os.environ.get("CI") != "true" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("needs a C++ compiler")
 
 
 @pytest.fixture
 def triton():
-    """Skips a test where Triton is not installed; in CI it is."""
+    """Skip the test if Triton is not installed; in CI it is."""
     return import_module("triton") if os.environ.get("CI") == "true" else pytest.importorskip("triton")
 
 

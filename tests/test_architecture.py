@@ -165,21 +165,22 @@ def test_public_names():
 # Wheels
 
 
-def test_both_distributions_have_one_version():
+def test_both_distributions_have_one_version_and_license():
     import mvngrad
     import mvngrad_lab
 
     assert mvngrad.__version__ == mvngrad_lab.__version__
     assert f'"mvngrad=={mvngrad.__version__}"' in (ROOT / "lab" / "pyproject.toml").read_text()
+    assert (ROOT / "LICENSE").read_text() == (ROOT / "lab" / "LICENSE").read_text()
 
 
 def build(folder, out):
-    """Build the sdist, and from it the wheel, as `pip install` from a registry would; return the names of its files."""
+    """Build the sdist, and the wheel from it; return the wheel and the names of the sdist's files."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, folder)
     (sdist,) = out.glob("*.tar.gz")
     (wheel,) = out.glob("*-py3-none-any.whl")
     with tarfile.open(sdist) as archive:
-        return wheel, {name.split("/", 1)[-1] for name in archive.getnames()}
+        return wheel, {member.name.split("/", 1)[-1] for member in archive.getmembers() if member.isreg()}
 
 
 SMOKE = """
@@ -201,9 +202,11 @@ def test_both_wheels_install_into_an_empty_environment(tmp_path):
     """Empty except for third-party packages, which are borrowed from this environment: they are not tested here."""
     import torch
 
-    wheel, _ = build(ROOT, tmp_path / "library")
+    wheel, files = build(ROOT, tmp_path / "library")
     lab_wheel, lab_files = build(ROOT / "lab", tmp_path / "lab")
+    assert {"LICENSE", "README.md", "pyproject.toml", "src/mvngrad/__init__.py"} <= files
     assert {"LICENSE", "README.md", "pyproject.toml", "src/mvngrad_lab/__init__.py"} <= lab_files
+    assert not [name for name in files if "lab" in name]
     venv.create(tmp_path / "empty", with_pip=True)
     bin_folder = tmp_path / "empty" / "bin"
     python = bin_folder / "python"
@@ -221,13 +224,12 @@ def test_both_wheels_install_into_an_empty_environment(tmp_path):
     assert {"mvngrad/py.typed", "mvngrad/rule.py", "mvngrad/optim/optimizer.py"} <= get_files("mvngrad")
     assert not [path for path in site.rglob("*") if "lab" in path.name and "mvngrad" in str(path)]
     assert not (bin_folder / "mvngrad").exists()
-    # -S would drop the borrowed packages; the editable installs of this environment are in .pth files, which a .pth
-    # file does not follow
     assert run(python, "-I", "-c", SMOKE, cwd=tmp_path, env=empty).strip() == "works"
 
     install(lab_wheel)
     data = {path.suffix for path in map(Path, get_files("mvngrad_lab"))}
     assert {".py", ".typed", ".toml", ".html", ".css"} <= data
+    assert len(list(site.glob("mvngrad*.dist-info/licenses/LICENSE"))) == 2
     command = bin_folder / "mvngrad"
     assert "reproduce" in run(command, "--help", cwd=tmp_path, env=empty)
     import mvngrad
