@@ -77,7 +77,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
             dtype = mu_dtype if name in "mu" else None
             return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=dtype or _arithmetic_dtype(x)), params)
 
-        return ScaleByRuleState(jnp.zeros([], jnp.int32), **{name: zeros(name) for name in rule.slots})
+        return ScaleByRuleState(jnp.zeros([], jnp.int32), **{name: zeros(name) for name in rule.state_names})
 
     def update(
         updates: optax.Updates, state: ScaleByRuleState, params: optax.Params | None = None
@@ -85,7 +85,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         del params
         count = optax.safe_increment(state.count)
         gradients, structure = jax.tree.flatten(updates)
-        averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.slots}
+        averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.state_names}
         directions: list[jax.Array] = []
         for i, gradient in enumerate(gradients):
             dtype = _arithmetic_dtype(gradient)
