@@ -13,12 +13,12 @@ from mvngrad_lab import store
 from mvngrad_lab.experiments.cifar100 import gap as cifar_gap
 from mvngrad_lab.experiments.cifar100.gap import Frozen
 from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, REPRODUCED, judge
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 from mvngrad_lab.store import metrics
 from mvngrad_lab.training import step
 from mvngrad_lab.training.train import Interrupted, train
 
-judge([])  # so that every judge is known
+JUDGES = find_judges()
 
 TRAININGS = tuple(
     Tiny(optimizer=name, epochs=6, images=96, weight_decay=1e-3, lr=1e-3, beta1=0.5)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mvngrad_lab.experiments import TARGETS
+from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.report.benchmarks import FILES
-from mvngrad_lab.report.claims import load
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.exports import PREFIX
 from mvngrad_lab.report.statistics import mean_and_deviation, student_above, welch
-from mvngrad_lab.report.verdicts import JUDGES, NOT_RUN, STATUSES, judge, latest
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, judge, latest
 from mvngrad_lab.store import Run
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "mvn-grad.tex"
-CLAIMS = load()
+CLAIMS, EXPERIMENTS = load_claims(), find_experiments()
 
 
 def test_every_claim_is_whole():
@@ -26,13 +26,13 @@ def test_every_claim_is_whole():
 
 
 def test_what_can_be_run_is_judged_and_what_cannot_says_why():
-    judge([])
+    judges = find_judges()
     for claim in CLAIMS:
         elsewhere = claim.target.startswith(PREFIX) or claim.target in FILES.values()
-        assert (claim.id in JUDGES) == (elsewhere or claim.target in TARGETS), claim.id
-        assert bool(claim.needs) != (claim.target in TARGETS), claim.id
-    assert JUDGES.keys() <= {claim.id for claim in CLAIMS}
-    assert TARGETS.keys() == {claim.target for claim in CLAIMS} & TARGETS.keys()
+        assert (claim.id in judges) == (elsewhere or claim.target in EXPERIMENTS), claim.id
+        assert bool(claim.needs) != (claim.target in EXPERIMENTS), claim.id
+    assert judges.keys() <= {claim.id for claim in CLAIMS}
+    assert EXPERIMENTS.keys() <= {claim.target for claim in CLAIMS}
 
 
 def test_every_label_is_one_of_the_paper():

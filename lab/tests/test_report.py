@@ -16,7 +16,7 @@ from browser import Browser, Page, chromium
 
 from mvngrad.diagnostics import diagnose
 from mvngrad_lab.report import diagnosis, figures, page
-from mvngrad_lab.report.claims import Claim, load
+from mvngrad_lab.report.claims import Claim, load_claims
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.verdicts import STATUSES, Verdict
 from mvngrad_lab.store import Run
@@ -44,7 +44,7 @@ def judged(runs):
         (claim, Verdict(next(turn), "largest 1.2e+05, bound 1e5", "It holds elsewhere."))
         if claim.target in known
         else (claim, Verdict("not run", "", "It needs a GPU."))
-        for claim in load()
+        for claim in load_claims()
     ]
 
 

@@ -1,5 +1,6 @@
 """What is done is kept, through errors, kill -9 and a full disk; and the command around it."""
 
+import dataclasses
 import io
 import json
 import os
@@ -19,9 +20,13 @@ from rich.console import Console
 from mvngrad_lab import cli, reproduce, store
 from mvngrad_lab.cli import progress
 from mvngrad_lab.cli.progress import Bars, TrainingBar
-from mvngrad_lab.experiments import TARGETS
+from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.experiments.spike import run as spike
 from mvngrad_lab.training import events
+
+EXPERIMENTS = find_experiments()
+SPIKE = dataclasses.replace(EXPERIMENTS["spike"], seconds=(10, 10))
+MEMORY = dataclasses.replace(EXPERIMENTS["memory"], seconds=(30, 30))
 
 
 class Recorder:
@@ -30,11 +35,11 @@ class Recorder:
     def __init__(self):
         self.planned, self.begun, self.ended = None, [], []
 
-    def plan(self, seconds):
-        self.planned = list(seconds)
+    def plan(self, experiments, quick):
+        self.planned = [experiment.name for experiment in experiments]
 
-    def begin(self, target, interrupted):
-        self.begun.append((target.name, interrupted))
+    def begin(self, experiment, interrupted):
+        self.begun.append((experiment.name, interrupted))
         return lambda share: None
 
     def event(self, event):
@@ -46,25 +51,25 @@ class Recorder:
 
 def go(root, *names, **options):
     display = Recorder()
-    return reproduce.reproduce(reproduce.chosen(names), display, root=root, quick=True, **options), display
+    return reproduce.reproduce(reproduce.select_experiments(names), display, root=root, quick=True, **options), display
 
 
 def statuses(outcomes):
-    return {outcome.target: outcome.status for outcome in outcomes}
+    return {outcome.experiment.name: outcome.status for outcome in outcomes}
 
 
 def test_a_second_run_keeps_what_is_done(tmp_path):
     assert statuses(go(tmp_path, "spike", "memory")[0]) == {"spike": "ran", "memory": "ran"}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     outcomes, display = go(tmp_path, "spike", "memory")
-    assert statuses(outcomes) == {"spike": "kept", "memory": "kept"}
+    assert statuses(outcomes) == {"spike": "stored", "memory": "stored"}
     assert display.planned == []
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
 
 
 def test_other_code_runs_again(tmp_path, monkeypatch):
     go(tmp_path, "memory")
-    monkeypatch.setattr(reproduce, "code", lambda: "another")
+    monkeypatch.setattr(reproduce, "code_hash", lambda experiment: "another")
     outcomes, _ = go(tmp_path, "memory")
     assert statuses(outcomes) == {"memory": "ran"}
     (run,) = store.runs(tmp_path)
@@ -72,26 +77,31 @@ def test_other_code_runs_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("package", "name", "counts"),
+    ("name", "changes"),
     [
-        ("LIBRARY", "rule.py", True),
-        ("LIBRARY", "optim/optimizer.py", True),
-        ("PACKAGE", "experiments/spike/run.py", True),
-        ("PACKAGE", "tasks/mnist/model.py", True),
-        ("PACKAGE", "experiments/spike/judge.py", False),
+        ("LIBRARY/rule.py", True),
+        ("LIBRARY/optim/optimizer.py", True),
+        ("LAB/arrays.py", True),
+        ("LAB/tasks/mnist/model.py", True),
+        ("LAB/training/step.py", True),
+        ("LAB/experiments/spike/simulation.py", True),
+        ("LAB/experiments/spike/judge.py", False),
+        ("LAB/experiments/memory/run.py", False),
     ],
 )
-def test_the_hash_of_the_code_changes_with_what_computes_a_result(tmp_path, monkeypatch, package, name, counts):
-    shutil.copytree(getattr(reproduce, package), tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(reproduce, package, tmp_path / "copy")
-    before = reproduce.code()
-    with (tmp_path / "copy" / name).open("a") as file:
+def test_the_hash_covers_the_code_behind_a_result_in_both_packages(tmp_path, monkeypatch, name, changes):
+    for package in ("LIBRARY", "LAB"):
+        shutil.copytree(getattr(reproduce, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        monkeypatch.setattr(reproduce, package, tmp_path / package)
+    monkeypatch.setattr(spike, "__file__", str(tmp_path / "LAB/experiments/spike/run.py"))
+    before = reproduce.code_hash(EXPERIMENTS["spike"])
+    with (tmp_path / name).open("a") as file:
         file.write("# another\n")
-    assert (reproduce.code() != before) == counts
+    assert (reproduce.code_hash(EXPERIMENTS["spike"]) != before) == changes
 
 
 def test_quick_and_full_are_two_results(tmp_path):
-    assert spike.recipe(True, None).key != spike.recipe(False, None).key
+    assert spike.make_recipe(True, None).key != spike.make_recipe(False, None).key
     go(tmp_path, "spike")
     (run,) = store.runs(tmp_path)
     assert run.environment["quick"] is True
@@ -105,11 +115,11 @@ def test_an_error_ends_its_target_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(spike, "run", broken)
     outcomes, display = go(tmp_path, "spike", "memory")
     assert statuses(outcomes) == {"spike": "failed", "memory": "ran"}
-    assert outcomes[0].error.startswith("RuntimeError: it broke (test_reproduce.py, line ")
+    assert outcomes[1].error.startswith("RuntimeError: it broke (test_reproduce.py, line ")
     monkeypatch.undo()
     outcomes, display = go(tmp_path, "spike", "memory")
     assert display.begun == [("spike", True)]
-    assert statuses(outcomes) == {"memory": "kept", "spike": "ran"}
+    assert statuses(outcomes) == {"memory": "stored", "spike": "ran"}
 
 
 def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch):
@@ -121,24 +131,24 @@ def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch
 
 def test_what_needs_a_gpu_is_run_only_where_it_is_named(tmp_path):
     on_gpu = {"table1", "table2", "cifar-gap", "state-precision"}
-    assert not on_gpu & {target.name for target in reproduce.chosen([])}
+    assert not on_gpu & {each.name for each in reproduce.select_experiments([])}
     if torch.cuda.is_available():
         return  # they would run
     outcomes, _ = go(tmp_path, *on_gpu, "memory")
     assert statuses(outcomes)["memory"] == "ran"
-    failed = [outcome for outcome in outcomes if outcome.target in on_gpu]
+    failed = [outcome for outcome in outcomes if outcome.experiment.name in on_gpu]
     assert len(failed) == len(on_gpu)
     for outcome in failed:
         assert outcome.status == "failed"
         assert "needs a CUDA device" in outcome.error
-        small = "wikitext103 --model tiny" if outcome.target == "table2" else "cifar100 --train-limit"
+        small = "wikitext103 --model tiny" if outcome.experiment.name == "table2" else "cifar100 --train-limit"
         assert f"mvngrad train {small}" in outcome.error
 
 
 def test_unknown_targets_list_the_known_ones(capsys):
     assert cli.main(["reproduce", "spike", "spikes"]) == 2
     said = capsys.readouterr().err
-    assert said.strip() == f"mvngrad: no target 'spikes'; there are: {', '.join(TARGETS)}"
+    assert said.strip() == f"mvngrad: no experiment 'spikes'; choose from {', '.join(EXPERIMENTS)}"
 
 
 # The command, in processes of its own
@@ -164,18 +174,18 @@ def begun(root, target):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_an_interruption_loses_only_the_unfinished_target(tmp_path, how):
-    process = command("reproduce", "spike", "convergence", root=tmp_path, wait=False)
-    assert begun(tmp_path, "convergence")
+    process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)
+    assert begun(tmp_path, "separation")
     process.send_signal(how)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else -9)
     if how == signal.SIGINT:
-        assert "What is done is kept" in said
+        assert "Finished results are stored" in said
     assert [run.name for run in store.runs(tmp_path)] == ["spike"]
-    said = command("reproduce", "spike", "convergence", root=tmp_path)
-    assert "kept   spike" in said
-    assert "convergence: an earlier run did not finish" in said
-    assert "done   convergence" in said
+    said = command("reproduce", "spike", "separation", root=tmp_path)
+    assert "stored spike" in said
+    assert "separation: an earlier run did not finish" in said
+    assert "done   separation" in said
     assert said.strip().splitlines()[-1] == str(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 4
@@ -234,18 +244,18 @@ def test_data_list_says_which_digits_there_are(capsys, monkeypatch, tmp_path):
 def test_bars_estimate_what_is_left():
     console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with Bars(console) as bars:
-        bars.plan({"spike": 10.0, "memory": 30.0})
-        tick = bars.begin(TARGETS["spike"], True)
+        bars.plan([SPIKE, MEMORY], quick=False)
+        tick = bars.begin(SPIKE, True)
         tick(0.5)
         (everything, current) = bars.tasks
         assert everything.completed == 5.0
         assert everything.total == 40.0
         assert "left" in everything.fields["left"]
         assert current.completed == 0.5
-        bars.end(reproduce.Outcome("spike", "ran", 3.0))
+        bars.end(reproduce.Outcome(SPIKE, "ran", 3.0))
         assert everything.completed == 10.0
-        bars.begin(TARGETS["memory"], False)
-        bars.end(reproduce.Outcome("memory", "failed", error="[/] broke"))
+        bars.begin(MEMORY, False)
+        bars.end(reproduce.Outcome(MEMORY, "failed", error="[/] broke"))
     told = console.export_text()
     assert "did not finish" in told
     assert "[/] broke" in told, "an error is text and not markup"
@@ -304,6 +314,8 @@ def test_within_a_long_epoch_there_are_signs_of_life(capsys):
 
 def test_a_target_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatch):
     class Module:
+        __file__ = __file__
+
         @staticmethod
         def train_all(root, data, tick, on_event):
             on_event(told(10, test_accuracy=60.0))
@@ -313,9 +325,9 @@ def test_a_target_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatc
             tick(1.0)
 
     seen = []
-    monkeypatch.setattr(type(TARGETS["table1"]), "load", lambda self: Module)
+    monkeypatch.setattr(type(EXPERIMENTS["table1"]), "load", lambda self: Module)
     with Bars(terminal()) as bars:
-        (outcome,) = reproduce.reproduce([TARGETS["table1"]], bars, root=tmp_path)
+        (outcome,) = reproduce.reproduce([EXPERIMENTS["table1"]], bars, root=tmp_path)
     assert outcome.status == "ran", outcome.error
     assert seen == [
         "epoch 10/200  loss 3.2500  test_accuracy 60.00  41,000/s  2:05 left",

@@ -19,7 +19,7 @@ from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.sweeps.judge import NOTES
 from mvngrad_lab.experiments.sweeps.plans import SWEEPS
 from mvngrad_lab.report import exports
-from mvngrad_lab.report.claims import load
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.page import render
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
@@ -363,7 +363,7 @@ print(page.render(verdicts.judge(found), found, version="1", made="now").count("
 
 
 def test_every_claim_about_a_sweep_waits_for_it():
-    swept = [claim for claim in load() if claim.target.startswith(exports.PREFIX)]
+    swept = [claim for claim in load_claims() if claim.target.startswith(exports.PREFIX)]
     assert len(swept) == 12
     assert {verdict.status for claim, verdict in judge([]) if claim in swept} == {NOT_RUN}
     for claim in swept:

@@ -13,7 +13,7 @@ from test_table1 import beside
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.language import run as target
-from mvngrad_lab.report.claims import load
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.gather import CELLS, gathered, worth_keeping
 from mvngrad_lab.report.monitors import monitors
@@ -36,7 +36,7 @@ from mvngrad_lab.training import trainings
 RESULTS = Path(__file__).parents[2] / "results"
 PAPERS = {"adam": 64.50, "laprop": 66.96, "adabelief": 63.55, "mvngrad": 62.62}
 """Perplexities on WikiText-103: in these the four have the order that is claimed."""
-OF_THE_PAPER = [claim.id for claim in load() if claim.id.startswith(("wikitext-", "openwebtext-"))]
+OF_THE_PAPER = [claim.id for claim in load_claims() if claim.id.startswith(("wikitext-", "openwebtext-"))]
 
 
 def run(recipe, loss=4.0, status="finished"):

@@ -8,14 +8,16 @@ import torch
 
 from mvngrad.diagnostics import gap
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, Rule
-from mvngrad_lab.experiments import TARGETS
+from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.experiments.convergence import run as convergence
 from mvngrad_lab.experiments.memory import run as memory
 from mvngrad_lab.experiments.mnist import curves as mnist_curves, digits as mnist, gap as mnist_gap
 from mvngrad_lab.experiments.separation import run as separation
 from mvngrad_lab.experiments.spike import run as spike, simulation as spike_theory
 from mvngrad_lab.experiments.variance_gap import run as variance_gap_target, simulation as variance_gap
-from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, REPRODUCED, judge
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
+
+JUDGES = find_judges()
 
 
 def quiet(share):
@@ -28,9 +30,6 @@ def run(module, recipe):
 
 def status(claim, result):
     return JUDGES[claim](result).status
-
-
-judge([])  # so that every judge is known
 
 
 # Spikes
@@ -248,9 +247,9 @@ def test_both_networks_train_in_processes_of_their_own(monkeypatch):
 
 
 def test_every_target_has_recipes_and_the_quick_one_is_smaller(tmp_path):
-    for target in TARGETS.values():
+    for target in find_experiments().values():
         if target.gpu:
             continue
-        full, quick = (target.load().recipe(quick, None) for quick in (False, True))
+        full, quick = (target.load().make_recipe(quick, None) for quick in (False, True))
         assert full.name == quick.name == target.name
         assert full.key != quick.key or target.name == "memory"

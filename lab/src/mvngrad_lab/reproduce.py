@@ -1,4 +1,4 @@
-"""Run targets and keep their results: what is done is not done again, and what fails takes nothing with it."""
+"""Run experiments and store their results. Finished ones are not repeated, and a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -9,91 +9,97 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from mvngrad_lab.experiments import TARGETS, Module, Target, Tick
+from mvngrad_lab.errors import UserError
+from mvngrad_lab.experiments import Experiment, RunModule, Tick, find_experiments
 from mvngrad_lab.store import Slot, now
-from mvngrad_lab.store.environment import LIBRARY, PACKAGE, environment
-from mvngrad_lab.training.events import Event
+from mvngrad_lab.store.environment import LIBRARY, environment
 
-
-class UnknownTarget(ValueError):
-    """A target that does not exist was asked for."""
+LAB = Path(__file__).parent
+SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
+"""Files of the lab that results of every experiment may depend on."""
+AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
+"""Files of an experiment that no result depends on."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    target: str
+    experiment: Experiment
     status: str
-    """ran, kept (it was there already) or failed."""
+    """ran, stored (it had finished before) or failed."""
     seconds: float = 0.0
     error: str = ""
 
 
 class Display(Protocol):
-    """What a person sees while targets run."""
+    """What a person sees while experiments run."""
 
-    def plan(self, seconds: dict[str, float]) -> None:
-        """What will run, and about how long each takes."""
+    def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
+        """Called once with what will run."""
 
-    def begin(self, target: Target, interrupted: bool) -> Tick: ...
+    def begin(self, experiment: Experiment, interrupted: bool) -> Tick: ...
 
-    def event(self, event: Event) -> None:
-        """What a training of a target tells."""
+    def event(self, event: Any) -> None:
+        """Called with each event of a training."""
 
     def end(self, outcome: Outcome) -> None: ...
 
 
-def chosen(names: Sequence[str]) -> list[Target]:
-    """The targets of these names, in the order they are listed; for none, all that a CPU can run."""
-    if unknown := [name for name in names if name not in TARGETS]:
-        raise UnknownTarget(f"no target {', '.join(map(repr, unknown))}; there are: {', '.join(TARGETS)}")
-    return [target for name, target in TARGETS.items() if name in names or not (names or target.gpu)]
+def select_experiments(names: Sequence[str]) -> list[Experiment]:
+    """The experiments of these names, in the order of `find_experiments`; without names all that need no GPU."""
+    experiments = find_experiments()
+    if unknown := [name for name in names if name not in experiments]:
+        raise UserError(f"no experiment {', '.join(map(repr, unknown))}; choose from {', '.join(experiments)}")
+    return [each for name, each in experiments.items() if name in names or not (names or each.gpu)]
 
 
-def code() -> str:
-    """A hash of the code that computes results: a result of another version is computed again.
-
-    Judges and figures only read results, so they do not count.
-    """
-    folders = [LIBRARY, PACKAGE / "experiments", PACKAGE / "tasks" / "mnist"]
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    content = [path.read_bytes() for path in files if not path.stem.endswith(("judge", "figure"))]
-    return hashlib.sha256(b"".join(content)).hexdigest()[:12]
+def code_hash(experiment: Experiment) -> str:
+    """Hash the code that the experiment's results depend on; a stored result of other code is not reused."""
+    folder = Path(experiment.load().__file__).parent
+    paths = {*LIBRARY.rglob("*.py"), *(path for pattern in SHARED for path in LAB.glob(pattern))}
+    paths |= {path for path in folder.glob("*.py") if path.name not in AFTER_THE_RUN}
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
 
 
 def reproduce(
-    targets: Iterable[Target], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
+    experiments: Iterable[Experiment], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
 ) -> list[Outcome]:
-    """Run what the store does not have yet; an error ends its target, and Ctrl-C the rest."""
-    version, outcomes = code(), list[Outcome]()
-    waiting: list[tuple[Target, Module, Slot | None]] = []
-    for target in targets:
-        module = target.load()
-        # The runs of a target for GPUs are in the store one by one, and it skips them by itself.
-        slot = None if target.gpu else Slot(module.recipe(quick, data), root)
+    """Run what the store does not have yet. An exception ends its experiment, Ctrl-C ends all."""
+    outcomes = list[Outcome]()
+    waiting: list[tuple[Experiment, RunModule, Slot | None, str]] = []
+    for experiment in experiments:
+        module, code = experiment.load(), code_hash(experiment)
+        # train_all stores each training as a run of its own, and skips those that are stored.
+        slot = None if experiment.gpu else Slot(module.make_recipe(quick, data), root)
         run = slot.run if slot else None
-        if run is not None and run.environment.get("code") == version:
-            outcomes.append(Outcome(target.name, "kept", run.result["seconds"]))
+        if run is not None and run.environment.get("code") == code:
+            outcomes.append(Outcome(experiment, "stored", run.result["seconds"]))
             display.end(outcomes[-1])
         else:
-            waiting.append((target, module, slot))
-    display.plan({target.name: target.seconds[quick] for target, _, _ in waiting})
-    for target, module, slot in waiting:
-        tick, start = display.begin(target, slot is not None and slot.interrupted), time.perf_counter()
+            waiting.append((experiment, module, slot, code))
+    display.plan([experiment for experiment, *_ in waiting], quick)
+    for experiment, module, slot, code in waiting:
+        tick, start = display.begin(experiment, slot is not None and slot.interrupted), time.perf_counter()
         try:
             if slot is None:
                 module.train_all(root, data, tick, display.event)
             else:
-                slot.begin({**environment(), "code": version, "quick": quick, "made": now()})
+                slot.begin({**environment(), "code": code, "quick": quick, "made": now()})
                 result = module.run(slot.recipe, data, tick)
                 slot.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
-            outcomes.append(Outcome(target.name, "ran", time.perf_counter() - start))
+            outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
         except Exception as error:
             if os.environ.get("MVNGRAD_DEBUG"):
                 raise
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f" ({Path(last.filename).name}, line {last.lineno})"
-            outcomes.append(Outcome(target.name, "failed", error=f"{type(error).__name__}: {error}{where}"))
+            outcomes.append(Outcome(experiment, "failed", error=_describe(error)))
         display.end(outcomes[-1])
     return outcomes
+
+
+def _describe(error: Exception) -> str:
+    """One line: the message, and for a bug its type and place."""
+    if isinstance(error, UserError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"

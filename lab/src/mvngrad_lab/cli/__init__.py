@@ -18,7 +18,8 @@ from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs
 from mvngrad_lab.cli.sweep import SweepCommand
-from mvngrad_lab.experiments import TARGETS
+from mvngrad_lab.errors import UserError
+from mvngrad_lab.experiments import find_experiments
 
 DESCRIPTION = (
     "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training. "
@@ -33,9 +34,13 @@ STDOUT = 1
 class Reproduce:
     """Run the paper's theorems and figures on this machine and write a report. What is done is not done again."""
 
-    targets: Annotated[
+    experiments: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="[TARGET ...]", help=", ".join(TARGETS), help_behavior_hint="(default: all that need no GPU)"),
+        arg(
+            metavar="[EXPERIMENT ...]",
+            help=", ".join(find_experiments()),
+            help_behavior_hint="(default: all that need no GPU)",
+        ),
     ] = ()
     quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False
     data: DataOrSample = None
@@ -45,15 +50,15 @@ class Reproduce:
         from rich.console import Console
 
         from mvngrad_lab.cli.progress import Bars
-        from mvngrad_lab.reproduce import chosen, reproduce
+        from mvngrad_lab.reproduce import reproduce, select_experiments
 
-        targets, console = chosen(self.targets), Console()
+        selected, console = select_experiments(self.experiments), Console()
         display = Bars(console)
         try:
             with display:
-                outcomes = reproduce(targets, display, root=self.runs, quick=self.quick, data=self.data)
+                outcomes = reproduce(selected, display, root=self.runs, quick=self.quick, data=self.data)
         except KeyboardInterrupt:
-            console.print("Interrupted. What is done is kept; run the same command to go on.")
+            console.print("Interrupted. Finished results are stored; run the same command to continue.")
             return 130
         Report(runs=self.runs)()
         return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
@@ -158,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _command(sys.argv[1:] if arguments is None else list(arguments))
         finally:
             _flush()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (UserError, ValueError, OSError, RuntimeError) as error:
         if isinstance(error, BrokenPipeError) and _unread():  # as by `head`: no error, and nothing to say at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return 141  # that of a process that SIGPIPE ended

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from mvngrad_lab.experiments import TARGETS, Target, Tick
+from mvngrad_lab.experiments import Experiment, Tick
 from mvngrad_lab.reproduce import Outcome
 from mvngrad_lab.training import events
 
 QUIET = 60.0
 """Seconds without a line, where there is no bar, after which a training gives a sign of life."""
-WORDS = {"ran": "[green]done[/]  ", "kept": "[dim]kept[/]  ", "failed": "[red]failed[/]"}
+WORDS = {"ran": "[green]done[/]  ", "stored": "[dim]stored[/]", "failed": "[red]failed[/]"}
 
 
 def clock(seconds: float) -> str:
@@ -60,7 +61,7 @@ class TrainingBar(Progress):
 
 
 class Bars(Progress):
-    """The display of `reproduce`: one bar for the target that runs, one for everything."""
+    """The display of `reproduce`: one bar for the experiment that runs, one for everything."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -72,24 +73,25 @@ class Bars(Progress):
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.expected: dict[str, float] = {}
         self.passed = 0.0
-        """Expected seconds of the targets that are over."""
+        """Expected seconds of the experiments that are over."""
         self.training, self.metrics = "", dict[str, float]()
         """The run that trains now, and what is known of it."""
 
-    def plan(self, seconds: dict[str, float]) -> None:
-        self.expected = seconds
-        if seconds:
-            self.console.print(f"{len(seconds)} to run, about {clock(sum(seconds.values()))}")
-            self.everything = self.add_task("everything", total=sum(seconds.values()), left="")
+    def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
+        self.expected = {experiment.name: experiment.seconds[quick] for experiment in experiments}
+        if total := sum(self.expected.values()):
+            self.console.print(f"{len(experiments)} to run, about {clock(total)}")
+            self.everything = self.add_task("everything", total=total, left="")
 
-    def begin(self, target: Target, interrupted: bool) -> Tick:
+    def begin(self, experiment: Experiment, interrupted: bool) -> Tick:
+        name = experiment.name
         if interrupted:
-            self.console.print(f"{target.name}: an earlier run did not finish, or is of other code; running it again")
-        self.current = self.add_task(target.name, total=1.0, left=target.what)
+            self.console.print(f"{name}: an earlier run did not finish, or other code ran it; running it again")
+        self.current = self.add_task(name, total=1.0, left=experiment.summary)
 
         def tick(share: float) -> None:
             self.update(self.current, completed=share)
-            self._everything(self.passed + share * self.expected[target.name])
+            self._everything(self.passed + share * self.expected[name])
 
         return tick
 
@@ -109,10 +111,10 @@ class Bars(Progress):
         self.update(self.everything, completed=done, left=f"about {clock((total - done) * pace)} left")
 
     def end(self, outcome: Outcome) -> None:
-        if outcome.target in self.expected:
+        name, summary = outcome.experiment.name, outcome.experiment.summary
+        if name in self.expected:
             self.remove_task(self.current)
-            self.passed += self.expected[outcome.target]
+            self.passed += self.expected[name]
             self._everything(self.passed)
-        name, what = outcome.target, TARGETS[outcome.target].what
-        told = escape(outcome.error) if outcome.error else f"{clock(outcome.seconds):>8}  [dim]{what}[/]"
-        self.console.print(f"{WORDS[outcome.status]} {name:<14} {told}", highlight=False, soft_wrap=True)
+        line = escape(outcome.error) if outcome.error else f"{clock(outcome.seconds):>8}  [dim]{summary}[/]"
+        self.console.print(f"{WORDS[outcome.status]} {name:<14} {line}", highlight=False, soft_wrap=True)

@@ -1,73 +1,86 @@
-"""What `mvngrad reproduce` can run: one module each, with `recipe(quick, data)` and `run(recipe, data, tick)`.
+"""Experiments, one folder for each topic; to add one is to add a folder, because nothing else lists them.
 
-This file is read to print help and errors, so it imports none of them.
+A folder mvngrad_lab/experiments/<topic>/ is found here and in every other folder of sys.path. It holds
+
+    __init__.py   EXPERIMENTS: what `mvngrad reproduce` can run. Read to print help, so it imports nothing heavy.
+    run.py        make_recipe and run, or train_all for an experiment that needs a GPU: see RunModule
+    judge.py      one function for each claim, marked with `mvngrad_lab.report.verdicts.judges`
+    figure.py     FIGURES: a function for each record that it draws
+    claims.toml   the claims and their rules, as `mvngrad_lab.report.claims` reads them
+    README.md     the question, what runs, what decides
+
+Only `__init__.py` is required. judge.py and figure.py import neither torch nor the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.training.events import Event
+
+__path__ = pkgutil.extend_path(__path__, __name__)
 
 Tick = Callable[[float], None]
-"""Called with the share of a target that is done."""
-OnEvent = Callable[[Event], Any]
-"""Called with what a training tells."""
+"""Called with the share of an experiment that is done."""
+OnEvent = Callable[[Any], Any]
+"""Called with each event of a training (mvngrad_lab.training.events)."""
 
 
-class Module(Protocol):
-    def recipe(self, quick: bool, data: Path | None) -> Recipe:
-        """What to run; `data` is the folder that was asked for, if any."""
+class RunModule(Protocol):
+    """What the run module of an experiment defines: the first two functions, or with `gpu` the third."""
+
+    __file__: str
+
+    def make_recipe(self, quick: bool, data: Path | None) -> Recipe:
+        """The settings of a run; `data` is the folder given on the command line, if any."""
 
     def run(self, recipe: Any, data: Path | None, tick: Tick) -> dict[str, Any]:
-        """The result, as JSON knows it."""
+        """Run and return the result as plain JSON values."""
 
     def train_all(self, root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-        """What a target with `gpu` has in their place."""
+        """Train many networks, each stored as a run of its own."""
 
 
 @dataclass(frozen=True)
-class Target:
+class Experiment:
+    """Something that `mvngrad reproduce` can run."""
+
     name: str
-    what: str
+    """On the command line; also the name of its runs and the `target` of its claims."""
+    summary: str
     seconds: tuple[int, int]
-    """About what it takes on two cores, in full and with `quick`: where an estimate starts."""
+    """Expected duration on two cores (or on a GPU): in full, and with `quick`."""
+    module: str
+    """The full name of its run module."""
     gpu: bool = False
-    """Only run where it is named. Its module has `train_all`, which keeps many runs, instead."""
+    """Needs a GPU, so it runs only if named on the command line."""
 
-    def load(self) -> Module:
-        return cast(
-            Module,
-            import_module(f"mvngrad_lab.experiments.{MODULES.get(self.name, f'{self.name}.run')}".replace("-", "_")),
-        )
+    def load(self) -> RunModule:
+        return cast(RunModule, import_module(self.module))
 
 
-TARGETS = {
-    target.name: target
-    for target in (
-        Target("spike", "one gradient spike, and many, through the four cells", (5, 1)),
-        Target("variance-gap", "which order of momentum varies less", (5, 2)),
-        Target("separation", "steps against the dimension", (15, 2)),
-        Target("convergence", "the nonconvex rate and its floor", (5, 3)),
-        Target("memory", "what an optimizer keeps", (1, 1)),
-        Target("mnist-curves", "training loss, smooth or not", (120, 30)),
-        Target("mnist-gap", "the variance gap in a real training", (120, 20)),
-        Target("table1", "ResNet-18 on CIFAR-100, 24 runs", (3800, 3800), gpu=True),
-        Target("table2", "GPT-2 on a stand-in text, 44 runs", (3700, 3700), gpu=True),
-        Target("cifar-gap", "the variance gap on CIFAR-100", (500, 500), gpu=True),
-        Target("state-precision", "state in bf16 and int8, 6 runs", (780, 780), gpu=True),
-    )
-}
-MODULES = {
-    "mnist-curves": "mnist.curves",
-    "mnist-gap": "mnist.gap",
-    "table1": "cifar100.run",
-    "cifar-gap": "cifar100.gap",
-    "table2": "language.run",
-}
-"""Experiments whose module is not `<name>/run.py`."""
+def find_topics() -> list[str]:
+    """The names of all folders, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+
+
+def find_experiments() -> dict[str, Experiment]:
+    """All experiments by name: those for a CPU first, the shortest first."""
+    topics = (import_module(f"{__name__}.{topic}") for topic in find_topics())
+    experiments = [experiment for topic in topics for experiment in getattr(topic, "EXPERIMENTS", ())]
+    experiments.sort(key=lambda each: (each.gpu, each.seconds[0], each.name))
+    return {experiment.name: experiment for experiment in experiments}
+
+
+def import_all(part: str) -> Iterator[ModuleType]:
+    """Import the module `part`, such as "judge", of every topic that has one."""
+    for topic in find_topics():
+        if find_spec(name := f"{__name__}.{topic}.{part}") is not None:
+            yield import_module(name)

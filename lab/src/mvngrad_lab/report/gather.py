@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mvngrad.diagnostics.diagnosis import Diagnosis
-from mvngrad_lab.experiments import TARGETS
+from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.store import Run
 from mvngrad_lab.tasks.cifar100.recipe import BATCH_SIZES, STATES, state_precision, table1
 from mvngrad_lab.tasks.language.recipe import RATES, TUNED, Language, on_stand_in, rates, shortened, table2, tuned
@@ -39,7 +39,8 @@ def gathered(runs: Sequence[Run], monitors: Mapping[str, Diagnosis] | None = Non
 def worth_keeping(runs: Sequence[Run]) -> list[Run]:
     """What a repository should keep: the runs behind the tables, and what else took a GPU; no try-outs."""
     behind = {recipe.key for recipe in (*table1(), *state_precision(), *on_stand_in())}
-    return [run for run in runs if run.key in behind or (run.name in TARGETS and TARGETS[run.name].gpu)]
+    on_gpu = {experiment.name for experiment in find_experiments().values() if experiment.gpu}
+    return [run for run in runs if run.key in behind or run.name in on_gpu]
 
 
 def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: Any) -> Run | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mvngrad_lab.experiments import TARGETS
+from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.report.claims import Claim
 from mvngrad_lab.report.exports import PREFIX
 from mvngrad_lab.report.figures import draw
@@ -99,7 +99,7 @@ def _behind(run: Run) -> list[str]:
 def _title(run: Run) -> str:
     if run.name.startswith(PREFIX):
         return f"Sweep {run.result['sweep']}"
-    return f"{TARGETS[run.name].what}: {run.result['done']} done"
+    return f"{find_experiments()[run.name].summary}: {run.result['done']} done"
 
 
 def _not_run(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:

@@ -1,4 +1,4 @@
-"""From stored results to verdicts, by the rules of claims.toml."""
+"""From stored results to verdicts, by the rules in the claims.toml of each experiment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mvngrad_lab.report.claims import Claim, load
+from mvngrad_lab.experiments import import_all
+from mvngrad_lab.report.claims import Claim, load_claims
 from mvngrad_lab.report.exports import PREFIX, SAMPLE
 from mvngrad_lab.store import Run
 
@@ -34,15 +35,24 @@ class Verdict:
 
 Judge = Callable[[dict[str, Any]], Verdict]
 JUDGES: dict[str, Judge] = {}
-"""Claim -> what applies its rule to the result of its target."""
+"""Claim -> the function that applies its rule to a result. Filled by `find_judges`."""
 
 
 def judges(claim: str) -> Callable[[Judge], Judge]:
-    def keep(judge: Judge) -> Judge:
+    """Register the decorated function as the judge of `claim`."""
+
+    def register(judge: Judge) -> Judge:
         JUDGES[claim] = judge
         return judge
 
-    return keep
+    return register
+
+
+def find_judges() -> dict[str, Judge]:
+    """All judges by claim; imports the judge.py of every experiment, which registers them."""
+    for _ in import_all("judge"):
+        pass
+    return JUDGES
 
 
 def decided(holds: bool, measured: str, caveat: str = "") -> Verdict:
@@ -75,18 +85,16 @@ def latest(runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def judge(runs: Iterable[Run]) -> list[tuple[Claim, Verdict]]:
-    """Each claim with its verdict, in the order of the file."""
-    import mvngrad_lab.report.judges  # noqa: F401 (each registers its own)
-
-    found = latest(runs)
+    """Each claim with its verdict, in the order of the report."""
+    found, known = latest(runs), find_judges()
     verdicts = []
-    for claim in load():
+    for claim in load_claims():
         run = found.get(claim.target)
-        if run is None or claim.id not in JUDGES:
+        if run is None or claim.id not in known:
             why = f"It needs {claim.needs}." if claim.needs else f"`mvngrad reproduce {claim.target}` decides it."
             verdicts.append((claim, Verdict(NOT_RUN, "", why)))
         else:
-            verdict = JUDGES[claim.id](run.result)
+            verdict = known[claim.id](run.result)
             if run.environment.get("quick"):
                 verdict = at_small_sizes(verdict)
             verdicts.append((claim, verdict))

@@ -1,16 +1,20 @@
-"""Table 1, as far as its runs are done, with the paper's numbers beside."""
+"""Table 1 with the paper's numbers, as far as its runs are done, and fig:thm_vgap_ada_prop_cifar."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.claims import load
-from mvngrad_lab.report.figures.svg import Figure, Table
+import numpy as np
+from matplotlib.ticker import FuncFormatter
+
+from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.figures.style import LIGHT, axes, band, cell as mark, curve
+from mvngrad_lab.report.figures.svg import Figure, Table, panel
 from mvngrad_lab.report.seeds import mean, runs, seconds
 
 
-def draw(result: dict[str, Any]) -> list[Figure]:
-    paper = {claim.id: claim.values for claim in load()}
+def draw_table(result: dict[str, Any]) -> list[Figure]:
+    paper = {claim.id: claim.values for claim in load_claims()}
     rows = []
     for batch, cells in result["cells"].items():
         for cell, row in cells.items():
@@ -28,3 +32,33 @@ def draw(result: dict[str, Any]) -> list[Figure]:
         f"{result['data']}"
     )
     return [Figure("ResNet-18 on CIFAR-100", caption, (), (), Table("Accuracy, %", head, tuple(rows)))]
+
+
+def draw_gap(result: dict[str, Any]) -> list[Figure]:
+    epochs, trained = result["epochs"], result["trained_with"]
+    left = axes("epoch", "Var(AdaBelief's update) − Var(MVN-Grad's)")
+    right = axes("epoch", "gap / Var(AdaBelief's update)")
+    right.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.2%}"))
+    parts = []
+    for name, measured in trained.items():
+        gap, error, before = (np.array(measured[key], dtype=float) for key in ("gap", "error", "before"))
+        for at, scale in ((left, 1.0), (right, before)):
+            band(at, mark(name), epochs, (gap - 2 * error) / scale, (gap + 2 * error) / scale)
+            curve(at, mark(name), epochs, gap / scale)
+        parts.append(f"trained with {name}, the gap is {(gap / before).min():.2%} to {(gap / before).max():.2%}")
+    for at in (left, right):
+        at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
+    words = f"{'; '.join(parts)} of AdaBelief's variance"
+    return [
+        Figure(
+            "The variance gap on CIFAR-100",
+            f"After these epochs the state is frozen, {result['K']} augmented mini-batches are drawn, and the "
+            "variances of the next update are averaged over all parameters. One run each; band: two standard errors "
+            f"over batches. In short: {words}. Data: {result['data']}.",
+            (panel(left, "The gap on CIFAR-100", words), panel(right, "As a share, on CIFAR-100", words)),
+            tuple(mark(name).named(f"trained with {name}") for name in trained),
+        )
+    ]
+
+
+FIGURES = {"table1": draw_table, "cifar-gap": draw_gap}

@@ -1,4 +1,4 @@
-"""Verdicts on Table 1."""
+"""Verdicts on Table 1 and on fig:thm_vgap_ada_prop_cifar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from mvngrad_lab.report.claims import load
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.gather import SECOND_MOMENT, VARIANCE
 from mvngrad_lab.report.seeds import Row, counted, known, told
 from mvngrad_lab.report.statistics import welch
@@ -15,6 +15,8 @@ from mvngrad_lab.report.verdicts import COMPARED, NOT_RUN, UNDECIDED, Verdict, d
 
 NEAR = 0.6
 """Points of accuracy."""
+ERRORS = 2
+"""Standard errors by which a gap must be above 0."""
 
 
 def column(rows: Mapping[str, Row], metric: str, link: str = "of") -> tuple[dict[str, list[float]], Verdict | None]:
@@ -31,7 +33,7 @@ def near(result: dict[str, Any], kind: str, batch: str) -> Verdict:
     values, at_once = column(result["cells"][batch], f"{kind}_accuracy")
     if at_once:
         return at_once
-    expected = next(each.values for each in load() if each.id == f"cifar-{kind}-{batch}")
+    expected = next(each.values for each in load_claims() if each.id == f"cifar-{kind}-{batch}")
     off = {cell: fmean(found) - expected[cell] for cell, found in values.items()}
     text = f"{told(values)}; off by " + ", ".join(f"{cell} {by:+.2f}" for cell, by in off.items())
     outside = [cell for cell, by in off.items() if abs(by) > NEAR]
@@ -70,3 +72,19 @@ for batch in ("128", "1024"):
     judges(f"cifar-order-{batch}")(partial(order, batch=batch))
     for kind in ("test", "train"):
         judges(f"cifar-{kind}-{batch}")(partial(near, kind=kind, batch=batch))
+
+
+@judges("cifar-gap")
+def _(result: dict[str, Any]) -> Verdict:
+    every, positive, texts = len(result["epochs"]), [], []
+    for cell, row in result["trained_with"].items():
+        clear = [gap > ERRORS * error for gap, error in zip(row["gap"], row["error"], strict=True)]
+        positive.append(sum(clear))
+        shares = [gap / before for gap, before in zip(row["gap"], row["before"], strict=True)]
+        texts.append(
+            f"trained with {cell}: positive at {sum(clear)} of {every} checkpoints, "
+            f"{min(shares):.2%} to {max(shares):.2%} of AdaBelief's variance"
+        )
+    text = f"{'; '.join(texts)} (n = 1 run each, K = {result['K']}; {result['data']})"
+    fewest = min(positive)
+    return decided(fewest >= 0.75 * every, text, "Not at every checkpoint." if fewest < every else "")

@@ -74,3 +74,6 @@ def _floors(floors: dict[str, Any]) -> Figure:
         ),
         tuple(drawn.values()),
     )
+
+
+FIGURES = {"convergence": draw}

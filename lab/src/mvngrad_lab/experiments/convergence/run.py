@@ -22,7 +22,7 @@ class Rates(Recipe):
     """Values of 1 - beta2."""
 
 
-def recipe(quick: bool, data: Path | None) -> Rates:
+def make_recipe(quick: bool, data: Path | None) -> Rates:
     return Rates(longest=3000, runs=16, points=5) if quick else Rates()
 
 

@@ -9,7 +9,16 @@ from typing import Any
 from mvngrad_lab.report.gather import CELLS, SECOND_MOMENT, VARIANCE
 from mvngrad_lab.report.seeds import counted, known, told as over_seeds
 from mvngrad_lab.report.statistics import spread_above, welch
-from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, judges, transferred
+from mvngrad_lab.report.verdicts import (
+    COMPARED,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    UNDECIDED,
+    Verdict,
+    decided,
+    judges,
+    transferred,
+)
 from mvngrad_lab.tasks.language.recipe import table2
 
 LEVEL, LEVEL_OF_SPREAD = 0.01, 0.05
@@ -20,6 +29,9 @@ STAND_IN = (
 NOT_BEST = "These runs are not at what the sweep of rates has as the best for each, or it is not done."
 RATE = f"{table2()[0].lr:g}"
 """At which all four are compared."""
+CLASSES = {cell: cell.replace("-", "") for cell in ("AdamW", "MVN-GradW", "LaPropW", "AdaBeliefW")}
+"""As the paper writes them, and their classes."""
+WITHIN = 0.05
 
 
 def losses(rows: dict[str, Any]) -> dict[str, list[float]]:
@@ -82,3 +94,24 @@ def _(result: dict[str, Any]) -> Verdict:
     wider = spread_above(values["LaProp"], [values[cell] for cell in CELLS if cell != "LaProp"])
     text = f"{told(values)}; p that LaProp varies more {wider:.2g}"
     return transferred(wider < LEVEL_OF_SPREAD, 1 - wider < LEVEL_OF_SPREAD, text, STAND_IN)
+
+
+# How long a run takes
+
+
+@judges("time-openwebtext")
+def _(result: dict[str, Any]) -> Verdict:
+    rows = {row["name"]: row for row in result["overhead"].get("124M", {}).get("rows", [])}
+    if not all(f"{name} float32" in rows for name in CLASSES.values()):
+        return Verdict(NOT_RUN, "", "`python -m benchmarks.language` was cut short before this part.")
+    steps = {cell: rows[f"{name} float32"]["step_seconds"] for cell, name in CLASSES.items()}
+    text = "seconds a step: " + ", ".join(f"{cell} {seconds:.4f}" for cell, seconds in steps.items())
+    return decided(all(abs(seconds / steps["AdamW"] - 1) <= WITHIN for seconds in steps.values()), text)
+
+
+@judges("time-wikitext")
+def _(result: dict[str, Any]) -> Verdict:
+    ours = next((row for row in result["throughput"].get("30M", []) if row["name"] == "ours"), None)
+    if ours is None:
+        return Verdict(NOT_RUN, "", "`python -m benchmarks.language` was cut short before this part.")
+    return Verdict(UNDECIDED, f"{ours['projected_seconds'] / 3600:.2f} h, evaluations not counted", COMPARED)

@@ -31,3 +31,6 @@ def draw(result: dict[str, Any]) -> list[Figure]:
             (panel(at, "Times the model, in float32", words),),
         )
     ]
+
+
+FIGURES = {"memory": draw}

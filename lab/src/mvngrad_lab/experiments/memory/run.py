@@ -28,7 +28,7 @@ class Memory(Recipe):
     """Parameters, in two tensors."""
 
 
-def recipe(quick: bool, data: Path | None) -> Memory:
+def make_recipe(quick: bool, data: Path | None) -> Memory:
     return Memory()
 
 

@@ -68,7 +68,7 @@ class Curves(Recipe):
     eps_s: float = EPS_S
 
 
-def recipe(quick: bool, data: Path | None) -> Curves:
+def make_recipe(quick: bool, data: Path | None) -> Curves:
     if quick:
         short = tuple(Panel(p.batch, p.lr, p.betas, p.steps // 4) for p in (SMALL, LARGE))
         return Curves(known(data), short, (0, 1))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
+from mvngrad_lab.experiments.mnist import gap_figure
 from mvngrad_lab.report.figures.style import CELLS, axes, band, cell, curve, number
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
 
@@ -84,3 +85,6 @@ def _spikes(panels: dict[str, Any], seeds: int, rule: str) -> Figure:
     return Figure(
         "Smoothness, counted", f"One mark for each of {seeds} seeds. {rule[:1].upper()}{rule[1:]}.", tuple(drawn)
     )
+
+
+FIGURES = {"mnist-curves": draw, "mnist-gap": gap_figure.draw}

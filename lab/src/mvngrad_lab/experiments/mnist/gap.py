@@ -44,7 +44,7 @@ class Frozen(Recipe):
     hidden: tuple[int, ...] = (HIDDEN, HIDDEN)
 
 
-def recipe(quick: bool, data: Path | None) -> Frozen:
+def make_recipe(quick: bool, data: Path | None) -> Frozen:
     return Frozen(known(data), checkpoints=(1, 20, 100, 300), seeds=(0, 1)) if quick else Frozen(known(data))
 
 

@@ -99,3 +99,6 @@ def _lemmas(result: dict[str, Any]) -> Figure:
         ),
         (MVNGRAD, BOUND),
     )
+
+
+FIGURES = {"separation": draw}

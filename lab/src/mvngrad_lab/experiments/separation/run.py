@@ -23,7 +23,7 @@ class Dimensions(Recipe):
     """Of LaProp's closed form."""
 
 
-def recipe(quick: bool, data: Path | None) -> Dimensions:
+def make_recipe(quick: bool, data: Path | None) -> Dimensions:
     return Dimensions(largest=1000, steps=100, horizon=300) if quick else Dimensions()
 
 

@@ -121,3 +121,6 @@ def _trains(trains: dict[str, Any]) -> Figure:
         ),
         (LAPROP, MVNGRAD, CLIPPED.named(f"MVN-Grad, z_clip = {trains['z_clip']:g}"), BOUND.named("bound, or M |u|/ε")),
     )
+
+
+FIGURES = {"spike": draw}

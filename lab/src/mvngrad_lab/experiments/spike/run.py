@@ -27,7 +27,7 @@ class Spikes(Recipe):
     z_clip: float = 5.0
 
 
-def recipe(quick: bool, data: Path | None) -> Spikes:
+def make_recipe(quick: bool, data: Path | None) -> Spikes:
     return Spikes(per_decade=10, trains_per_decade=4) if quick else Spikes()
 
 

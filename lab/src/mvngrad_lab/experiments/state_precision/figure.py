@@ -34,3 +34,6 @@ def _bytes(row: dict[str, Any]) -> str:
         if kept is not None and parameters:
             return f"{kept:,} ({kept / parameters:.2f})"
     return "not counted"
+
+
+FIGURES = {"state-precision": draw}

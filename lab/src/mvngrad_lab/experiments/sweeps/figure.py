@@ -209,3 +209,16 @@ def _mixed(swept: Swept, field: str) -> str:
         return ""
     named = ", ".join(f"{value} ({count} runs)" for value, count in counts.most_common())
     return f"Workers of {len(counts)} different {field}: {named}."
+
+
+def draw_engine(result: dict[str, Any]) -> list[Figure]:
+    rows = []
+    for row in result["rows"]:
+        times = f"{row['milliseconds']:.0f}", f"{row['milliseconds_95']:.0f}", f"{row['runs_per_second']:.0f}"
+        rows.append((row["store"], str(row["workers"]), str(row["runs"]), *times, str(row["errors"])))
+    caption = "Runs that return at once: what passes in a worker from the end of one to the start of the next."
+    head = ("store", "workers", "runs", "of a run, ms", "95% below, ms", "runs a second", "errors")
+    return [Figure("What the sweep engine adds to a run", caption, (), (), Table("Engine", head, tuple(rows)))]
+
+
+FIGURES = {"sweep-*": draw, "engine": draw_engine}

@@ -119,3 +119,6 @@ def _stationary(pasts: list[dict[str, Any]]) -> Figure:
         tuple(drawn),
         Table("Mean gap over pasts", ("β₂", "μ/σ", "mean gap", "99% interval", "negative"), rows),
     )
+
+
+FIGURES = {"variance-gap": draw}

@@ -21,7 +21,7 @@ class Gap(Recipe):
     """Gradients behind each Monte Carlo estimate."""
 
 
-def recipe(quick: bool, data: Path | None) -> Gap:
+def make_recipe(quick: bool, data: Path | None) -> Gap:
     return Gap(points=41, samples=100_000) if quick else Gap()
 
 
