@@ -72,12 +72,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def __call__(self, record: Record) -> None:
-        named = {
-            f"mvngrad/group{group['group']}/{name}": value
-            for group in record["groups"]
-            for name, value in scalars(group)
-        }
-        self.add_scalars(named, record["step"])
+        self.add_scalars(named_scalars(record), record["step"])
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         if self._writer is None:
@@ -100,6 +95,13 @@ def scalars(entry: Record) -> list[tuple[str, float]]:
         if entry[name] is not None:
             found.append((name, entry[name]))
     return [*found, ("spikes", float(len(entry["spikes"])))]
+
+
+def named_scalars(record: Record) -> dict[str, float]:
+    """The numbers of a record as `mvngrad/group0/snr/0.5` and the like, for a logger."""
+    return {
+        f"mvngrad/group{group['group']}/{name}": value for group in record["groups"] for name, value in scalars(group)
+    }
 
 
 def sink_of(given: str | os.PathLike[str] | Sink) -> Sink:
