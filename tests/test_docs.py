@@ -2,9 +2,11 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
+from vision import torchvision
 
 ROOT = Path(__file__).parents[1]
 TESTS = [path for folder in ("tests", "lab/tests") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -15,6 +17,9 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_blocks_of_a_page_run_in_order(page):
+    if page.stem == "frameworks":
+        torchvision()  # timm imports it
+        warnings.simplefilter("ignore")  # of the frameworks, about themselves
     namespace = {"__name__": "__main__"}
     for block in BLOCK.finditer(page.read_text()):
         exec(compile(block.group(1), str(page), "exec"), namespace)

@@ -8,17 +8,14 @@ from typing import Any
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    try:
-        from pytorch_lightning import Callback, LightningModule, Trainer
-    except ImportError as error:
-        raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
+except ImportError as error:
+    raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
 
 from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.sinks import Record, Sink, named_scalars, sink_of
 
 
-class MonitorCallback(Callback):  # type: ignore[misc]
+class MonitorCallback(Callback):
     """Watch the optimizers of a Trainer with a `mvngrad.diagnostics.Monitor`, and log to the Trainer's loggers.
 
         trainer = Trainer(callbacks=[MonitorCallback()])

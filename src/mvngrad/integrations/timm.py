@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 try:
-    from timm.optim import OptimInfo
-    from timm.optim._optim_factory import default_registry
+    from timm.optim._optim_factory import OptimInfo, default_registry
 except ImportError as error:
     raise ImportError("mvngrad.integrations.timm needs timm: pip install timm") from error
 
-import mvngrad
+from mvngrad import optim
 
 NAMES = ("MVNGrad", "MVNGradW", "LaProp", "LaPropW", "AdaBelief", "AdaBeliefW")
 
@@ -23,7 +22,7 @@ def register() -> list[str]:
     for name in NAMES:
         key = name.lower() if name.startswith("MVN") else f"mvngrad_{name.lower()}"
         decay = "decoupled" if name.endswith("W") else "coupled"
-        info = OptimInfo(key, getattr(mvngrad, name), f"{name} of mvngrad, {decay} weight decay", has_betas=True)
+        info = OptimInfo(key, getattr(optim, name), f"{name} of mvngrad, {decay} weight decay", has_betas=True)
         default_registry.register(info)
         names.append(key)
     return names

@@ -14,7 +14,7 @@ from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.sinks import Record, Sink, named_scalars, sink_of
 
 
-class MonitorCallback(TrainerCallback):  # type: ignore[misc]
+class MonitorCallback(TrainerCallback):
     """Watch the optimizer of a Trainer with a `mvngrad.diagnostics.Monitor`, and log where the Trainer logs.
 
         trainer.add_callback(MonitorCallback(trainer))
