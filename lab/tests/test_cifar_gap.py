@@ -58,7 +58,7 @@ def test_the_gap_is_positive_along_a_training_and_kept_as_a_run(measure, tmp_pat
 
 
 def test_it_notices_momentum_before_normalizing(measure, monkeypatch):
-    monkeypatch.setattr(diagnostics_gap, "orders", lambda rule: (ADABELIEF, ADABELIEF))
+    monkeypatch.setattr(diagnostics_gap, "cells_by_order", lambda rule: (ADABELIEF, ADABELIEF))
     assert status(measure().result) == NOT_REPRODUCED
 
 

@@ -17,9 +17,8 @@ from family import OPTIMIZERS, PLAIN, equal, everything, parameters, train
 import mvngrad
 from mvngrad.diagnostics import Monitor, TensorBoard, read_records
 from mvngrad.diagnostics.measures import SATURATION
-from mvngrad.diagnostics.sample import Sample
 from mvngrad.diagnostics.sinks import scalars
-from mvngrad.diagnostics.transfer import Transfer
+from mvngrad.diagnostics.state import Sample, Transfer
 from mvngrad.optim import storage
 
 WATCHED = [*PLAIN, torch.optim.Adam]
@@ -142,7 +141,7 @@ def test_a_sample_reads_the_same_numbers_as_the_step_does(shape, kind):
     ((_, index, count),) = sample.pieces
     assert count == 100
     for slot, whole in storage.opened(("m", "s", "u"), state, torch.float32).items():
-        (row,) = sample.take(optimizer, slot)
+        (row,) = sample.load_rows(optimizer, slot)
         assert torch.equal(row.float(), whole.flatten()[index])
 
 
@@ -161,9 +160,9 @@ def test_a_large_group_is_sampled_evenly_and_always_alike():
 
 def test_a_transfer_is_one_copy_of_each_device():
     transfer = Transfer()
-    tickets = [transfer.put([torch.ones(2), torch.zeros(1, dtype=torch.float64)]), transfer.put([]), transfer.put([])]
-    tickets.append(transfer.put([torch.full((2, 2), 3.0)]))
-    transfer.go()
+    tickets = [transfer.add([torch.ones(2), torch.zeros(1, dtype=torch.float64)]), transfer.add([]), transfer.add([])]
+    tickets.append(transfer.add([torch.full((2, 2), 3.0)]))
+    transfer.copy_to_host()
     assert [ticket().tolist() for ticket in tickets] == [[1, 1, 0], [], [], [3, 3, 3, 3]]
 
 
