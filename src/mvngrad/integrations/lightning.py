@@ -12,7 +12,7 @@ except ImportError as error:
     raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
 
 from mvngrad.diagnostics import Monitor
-from mvngrad.diagnostics.sinks import Record, Sink, named_scalars, sink_of
+from mvngrad.diagnostics.sinks import Record, Sink, make_sink, named_scalars
 
 
 class MonitorCallback(Callback):
@@ -31,7 +31,7 @@ class MonitorCallback(Callback):
 
     def __init__(self, every: int = 50, sink: str | os.PathLike[str] | Sink | None = None, **options: Any) -> None:
         self.every, self.options = every, options
-        self.sink = None if sink is None else sink_of(sink)
+        self.sink = None if sink is None else make_sink(sink)
         self.monitors: list[Monitor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -11,7 +11,7 @@ except ImportError as error:
     raise ImportError("mvngrad.integrations.transformers needs transformers: pip install transformers") from error
 
 from mvngrad.diagnostics import Monitor
-from mvngrad.diagnostics.sinks import Record, Sink, named_scalars, sink_of
+from mvngrad.diagnostics.sinks import Record, Sink, make_sink, named_scalars
 
 
 class MonitorCallback(TrainerCallback):
@@ -32,7 +32,7 @@ class MonitorCallback(TrainerCallback):
         self, trainer: Trainer, every: int = 50, sink: str | os.PathLike[str] | Sink | None = None, **options: Any
     ) -> None:
         self.trainer, self.every, self.options = trainer, every, options
-        self.sink = None if sink is None else sink_of(sink)
+        self.sink = None if sink is None else make_sink(sink)
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
