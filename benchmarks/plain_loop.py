@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.timing import wait
-from mvngrad_lab.tasks.cifar100.augment.batch import DEVIATION, MEAN
+from mvngrad_lab.tasks.cifar100.augment import DEVIATION, MEAN
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.cifar100.task import CLASSES, Cifar100Task
 

@@ -128,14 +128,14 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
         shuffled = torch.randperm(len(labels), generator=order).to(device)
         for chosen in shuffled.split(setting.batch)[: len(labels) // setting.batch]:
             optimizer.zero_grad()
-            loss = cross_entropy(model(mnist.normalized(images[chosen])), labels[chosen])
+            loss = cross_entropy(model(mnist.normalize(images[chosen])), labels[chosen])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
 
     def evaluate(images: Tensor, labels: Tensor) -> tuple[float, float]:
         with torch.no_grad():
-            scores = torch.cat([model(mnist.normalized(part)) for part in images.to(device).split(10_000)])
+            scores = torch.cat([model(mnist.normalize(part)) for part in images.to(device).split(10_000)])
         labels = labels.to(device)
         return cross_entropy(scores, labels).item(), 100 * (scores.argmax(1) == labels).float().mean().item()
 
@@ -156,7 +156,7 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
 def code() -> str:
     """A hash of the code that trains, so that results of another version are not taken for this one's."""
     files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/*.py")), Path(mlp.__file__)]
-    things = (Job, mnist.normalized, train)
+    things = (Job, mnist.normalize, train)
     texts = [path.read_text() for path in files] + [inspect.getsource(thing) for thing in things]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 

@@ -10,6 +10,20 @@ def no_data(monkeypatch, tmp_path):
     monkeypatch.delenv("MVNGRAD_DATA", raising=False)
 
 
+@pytest.fixture
+def mirror(monkeypatch):
+    """A running HTTP server to download from; see `mirror.Mirror`."""
+    from mirror import serve
+
+    from mvngrad_lab.tasks import files
+
+    monkeypatch.setattr(files, "PAUSE", 0.0)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serve() as running:
+        yield running
+
+
 class Letters:
     """An encoding in which a token is a byte."""
 

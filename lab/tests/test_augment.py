@@ -6,9 +6,8 @@ import pytest
 import torch
 from vision import torchvision
 
-from mvngrad_lab.tasks.cifar100.augment import UNIFORMS, augment, mixup, normalize
-from mvngrad_lab.tasks.cifar100.augment.pipeline import choose
-from mvngrad_lab.tasks.cifar100.augment.randaugment import OPERATIONS
+from mvngrad_lab.tasks.cifar100.augment import UNIFORMS, augment, choose, mixup, normalize
+from mvngrad_lab.tasks.cifar100.randaugment import OPERATIONS
 
 CENTRE, RIGHT_WAY_ROUND = 4.5 / 9, 0.75
 

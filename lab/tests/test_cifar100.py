@@ -121,17 +121,17 @@ def check(data):
         assert classes.tolist() == labels(split)
 
 
-@pytest.mark.parametrize("inside", ["cifar100", ""])
+@pytest.mark.parametrize("subfolder", ["cifar100", ""])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_yields_the_same_images(tmp_path, form, inside):
-    write(tmp_path / "here" / inside, form)
+def test_every_form_yields_the_same_images(tmp_path, form, subfolder):
+    write(tmp_path / "here" / subfolder, form)
     data = cifar100.load(tmp_path / "here")
     check(data)
     assert "sha256 verified" in data.source
     assert ("sorted by class" in data.source) == (form == "arrays")
 
 
-def test_an_array_pickled_by_columns(tmp_path, monkeypatch):
+def test_array_pickled_by_columns(tmp_path, monkeypatch):
     pickles = {split: batch(split, by_columns=True) for split in COUNTS}
     monkeypatch.setattr(cifar100, "PICKLES", tuple(known(name, data) for name, data in pickles.items()))
     (tmp_path / "cifar-100-python").mkdir()
@@ -140,14 +140,14 @@ def test_an_array_pickled_by_columns(tmp_path, monkeypatch):
     check(cifar100.load(tmp_path))
 
 
-def test_the_variable_and_the_cache_are_looked_through(tmp_path, monkeypatch):
+def test_variable_comes_before_the_cache(tmp_path, monkeypatch):
     write(tmp_path / "cache" / "mvngrad" / "cifar100", "archive")
     assert "as published" in cifar100.load().source
     monkeypatch.setenv("MVNGRAD_DATA", str(write(tmp_path / "variable", "arrays")))
     assert "sorted by class" in cifar100.load().source
 
 
-def test_with_nothing_anywhere_the_error_says_what_to_do(tmp_path):
+def test_missing_data_set_is_an_error_with_the_remedy(tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in (None, tmp_path / "empty"):
         with pytest.raises(FileNotFoundError, match=r"`mvngrad data get cifar100`.* --data or MVNGRAD_DATA"):
@@ -156,7 +156,7 @@ def test_with_nothing_anywhere_the_error_says_what_to_do(tmp_path):
         cifar100.load(tmp_path / "typo")
 
 
-def test_only_some_of_the_arrays_are_an_error(tmp_path):
+def test_incomplete_arrays_are_an_error(tmp_path):
     (write(tmp_path, "arrays") / "test_labels.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"some files of cifar100 but not test_labels\.npy"):
         cifar100.load(tmp_path)
@@ -164,7 +164,7 @@ def test_only_some_of_the_arrays_are_an_error(tmp_path):
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:-9] + b"x" + data[-8:]])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_damaged_file_is_refused_before_it_is_opened(tmp_path, monkeypatch, form, damage):
+def test_damaged_file_is_refused_before_it_is_parsed(tmp_path, monkeypatch, form, damage):
     write(tmp_path, form)
     name = list(FORMS[form])[-1]
     (tmp_path / name).write_bytes(damage(FORMS[form][name]))
@@ -174,53 +174,50 @@ def test_a_damaged_file_is_refused_before_it_is_opened(tmp_path, monkeypatch, fo
         cifar100.load(tmp_path)
 
 
-def test_a_pickle_calls_nothing_but_arrays():
+def test_pickle_calls_nothing_but_arrays():
     """Even one whose checksum is right."""
     harmful = b"\x80\x02cos\nsystem\nU\x04true\x85R."
     with pytest.raises(pickle.UnpicklingError, match=r"without os\.system"):
-        cifar100._unpickled(harmful)
+        cifar100._unpickle(harmful)
 
 
-def test_download_puts_the_archive_where_load_looks(tmp_path, monkeypatch):
-    (tmp_path / "mirror").mkdir()
-    (tmp_path / "mirror" / NAME).write_bytes(ARCHIVE)
-    monkeypatch.setattr(cifar100, "MIRRORS", (f"{(tmp_path / 'mirror').as_uri()}/",))
-    monkeypatch.setattr(
-        files, "_transfer", lambda url, part: part.write_bytes((tmp_path / "mirror" / NAME).read_bytes())
-    )
+@pytest.fixture
+def server(mirror, monkeypatch):
+    mirror.files[f"/{NAME}"] = ARCHIVE
+    monkeypatch.setattr(cifar100, "MIRRORS", (f"{mirror.url}/",))
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1 << 16)
+    return mirror
+
+
+def test_download_puts_the_archive_where_load_looks(tmp_path, monkeypatch, server):
     check(cifar100.load(cifar100.download(tmp_path / "here")))
     cifar100.download()
     check(cifar100.load())
     monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
     assert cifar100.download() == tmp_path / "variable"
     check(cifar100.load())
-    (tmp_path / "mirror" / NAME).unlink()
+    assert len(server.requests) == 3
     cifar100.download()
+    assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize("inside", ["cifar100", ""])
+@pytest.mark.parametrize("subfolder", ["cifar100", ""])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_there_in_any_form_is_verified_and_not_downloaded(tmp_path, monkeypatch, form, inside):
-    monkeypatch.setattr(files, "_transfer", None)
-    write(tmp_path / inside, form)
+def test_existing_files_of_any_form_are_verified_and_not_downloaded(tmp_path, server, form, subfolder):
+    write(tmp_path / subfolder, form)
     check(cifar100.load(cifar100.download(tmp_path)))
-    path = tmp_path / inside / next(iter(FORMS[form]))
+    path = tmp_path / subfolder / next(iter(FORMS[form]))
     path.write_bytes(b"damaged")
-    with pytest.raises(DamagedFile, match=f"{path.name} is not"):
+    with pytest.raises(DamagedFile, match=f"{path.name} is not .*Delete it and download it again"):
         cifar100.download(tmp_path)
+    assert server.requests == []
 
 
-def test_a_download_that_is_another_file_is_thrown_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_transfer", lambda url, part: part.write_bytes(packed({"train": b"", "test": b""})))
+def test_download_of_another_file_is_deleted(tmp_path, server):
+    server.files[f"/{NAME}"] = packed({"train": b"", "test": b""})
     with pytest.raises(DownloadError, match=r"cifar-100-python\.tar\.gz could not be downloaded"):
         cifar100.download(tmp_path)
     assert not list((tmp_path / "cifar100").iterdir())
-
-
-def test_a_damaged_archive_is_not_overwritten_in_silence(tmp_path):
-    (write(tmp_path / "cifar100", "archive") / NAME).write_bytes(ARCHIVE[:-9])
-    with pytest.raises(DamagedFile, match="Delete it and download it again"):
-        cifar100.download(tmp_path)
 
 
 def test_all_of_cifar100(monkeypatch, tmp_path):

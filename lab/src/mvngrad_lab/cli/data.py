@@ -38,18 +38,17 @@ class Get:
     data: Home = None
 
     def __call__(self) -> int:
-        from mvngrad_lab.tasks.files import heard
         from mvngrad_lab.tasks.language.data.prepared import prepared
 
         if self.name not in DATA_SETS:
             raise ValueError(f"NAME={self.name!r} is no data set; there are {', '.join(DATA_SETS)}")
-        with progress() as bar, heard(bar("download")):
+        with progress() as bar:
             if self.name in IMAGES:
                 module = import_module(f"mvngrad_lab.tasks.{self.name}.data")
-                folder = module.download(self.data)
+                folder = module.download(self.data, bar("download"))
                 told = f"{folder / self.name}: {module.load(folder).source}"
             else:
-                told = described(prepared(self.name, self.data, on_progress=bar("tokens")))
+                told = described(prepared(self.name, self.data, on_progress=bar("tokens"), on_download=bar("download")))
         print(told)
         return 0
 

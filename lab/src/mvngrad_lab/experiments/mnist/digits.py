@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mvngrad.optim.cells import AdaBelief, Adam, LaProp, MVNGrad
-from mvngrad_lab.tasks.files import locate
+from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
 
 CELLS = {"Adam": Adam, "AdaBelief": AdaBelief, "LaProp": LaProp, "MVN-Grad": MVNGrad}
@@ -32,7 +32,7 @@ class Digits:
 
 def digits(folder: Path | None) -> Digits:
     data = mnist.load(folder)
-    train, test = mnist.normalized(data.train_images), mnist.normalized(data.test_images)
+    train, test = mnist.normalize(data.train_images), mnist.normalize(data.test_images)
     return Digits((train, data.train_labels), (test, data.test_labels), data.source)
 
 
@@ -55,7 +55,7 @@ def source(folder: Path | None) -> str:
 
 def known(folder: Path | None) -> str:
     """Which digits there are, as a recipe says it: without reading them."""
-    return "mnist" if locate("mnist", mnist.FILES, folder) else "mnist-5k"
+    return "mnist" if find_files("mnist", mnist.FILES, folder) else "mnist-5k"
 
 
 def batches(data: tuple[Tensor, Tensor], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,6 +1,6 @@
 """CIFAR-100: 32x32 colour images of 100 classes.
 
-Krizhevsky, 2009. Read from the archive as published, unpacked or not, or from plain arrays of the same images.
+Krizhevsky, 2009. Read from the archive as published, packed or unpacked, or from NumPy arrays of the same images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad_lab.tasks.files import FOLDER_VARIABLE, KnownFile, fetch, find, home, places, read, verify
+from mvngrad_lab.tasks import files
+from mvngrad_lab.tasks.files import KnownFile, OnProgress
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = KnownFile(
@@ -27,11 +28,11 @@ ARCHIVE = KnownFile(
     packed=True,
 )
 UNPACKED = "cifar-100-python"
+"""The folder in the archive that has PICKLES."""
 PICKLES = (
     KnownFile("train", 155249918, "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b"),
     KnownFile("test", 31049707, "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864"),
 )
-"""What the archive holds in the folder UNPACKED."""
 ARRAYS = (
     KnownFile("train_images.npy", 153600128, "c55f5aeb30b7bb95c1e8aa43def5545f2bcb6ee586470a57f2f61b5cca1398e8"),
     KnownFile("train_labels.npy", 50128, "63e03749e8a66b0480c8788dfa7bd646dfe151a2d673381387f97ce4ead8fa7b"),
@@ -39,9 +40,9 @@ ARRAYS = (
     KnownFile("test_labels.npy", 10128, "db032c6a334833971eb8d2c53a65abbe01d8b81b0f6baf4f13ea8e05f0c91229"),
 )
 """The same images as NumPy saves them, uint8 [n, 32, 32, 3] and uint8 [n], sorted by class."""
-WHOLE = "CIFAR-100, all 50,000 training and 10,000 test images"
 NPY_HEADER = 128
-"""Bytes before the data of these files."""
+"""Bytes before the data of ARRAYS."""
+ALL_IMAGES = "CIFAR-100, all 50,000 training and 10,000 test images"
 
 
 @dataclass(frozen=True)
@@ -53,58 +54,59 @@ class Cifar100:
     test_images: Tensor
     test_labels: Tensor
     source: str
-    """What these images are and in which order, in words for a report."""
+    """Description of these images and their order for a report."""
 
 
 def load(folder: Path | None = None) -> Cifar100:
     """CIFAR-100 from `folder`, that of MVNGRAD_DATA, or the cache.
 
-    `source` says whether it is in the order of the archive or sorted by class, so shuffle before training. Every file
-    is verified before it is used: one that was cut short or altered is a DamagedFile error.
+    The images have the order of the archive or are sorted by class, as `source` says: shuffle them before training.
+    Every file is verified before it is parsed; DamagedFile is raised if one was cut short or altered.
     """
-    looked = places("cifar100", folder)
-    if found := _found(looked):
-        form, paths = found
-        contents = [read(path, known) for path, known in zip(paths, form, strict=True)]
-        if form is ARRAYS:
-            return _from_arrays(*contents)
-        return _from_pickles(*(contents if form is PICKLES else _members(*contents)))
-    raise FileNotFoundError(
-        f"CIFAR-100 is not in {', '.join(map(str, looked))}. Download it with `mvngrad data get cifar100`, or name the "
-        f"folder that has {ARCHIVE.name} with --data or {FOLDER_VARIABLE}"
-    )
+    folders = files.search_folders("cifar100", folder)
+    if (located := _find(folders)) is None:
+        raise FileNotFoundError(
+            f"CIFAR-100 is not in {', '.join(map(str, folders))}. Download it with `mvngrad data get cifar100`, or "
+            f"name the folder that has {ARCHIVE.name} with --data or {files.FOLDER_VARIABLE}"
+        )
+    form, paths = located
+    contents = [files.read_verified(path, known) for path, known in zip(paths, form, strict=True)]
+    if form is ARRAYS:
+        return _from_arrays(*contents)
+    return _from_pickles(*(contents if form is PICKLES else _unpack(*contents)))
 
 
-def download(folder: Path | None = None) -> Path:
-    """Download CIFAR-100 (169 MB) into `folder`/cifar100, by default that of MVNGRAD_DATA or the cache, verified; the
-    folder to give to `load`. What is there, in any form, is verified and kept.
+def download(folder: Path | None = None, on_progress: OnProgress | None = None) -> Path:
+    """Download CIFAR-100 (169 MB) into `folder`/cifar100, by default that of MVNGRAD_DATA or the cache; returns the
+    folder to give to `load`. Existing files, in any form, are verified and kept.
     """
-    target = home(folder) / "cifar100" / ARCHIVE.name
-    if found := _found([target.parent, home(folder)]):
-        for known, path in zip(*found, strict=True):
-            verify(path, known)
+    parent = files.data_folder(folder)
+    target = parent / "cifar100" / ARCHIVE.name
+    if located := _find([target.parent, parent]):
+        for known, path in zip(*located, strict=True):
+            files.verify(path, known)
     else:
-        fetch([f"{mirror}{target.name}" for mirror in MIRRORS], target, ARCHIVE)
-    return home(folder)
+        files.download([f"{mirror}{target.name}" for mirror in MIRRORS], target, ARCHIVE, on_progress)
+    return parent
 
 
-def _found(looked: Sequence[Path]) -> tuple[tuple[KnownFile, ...], list[Path]] | None:
-    """The first form of the data set that is there, and its files."""
-    for place in looked:
-        for form, inside in ((ARRAYS, ""), (PICKLES, UNPACKED), ((ARCHIVE,), "")):
-            if paths := find("cifar100", form, place / inside):
+def _find(folders: Sequence[Path]) -> tuple[tuple[KnownFile, ...], list[Path]] | None:
+    """The first form of the data set that exists, and the paths of its files."""
+    for folder in folders:
+        for form, subfolder in ((ARRAYS, ""), (PICKLES, UNPACKED), ((ARCHIVE,), "")):
+            if paths := files.find_in_folder("cifar100", form, folder / subfolder):
                 return form, paths
     return None
 
 
-def _members(archive: bytearray) -> list[bytes]:
+def _unpack(archive: bytearray) -> list[bytes]:
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive)), mode="r:") as tar:
-        files = [tar.extractfile(f"{UNPACKED}/{known.name}") for known in PICKLES]
-        return [file.read() for file in files if file is not None]
+        members = [tar.extractfile(f"{UNPACKED}/{known.name}") for known in PICKLES]
+        return [member.read() for member in members if member is not None]
 
 
 class _Array:
-    """Stands for the arrays and data types in a pickle and keeps what they are made of. Nothing else is ever called."""
+    """Takes the place of arrays and dtypes in a pickle and keeps their state."""
 
     def __init__(self, *arguments: object) -> None:
         pass
@@ -114,6 +116,8 @@ class _Array:
 
 
 class _Unpickler(pickle.Unpickler):
+    """Calls nothing but `_Array`, whatever the pickle asks for."""
+
     def find_class(self, module: str, name: str) -> type[_Array]:
         if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
             return _Array
@@ -121,10 +125,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _from_pickles(train: bytes | bytearray, test: bytes | bytearray) -> Cifar100:
-    return Cifar100(*_unpickled(train), *_unpickled(test), f"{WHOLE} as published, sha256 verified")
+    return Cifar100(*_unpickle(train), *_unpickle(test), f"{ALL_IMAGES} as published, sha256 verified")
 
 
-def _unpickled(content: bytes | bytearray) -> tuple[Tensor, Tensor]:
+def _unpickle(content: bytes | bytearray) -> tuple[Tensor, Tensor]:
     batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     *_, (count, width), _, by_columns, pixels = batch[b"data"].state
     table = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
@@ -139,5 +143,5 @@ def _from_arrays(*contents: bytearray) -> Cifar100:
     train_images, test_images = (
         images.view(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous() for images in (train_images, test_images)
     )
-    source = f"{WHOLE} sorted by class, sha256 verified"
+    source = f"{ALL_IMAGES} sorted by class, sha256 verified"
     return Cifar100(train_images, train_labels.long(), test_images, test_labels.long(), source)

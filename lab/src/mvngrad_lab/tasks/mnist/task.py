@@ -31,11 +31,11 @@ class MnistTask(Task):
         self.device, self.source, self.hidden = device, digits.source, recipe.hidden
         order = torch.randperm(len(digits.train_labels), generator=torch.Generator().manual_seed(SHUFFLE))
         held, rest = order[: len(order) // VALIDATION], order[len(order) // VALIDATION :]
-        images = data.normalized(digits.train_images)
+        images = data.normalize(digits.train_images)
         self.train = self._placed(images[rest], digits.train_labels[rest])
         self.sets = {
             "validation": self._placed(images[held], digits.train_labels[held]),
-            "test": self._placed(data.normalized(digits.test_images), digits.test_labels),
+            "test": self._placed(data.normalize(digits.test_images), digits.test_labels),
         }
         self.steps_per_epoch = len(rest) // recipe.batch_size
         if not self.steps_per_epoch:
@@ -74,7 +74,7 @@ task = MnistTask
 
 def _digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
     if recipe.digits == "mnist-5k":
-        return data.sample()
+        return data.load_sample()
     if not (found := data.load(folder)).complete:
         raise FileNotFoundError(
             "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad_lab import pool
-from mvngrad_lab.tasks.files import home, sha256
+from mvngrad_lab.tasks.files import OnProgress, data_folder, sha256
 from mvngrad_lab.tasks.language.data import text, text_bpe, text_corpora
 from mvngrad_lab.tasks.language.data.text_documents import documents, pieces
 from mvngrad_lab.tasks.language.data.tokens import SPLITS, Tokens, found
@@ -25,6 +25,7 @@ def prepared(
     *,
     workers: int | None = None,
     on_progress: Progress = lambda done, total: None,
+    on_download: OnProgress | None = None,
 ) -> Path:
     """The folder with the tokens of wikitext103, openwebtext, wikipedia_en or wikitext103-validation.
 
@@ -37,9 +38,10 @@ def prepared(
             has gpt2_bpe, GPT-2's vocabulary is taken from there.
         workers: processes that tokenize; as many as there are cores by default.
         on_progress: called with the bytes of text that are tokenized, and all.
+        on_download: called with the bytes downloaded, and all.
     """
     if name in text_corpora.ARCHIVES:
-        home(data).mkdir(parents=True, exist_ok=True)
+        data_folder(data).mkdir(parents=True, exist_ok=True)
     try:
         corpus = text_corpora.corpus(name, data)
     except FileNotFoundError:
@@ -49,7 +51,7 @@ def prepared(
             return kept
         if name not in text_corpora.ARCHIVES:
             raise
-        corpus = text_corpora.corpus(name, text_corpora.download(name, data))
+        corpus = text_corpora.corpus(name, text_corpora.download(name, data, on_download))
     return _prepare(corpus, name, data, workers, on_progress)
 
 
@@ -70,7 +72,7 @@ def prepare_folder(
     """
     corpus = text_corpora.in_folder(folder)
     _check_usable(folder, corpus)
-    home(data).mkdir(parents=True, exist_ok=True)
+    data_folder(data).mkdir(parents=True, exist_ok=True)
     held_out = corpus.validation if isinstance(corpus.validation, float) else list(map(sha256, corpus.validation))
     content = json.dumps([text_bpe.NAME, list(map(sha256, corpus.files)), held_out])
     called = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-") or "text"
@@ -103,7 +105,7 @@ def _prepare(
     corpus: text_corpora.Corpus, name: str, data: Path | None, workers: int | None, on_progress: Progress
 ) -> Path:
     """Where the tokens are already they are kept, or made again if they are not of this text."""
-    folder = found(name, data) or home(data) / "tokens" / name
+    folder = found(name, data) or data_folder(data) / "tokens" / name
     text.prepare(
         corpus.files,
         folder,

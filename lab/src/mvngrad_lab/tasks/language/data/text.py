@@ -14,7 +14,7 @@ from typing import Any
 
 from mvngrad_lab import pool
 from mvngrad_lab.store import write
-from mvngrad_lab.tasks.files import naming, sha256
+from mvngrad_lab.tasks.files import name_full_disk, sha256
 from mvngrad_lab.tasks.language.data import text_bpe
 from mvngrad_lab.tasks.language.data.text_documents import Piece, documents, pieces
 from mvngrad_lab.tasks.language.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens
@@ -158,7 +158,7 @@ def _make(shard: Shard) -> None:
         found[split].extend(_encoding.encode_ordinary(text))
         found[split].append(END_OF_TEXT)
     partial = shard.path.with_suffix(f".{os.getpid()}.part")
-    with naming(partial):
+    with name_full_disk(partial):
         partial.write_bytes(b"".join(found[split].tobytes() for split in SPLITS))
     partial.replace(shard.path)
     write(shard.note, json.dumps({split: [counts[split], len(found[split])] for split in SPLITS}))
@@ -174,7 +174,7 @@ def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
     target = folder / f"{split}.bin"
     partial = target.with_suffix(".part")
     found, tokens, count = hashlib.sha256(), 0, 0
-    with naming(partial), partial.open("wb") as out:
+    with name_full_disk(partial), partial.open("wb") as out:
         for shard in shards:
             note = shard.done()
             if note is None:

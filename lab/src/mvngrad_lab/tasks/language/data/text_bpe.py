@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mvngrad_lab.tasks.files import KnownFile, locate, read
+from mvngrad_lab.tasks.files import KnownFile, find_files, read_verified
 from mvngrad_lab.tasks.language.data.tokens import END_OF_TEXT
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def encoding(vocabulary: Path | None = None) -> Encoding:
         from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     except ImportError as error:
         raise ImportError("preparing text needs tiktoken: pip install mvngrad-lab") from error
-    paths = locate("gpt2_bpe", FILES, vocabulary)
+    paths = find_files("gpt2_bpe", FILES, vocabulary)
     if paths is None:
         try:
             return tiktoken.get_encoding("gpt2")
@@ -42,7 +42,7 @@ def encoding(vocabulary: Path | None = None) -> Encoding:
                 f"{' and '.join(file.name for file in FILES)} into gpt2_bpe/ of the folder of data"
             ) from error
     for path, known in zip(paths, FILES, strict=True):
-        read(path, known)
+        read_verified(path, known)
     encoder, merges = map(str, paths)
     ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, FILES[1].sha256, FILES[0].sha256)
     return tiktoken.Encoding(

@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import IO
 
 from mvngrad_lab.store import chunks
-from mvngrad_lab.tasks.files import DamagedFile, KnownFile, fetch, home, naming, places, read, target_folder, verify
+from mvngrad_lab.tasks.files import (
+    DamagedFile,
+    KnownFile,
+    OnProgress,
+    data_folder,
+    download as download_file,
+    download_folder,
+    name_full_disk,
+    read_verified,
+    search_folders,
+    verify,
+)
 from mvngrad_lab.tasks.language.data.text import VALIDATION_SHARE, VERIFIED
 
 WIKITEXT103 = KnownFile(
@@ -57,7 +68,7 @@ class Corpus:
     validation: float | tuple[Path, ...]
 
 
-def download(name: str, folder: Path | None = None) -> Path:
+def download(name: str, folder: Path | None = None, on_progress: OnProgress | None = None) -> Path:
     """Download wikitext103 (190 MB) or openwebtext (12.9 GB) into `folder`/`name`, by default that of MVNGRAD_DATA or
     the cache, verified, and unpack it there, which takes 0.5 and 12.9 GB more; the folder to give to `corpus`. An
     archive that is there, or in `folder` itself, is verified, kept and unpacked where it is.
@@ -65,11 +76,11 @@ def download(name: str, folder: Path | None = None) -> Path:
     if name not in ARCHIVES:
         raise ValueError(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
     known = ARCHIVES[name]
-    target = target_folder(name, [known.name], folder) / known.name
-    fetch(MIRRORS[name], target, known)
+    target = download_folder(name, [known.name], folder) / known.name
+    download_file(MIRRORS[name], target, known, on_progress)
     for member, content in _contents(target):
         _put(content, target.with_name(member))
-    return home(folder)
+    return data_folder(folder)
 
 
 def corpus(name: str, folder: Path | None = None) -> Corpus:
@@ -81,7 +92,7 @@ def corpus(name: str, folder: Path | None = None) -> Corpus:
     if name not in TEXTS:
         raise ValueError(f"name={name!r} is no known text; there are {', '.join(TEXTS)}, or name a folder")
     whole = name.removesuffix("-validation")
-    looked = places(whole, folder)
+    looked = search_folders(whole, folder)
     for place in looked:
         if place.is_dir() and (found := TEXTS[name](place)) is not None:
             if name not in ARCHIVES:
@@ -135,7 +146,7 @@ def _as_published(name: str, path: Path, looked: Sequence[Path]) -> bool:
 def _put(content: IO[bytes], target: Path) -> None:
     if not target.exists():
         partial = target.with_name(f"{target.name}.part")
-        with naming(partial), partial.open("wb") as out:
+        with name_full_disk(partial), partial.open("wb") as out:
             shutil.copyfileobj(content, out, 1 << 20)
         partial.replace(target)
 
@@ -144,7 +155,7 @@ def _wikitext103(place: Path) -> Corpus | None:
     train, validation = place / WIKITEXT103_TRAIN, place / WIKITEXT103_VALIDATION.name
     if not train.is_file() or not validation.is_file():
         return None
-    read(validation, WIKITEXT103_VALIDATION)
+    read_verified(validation, WIKITEXT103_VALIDATION)
     return Corpus("WikiText-103, official validation text", (train,), (validation,))
 
 
@@ -152,7 +163,7 @@ def _wikitext103_validation(place: Path) -> Corpus | None:
     path = place / WIKITEXT103_VALIDATION.name
     if not path.is_file():
         return None
-    read(path, WIKITEXT103_VALIDATION)
+    read_verified(path, WIKITEXT103_VALIDATION)
     return Corpus("WikiText-103, its official validation text alone", (path,), 1.0)
 
 

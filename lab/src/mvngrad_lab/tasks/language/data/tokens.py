@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mvngrad_lab.store import write
-from mvngrad_lab.tasks.files import DamagedFile, places, sha256
+from mvngrad_lab.tasks.files import DamagedFile, search_folders, sha256
 
 END_OF_TEXT = 50256
 """The token after every document."""
@@ -131,7 +131,7 @@ def located(text: str, folder: Path | None = None) -> Path:
 
 def texts(folder: Path | None = None) -> dict[str, Path]:
     """All texts whose tokens are prepared, by name, and where."""
-    homes = [place for place in places("tokens", folder) if place.name == "tokens" and place.is_dir()]
+    homes = [place for place in search_folders("tokens", folder) if place.name == "tokens" and place.is_dir()]
     there = (place for home in reversed(homes) for place in sorted(home.iterdir()) if is_name(place.name))
     return {place.name: place for place in there if found(place.name, folder)}
 
@@ -147,7 +147,7 @@ def _looked(text: str, folder: Path | None) -> list[Path]:
             f"text={text!r} is not the name of a text; for a folder of your own it is the one that "
             "`mvngrad data prepare FOLDER` prints"
         )
-    return [place / text for place in places("tokens", folder)]
+    return [place / text for place in search_folders("tokens", folder)]
 
 
 def windows(data: Tensor, starts: Tensor, length: int) -> Tensor:
