@@ -62,7 +62,7 @@ class PlainLoop:
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
         )
-        self.model = task.build().to(self.device, memory_format=torch.channels_last)
+        self.model = task.build_model().to(self.device, memory_format=torch.channels_last)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
         steps = recipe.epochs * len(self.loader)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)

@@ -33,7 +33,7 @@ from benchmarks.environment import RESULTS, environment
 from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_margin, against_noise, spread, worst
 from benchmarks.report import lines, write
 from mvngrad import rule
-from mvngrad_lab.pool import cores, results
+from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.tasks.mnist import data as mnist, model as mlp
 
 FIRST_SEED = 100
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--seeds {args.seeds}: at least 3 are needed for a spread over seeds")
 
     data = mnist.load(args.data)
-    workers = args.workers or (1 if args.device == "cuda" else cores())
+    workers = args.workers or (1 if args.device == "cuda" else count_cores())
     # Without a compiler the same steps run eagerly, which takes several times as long for state in fewer bits.
     fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
     surroundings = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code()}
@@ -336,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} of them done already", flush=True)
     names = {job: name for name, job in keys.items()}
     work = partial(_work, device=args.device, fused=fused)
-    for count, (job, metrics) in enumerate(results(work, todo, workers, _start, args.data), start=1):
+    for count, (job, metrics) in enumerate(run_jobs(work, todo, workers, _start, args.data), start=1):
         done[names[job]] = {"key": names[job], **asdict(job), **metrics}
         append(args.store, done[names[job]])
         print(f"{count}/{len(todo)} {job.setting}, {job.cell}{' lean' * job.lean}, {job.state}, {metrics}", flush=True)

@@ -32,8 +32,7 @@ FORBIDDEN = {
     "experiments/*/*figure.py": HEAVY,
     "experiments/__init__.py": {"numpy", *HEAVY},
     "tasks/*/recipe.py": {"numpy", *HEAVY},
-    "training_recipe.py": {"numpy", *HEAVY},
-    "recipe.py": {"numpy", "mvngrad", *HEAVY},
+    "recipe.py": {"numpy", *HEAVY},
     "store/__init__.py": {"numpy", "mvngrad.diagnostics", *HEAVY},
 }
 # What it must not import itself.

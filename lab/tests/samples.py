@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments.convergence import simulation as convergence
 from mvngrad_lab.experiments.separation import dimension
 from mvngrad_lab.experiments.spike import simulation as spike, trains as multi_spike
@@ -16,7 +16,7 @@ from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results
 from mvngrad_lab.experiments.variance_gap import simulation as variance_gap
 from mvngrad_lab.report.exports import read
 from mvngrad_lab.report.figures import style
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 
 def mnist_curves():
@@ -178,7 +178,7 @@ def runs():
     }
     environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}
     made = [
-        Run(f"{name}-0123456789ab", name, {"size": 3, "data": {"name": "small"}}, environment, plain(result))
+        FinishedRun(f"{name}-0123456789ab", name, {"size": 3, "data": {"name": "small"}}, environment, to_json(result))
         for name, result in results.items()
     ]
     return [*made, sweep_run()]
@@ -217,4 +217,6 @@ def records():
         }
 
     steps = range(50, 1050, 50)
-    return plain([{"step": step, "optimizer": "MVNGrad", "groups": [entry(step, 0), entry(step, 1)]} for step in steps])
+    return to_json(
+        [{"step": step, "optimizer": "MVNGrad", "groups": [entry(step, 0), entry(step, 1)]} for step in steps]
+    )

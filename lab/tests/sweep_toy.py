@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from mvngrad_lab.experiments.sweeps.plans import Results, Sweep, grid
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.store import Run, Slot, write
-from mvngrad_lab.store.lock import held
+from mvngrad_lab.store import FinishedRun, RunFolder, write_atomic
+from mvngrad_lab.store.lock import lock_folder
 
 HERE = Path(__file__).parent
 OPTIMIZERS = ("adam", "laprop", "adabelief", "mvngrad")
@@ -40,27 +40,29 @@ class Toy(Recipe):
 
 def run(recipe, *, root, data, device, compile):
     """Note where each process begins and what it has done; go on from there."""
-    slot = Slot(recipe, root)
-    if slot.run is not None:
-        return slot.run
-    with held(slot.folder) as check:
-        if slot.run is not None:
-            return slot.run
+    folder = RunFolder(recipe, root)
+    if folder.run is not None:
+        return folder.run
+    with lock_folder(folder.path) as check:
+        if folder.run is not None:
+            return folder.run
         if recipe.fate == "raises":
             raise ZeroDivisionError(f"lr={recipe.lr} is cursed")
-        reached = slot.folder / "step"
+        reached = folder.path / "step"
         step = int(reached.read_text()) if reached.exists() else 0
-        with (slot.folder / "log").open("a") as log:
+        with (folder.path / "log").open("a") as log:
             log.write(f"{os.getpid()} {step}\n")
         while step < recipe.steps:
             time.sleep(recipe.pause)
             step += 1
             check()
-            write(reached, str(step))
-        slot.begin({"commit": "toy"})
+            write_atomic(reached, str(step))
+        folder.start({"commit": "toy"})
         end = {"status": "diverged", "step": 3} if recipe.fate == "diverges" else {"status": "finished"}
-        slot.finish({**end, "validation_loss": loss(recipe), "test_loss": 0.0, "seconds": recipe.steps * recipe.pause})
-    return Run(recipe.key, recipe.name, recipe.settings, {}, slot.run.result)
+        folder.finish(
+            {**end, "validation_loss": loss(recipe), "test_loss": 0.0, "seconds": recipe.steps * recipe.pause}
+        )
+    return FinishedRun(recipe.key, recipe.name, recipe.settings, {}, folder.run.result)
 
 
 def loss(recipe):

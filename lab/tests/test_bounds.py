@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import mvngrad
+from mvngrad_lab.recipe import CELLS
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper, state_precision, table1
 from mvngrad_lab.tasks.language.recipe import on_stand_in, openwebtext, wikitext103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
-from mvngrad_lab.training.task import CLASSES
-from mvngrad_lab.training_recipe import CELLS
+from mvngrad_lab.training.optimizers import CLASSES
 
 RESULTS = Path(__file__).parents[2] / "results" / "runs.jsonl"
 IMAGES, TEXT = paper("mvngrad", 128), wikitext103("mvngrad")

@@ -17,7 +17,7 @@ from mvngrad_lab.experiments.cifar100 import gap as cifar_gap
 from mvngrad_lab.tasks.cifar100 import augment, task as cifar100
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 from mvngrad_lab.training import step
-from mvngrad_lab.training.events import Progress
+from mvngrad_lab.training.events import EpochEnd
 from mvngrad_lab.training.train import train
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_is_refused_when_it_is_written_down(make, message
 
 def test_the_rate_rises_to_its_height_and_falls_to_zero():
     recipe = paper("adam", 128)
-    rates = [recipe.rate(at, 390) for at in range(200 * 390)]
+    rates = [recipe.learning_rate(at, 390) for at in range(200 * 390)]
     assert rates.index(max(rates)) == 5 * 390 - 1
     assert max(rates) == recipe.lr
     assert rates == sorted(rates[: 5 * 390]) + sorted(rates[5 * 390 :], reverse=True)
@@ -124,15 +124,15 @@ def test_recipes_are_read_without_torch_and_trained_without_the_labs_other_packa
 def test_a_plan_has_every_image_once_and_depends_on_seed_and_epoch_alone():
     recipe = small(drop_last=False)
     task = cifar100.task(recipe, None, CPU)
-    assert (task.steps_per_epoch, task.rest) == (7, 8)
-    plan = task.plan(recipe, 3)
+    assert (task.steps_per_epoch, task.last_batch_size) == (7, 8)
+    plan = task.plan_epoch(recipe, 3)
     assert sorted(plan["order"].flatten()[:200].tolist()) == list(range(200))
     assert plan["uniforms"].shape == (7, 32, augment.UNIFORMS)
     assert ((plan["lam"] >= 0) & (plan["lam"] <= 1)).all()
     torch.rand(7)
-    again = cifar100.task(recipe, None, CPU).plan(recipe, 3)
+    again = cifar100.task(recipe, None, CPU).plan_epoch(recipe, 3)
     assert all(torch.equal(plan[name], again[name]) for name in plan)
-    for other in (task.plan(recipe, 4), task.plan(dataclasses.replace(recipe, seed=1), 3)):
+    for other in (task.plan_epoch(recipe, 4), task.plan_epoch(dataclasses.replace(recipe, seed=1), 3)):
         assert not any(torch.equal(plan[name], other[name]) for name in plan)
 
 
@@ -140,19 +140,19 @@ def test_mixup_shares_are_of_the_beta_distribution():
     """Beta(a, a) has mean 1/2 and variance 1 / (4 (2a + 1))."""
     recipe = small(batch_size=1, mixup=0.2)
     task = cifar100.task(recipe, None, CPU)
-    drawn = torch.cat([task.plan(recipe, epoch)["lam"] for epoch in range(20)])
+    drawn = torch.cat([task.plan_epoch(recipe, epoch)["lam"] for epoch in range(20)])
     assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
     assert drawn.var().item() == pytest.approx(1 / 5.6, abs=0.01)
-    assert (task.plan(dataclasses.replace(recipe, mixup=0.0), 0)["lam"] == 1).all()
+    assert (task.plan_epoch(dataclasses.replace(recipe, mixup=0.0), 0)["lam"] == 1).all()
 
 
 def test_the_last_partial_batch_is_dropped_or_used_as_the_recipe_says():
     dropped = cifar100.task(small(), None, CPU)
-    assert (dropped.steps_per_epoch, dropped.rest) == (6, 0)
-    assert len(set(dropped.plan(small(), 0)["order"].flatten().tolist())) == 192
+    assert (dropped.steps_per_epoch, dropped.last_batch_size) == (6, 0)
+    assert len(set(dropped.plan_epoch(small(), 0)["order"].flatten().tolist())) == 192
     with pytest.raises(ValueError, match=r"batch_size=256 is more than the 200 training images"):
         cifar100.task(small(batch_size=256), None, CPU)
-    assert cifar100.task(small(batch_size=256, drop_last=False), None, CPU).rest == 200
+    assert cifar100.task(small(batch_size=256, drop_last=False), None, CPU).last_batch_size == 200
 
 
 def test_a_limit_takes_the_same_mixed_images_for_every_seed():
@@ -166,15 +166,15 @@ def test_a_limit_takes_the_same_mixed_images_for_every_seed():
 def test_a_batch_is_augmented_normalized_and_mixed_as_the_recipe_says():
     plain = small(crop=0, flip=False, randaugment_operations=0, mixup=0.0)
     task = cifar100.task(plain, None, CPU)
-    row = {name: value[0] for name, value in task.plan(plain, 0).items()}
-    images, targets = task.batch(row)
+    row = {name: value[0] for name, value in task.plan_epoch(plain, 0).items()}
+    images, targets = task.make_batch(row)
     assert torch.equal(images, augment.normalize(task.train_images[row["order"]]))
     assert torch.equal(targets.argmax(1), task.train_labels[row["order"]])
     assert targets.shape == (32, 100)
     for changed in ({"crop": 4}, {"flip": True}, {"randaugment_operations": 2}):
-        other, _ = cifar100.task(dataclasses.replace(plain, **changed), None, CPU).batch(row)
+        other, _ = cifar100.task(dataclasses.replace(plain, **changed), None, CPU).make_batch(row)
         assert not torch.equal(other, images), changed
-    mixed, shares = task.batch({**row, "lam": torch.tensor(0.25)})
+    mixed, shares = task.make_batch({**row, "lam": torch.tensor(0.25)})
     assert not torch.equal(mixed, images)
     assert shares.sum(1).tolist() == pytest.approx([1.0] * 32)
 
@@ -244,7 +244,7 @@ def test_the_command_trains_and_tells_everyone_who_listens(tmp_path, monkeypatch
     def sink(name):
         def make(where, recipe):
             def listen(event):
-                if isinstance(event, Progress):
+                if isinstance(event, EpochEnd):
                     heard[name].append(event.epoch)
 
             heard[name] += [str(where), recipe.epochs]

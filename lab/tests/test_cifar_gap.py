@@ -34,7 +34,7 @@ def measure(tmp_path):
         return cifar_gap.measure(recipe, tmp_path / root, None, lambda share: None, **options)
 
     yield measure
-    step.forget()
+    step.clear_cache()
 
 
 def status(result):
@@ -48,7 +48,7 @@ def test_the_gap_is_positive_along_a_training_and_kept_as_a_run(measure, tmp_pat
     assert list(run.result["trained_with"]) == ["AdaBelief", "MVN-Grad"]
     for row in run.result["trained_with"].values():
         assert row["gap"] == pytest.approx([b - a for b, a in zip(row["before"], row["after"], strict=True)])
-    stored = {each.key: each for each in store.runs(tmp_path / "runs")}
+    stored = {each.key: each for each in store.load_runs(tmp_path / "runs")}
     assert stored[run.key] == run
     assert stored.keys() == {run.key, *(each.key for each in TRAININGS)}, "a training that was not there is kept"
     assert measure() == run, "and nothing is done again"
@@ -69,9 +69,9 @@ def test_the_batches_are_fresh_at_each_checkpoint_and_enough(measure):
     class Watched(TinyTask):
         kind = "training"
 
-        def batch(self, row):
+        def make_batch(self, row):
             seen[self.kind].append(tuple(row["order"].tolist()))
-            return super().batch(row)
+            return super().make_batch(row)
 
     def gap(training, stepper, *rest):
         stepper.task.kind = "measured"
@@ -101,7 +101,7 @@ def test_an_interrupted_measurement_goes_on_and_ends_in_the_same_numbers(measure
             measure(on_event=interrupt)
     folder = tmp_path / "runs" / SMALL.key
     path = folder / "mvngrad.jsonl"
-    assert [row["epoch"] for row in metrics.rows(path)] == [1, 3]
+    assert [row["epoch"] for row in metrics.read_rows(path)] == [1, 3]
     for checkpoint in (folder / TRAININGS[1].key / "checkpoints").iterdir():
         checkpoint.unlink()  # as if it had been killed before it could save
     assert measure().result == whole.result
@@ -110,7 +110,7 @@ def test_an_interrupted_measurement_goes_on_and_ends_in_the_same_numbers(measure
 def test_a_training_of_the_store_is_left_as_it_is(measure, tmp_path):
     kept = train(TRAININGS[0], root=tmp_path / "runs", task=TinyTask, on_event=id)
     measure()
-    assert store.Slot(TRAININGS[0], tmp_path / "runs").run == kept
+    assert store.RunFolder(TRAININGS[0], tmp_path / "runs").run == kept
     assert (tmp_path / "runs" / SMALL.key / TRAININGS[0].key / "result.json").exists()
 
 

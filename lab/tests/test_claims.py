@@ -12,7 +12,7 @@ from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.exports import PREFIX
 from mvngrad_lab.report.statistics import mean_and_deviation, student_above, welch
 from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, judge, latest
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "mvn-grad.tex"
 CLAIMS, EXPERIMENTS = load_claims(), find_experiments()
@@ -64,7 +64,7 @@ def test_without_results_nothing_is_claimed():
 
 def made(name="memory", quick=False, made="2026-01-01", state=3.0, **recipe):
     cells = {"AdamW": 2.0, "LaPropW": 2.0, "AdaBeliefW": 2.0, "MVN-GradW": state}
-    return Run(f"{name}-{made}", name, recipe, {"quick": quick, "made": made}, {"state": cells, "smaller": {}})
+    return FinishedRun(f"{name}-{made}", name, recipe, {"quick": quick, "made": made}, {"state": cells, "smaller": {}})
 
 
 def test_a_full_run_is_taken_before_a_quick_and_a_new_one_before_an_old():

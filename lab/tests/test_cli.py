@@ -17,7 +17,7 @@ from mvngrad_lab.cli import train
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language.data import prepared
 from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
-from mvngrad_lab.training.trainings import SMALL_IMAGES, SMALL_TEXT
+from mvngrad_lab.training.train import SMALL_IMAGES, SMALL_TEXT
 
 WORDS = (
     "train wikitext103 --model tiny --batch-size 2 --micro-batch-size 2 --steps 2 --epoch-steps 1 --warmup-steps 1 "
@@ -76,7 +76,8 @@ def test_a_training_that_is_stopped_says_where_and_ends_as_shells_expect(monkeyp
     words = [*LANGUAGE, "--text", name, "--data", "data"]
     with monkeypatch.context() as patch:
         patch.setattr(
-            "mvngrad_lab.training.monitored.monitored", lambda folder: lambda *epoch: signal.raise_signal(number)
+            "mvngrad_lab.training.train.make_monitor_observer",
+            lambda folder: lambda *epoch: signal.raise_signal(number),
         )
         assert cli.main([*words, "--monitored"]) == 128 + number
     assert f"stopped by {number.name} after step 1;" in capsys.readouterr().err
@@ -155,8 +156,8 @@ def test_ctrl_c_is_one_word_and_130(capsys, monkeypatch, tmp_path, words):
         raise KeyboardInterrupt
 
     (tmp_path / "monitor.jsonl").touch()
-    monkeypatch.setattr(store, "runs", interrupted)
-    monkeypatch.setattr(store.Slot, "run", property(interrupted))
+    monkeypatch.setattr(store, "load_runs", interrupted)
+    monkeypatch.setattr(store.RunFolder, "run", property(interrupted))
     monkeypatch.setattr(prepared, "prepare_folder", interrupted)
     monkeypatch.setattr("mvngrad.diagnostics.read_records", interrupted, raising=False)
     assert cli.main(words.split()) == 130
@@ -171,7 +172,7 @@ def test_a_folder_of_text_is_named_and_prepared_in_every_spelling(folder, monkey
     """Also that of --data, where the tokens go."""
     seen = []
     monkeypatch.setattr("mvngrad_lab.training.train.train", lambda recipe, **options: seen.append(recipe) or refuse())
-    monkeypatch.setattr("mvngrad_lab.pool.cores", lambda: 1)
+    monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
 
     def refuse():
         raise ValueError("enough")
@@ -213,7 +214,7 @@ def test_a_text_of_the_paper_is_not_a_folder_that_has_its_name(tmp_path):
 
 
 def test_a_run_that_is_finished_says_so_and_one_with_a_monitor_can_be_diagnosed(folder, capsys, monkeypatch):
-    monkeypatch.setattr("mvngrad_lab.pool.cores", lambda: 1)
+    monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
     words = [*LANGUAGE, "--text", "my texts", "--monitored"]
     assert cli.main(words) == 0
     first = capsys.readouterr().out.splitlines()
@@ -228,7 +229,7 @@ def test_a_run_that_is_finished_says_so_and_one_with_a_monitor_can_be_diagnosed(
 
 
 def test_a_monitor_that_comes_too_late_is_said(folder, capsys, monkeypatch):
-    monkeypatch.setattr("mvngrad_lab.pool.cores", lambda: 1)
+    monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
     assert cli.main([*LANGUAGE, "--text", "my texts"]) == 0
     capsys.readouterr()
     assert cli.main([*LANGUAGE, "--text", "my texts", "--monitored"]) == 0
@@ -240,7 +241,7 @@ def test_a_monitor_that_comes_too_late_is_said(folder, capsys, monkeypatch):
 
 
 def test_a_run_that_diverges_is_no_success(folder, capsys, monkeypatch):
-    monkeypatch.setattr("mvngrad_lab.pool.cores", lambda: 1)
+    monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
     words = [*LANGUAGE, "--text", "my texts", "--lr", "1e30", "--clip", "1e30", "--nonfinite-limit", "1"]
     assert cli.main(words) == 1
     assert "status: diverged" in capsys.readouterr().out
@@ -248,7 +249,7 @@ def test_a_run_that_diverges_is_no_success(folder, capsys, monkeypatch):
 
 
 def test_the_small_trainings_that_errors_recommend_run(folder, capsys, monkeypatch):
-    monkeypatch.setattr("mvngrad_lab.pool.cores", lambda: 1)
+    monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
     words = SMALL_TEXT.strip("`").removeprefix("mvngrad ").replace("FOLDER", folder.name.replace(" ", "_")).split()
     folder.rename(folder.with_name(folder.name.replace(" ", "_")))
     assert cli.main([*words, "--steps", "2", "--epoch-steps", "1", "--warmup-steps", "1", "--device", "cpu"]) == 0
@@ -258,7 +259,7 @@ def test_the_small_trainings_that_errors_recommend_run(folder, capsys, monkeypat
 
 
 def test_off_a_terminal_preparing_prints_what_it_made_and_no_empty_line(folder, capsys, monkeypatch):
-    monkeypatch.setattr("mvngrad_lab.pool.cores", lambda: 1)
+    monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
     assert cli.main(["data", "prepare", "my texts"]) == 0
     described, name = capsys.readouterr().out.split("\n")[:-1]
     assert "tokens to train on" in described

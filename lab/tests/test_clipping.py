@@ -11,7 +11,7 @@ from torch import nn
 
 from mvngrad_lab.store import metrics
 from mvngrad_lab.training import checkpoint, step
-from mvngrad_lab.training.events import Message, Progress, line
+from mvngrad_lab.training.events import EpochEnd, Message, format_event
 from mvngrad_lab.training.sinks import scalars
 from mvngrad_lab.training.train import train
 
@@ -30,21 +30,21 @@ class Clipped(Tiny):
     deterministic: bool = True
     bias_decays: bool = True
 
-    def rate(self, step, steps_per_epoch):
+    def learning_rate(self, step, steps_per_epoch):
         return self.lr
 
-    def decays(self, dimensions):
+    def has_weight_decay(self, dimensions):
         return self.bias_decays or dimensions > 1
 
 
 class ClippedTask(TinyTask):
     """Without batch normalization, which neither micro-batches nor infinite images leave alone."""
 
-    def build(self):
+    def build_model(self):
         return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh(), nn.Linear(16, 4))
 
-    def plan(self, recipe, epoch):
-        plan = super().plan(recipe, epoch)
+    def plan_epoch(self, recipe, epoch):
+        plan = super().plan_epoch(recipe, epoch)
         for number in recipe.exploding:
             if number // self.steps_per_epoch == epoch:
                 plan["scale"][number % self.steps_per_epoch] = float("inf")
@@ -57,11 +57,11 @@ def run(tmp_path):
         return train(recipe, root=tmp_path / root, task=ClippedTask, **{"on_event": lambda event: None, **options})
 
     yield run
-    step.forget()
+    step.clear_cache()
 
 
 def rows(tmp_path, recipe, root="runs"):
-    return metrics.rows(tmp_path / root / recipe.key / "metrics.jsonl")
+    return metrics.read_rows(tmp_path / root / recipe.key / "metrics.jsonl")
 
 
 @each_device
@@ -80,7 +80,7 @@ def test_it_trains_as_a_plain_loop_with_clipping_does(run, tmp_path):
     result = run(recipe).result
     task = ClippedTask(recipe, None, torch.device("cpu"))
     torch.manual_seed(recipe.seed)
-    model = task.build()
+    model = task.build_model()
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1]},
@@ -89,10 +89,10 @@ def test_it_trains_as_a_plain_loop_with_clipping_does(run, tmp_path):
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.99), weight_decay=0.1)
     norms = []
     for epoch in range(2):
-        plan = task.plan(recipe, epoch)
+        plan = task.plan_epoch(recipe, epoch)
         for at in range(7):
             optimizer.zero_grad()
-            task.loss(model, task.batch({"order": plan["order"][at], "scale": plan["scale"][at]})).backward()
+            task.loss(model, task.make_batch({"order": plan["order"][at], "scale": plan["scale"][at]})).backward()
             norms.append(nn.utils.clip_grad_norm_(parameters, 0.5).item())
             optimizer.step()
     with torch.no_grad():
@@ -117,7 +117,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, 
         "left out, for a loss or gradient norm that was not finite: 2 of 7, the last 5",
         "left out, for a loss or gradient norm that was not finite: 1 of 7, the last 10",
     ]
-    kept = torch.load(checkpoint.newest(tmp_path / "runs" / recipe.key / "checkpoints"), weights_only=True)["state"]
+    kept = torch.load(checkpoint.find_newest(tmp_path / "runs" / recipe.key / "checkpoints"), weights_only=True)[
+        "state"
+    ]
     assert all(value.isfinite().all() for name, value in kept.items() if name.startswith(("model", "optimizer")))
     counts = {value.item() for name, value in kept.items() if name.endswith(".step")}
     assert counts == {21 - 3}, "the optimizer did not count the steps it did not take"
@@ -138,8 +140,8 @@ def test_an_epoch_without_a_finite_step_has_no_loss(run, tmp_path):
     assert (result["status"], result["nonfinite_steps"]) == ("finished", 7)
     assert [row["loss"] is None for row in rows(tmp_path, recipe)] == [False, True, False]
     assert [step for step, _ in result["curve"]] == [7, 21]
-    empty = next(event for event in told if isinstance(event, Progress) and event.epoch == 2)
-    assert "epoch 2/3  no finite loss" in line(empty)
+    empty = next(event for event in told if isinstance(event, EpochEnd) and event.epoch == 2)
+    assert "epoch 2/3  no finite loss" in format_event(empty)
     assert "loss" not in scalars(empty)
 
 

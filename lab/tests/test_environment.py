@@ -67,8 +67,8 @@ def test_a_run_keeps_its_changes_and_not_those_of_the_run_before(tmp_path):
     class Example(Recipe):
         name = "example"
 
-    slot = store.Slot(Example(), tmp_path)
-    slot.begin({}, "a diff")
-    assert (slot.folder / "changes.diff").read_text() == "a diff"
-    slot.begin({})
-    assert not (slot.folder / "changes.diff").exists()
+    folder = store.RunFolder(Example(), tmp_path)
+    folder.start({}, "a diff")
+    assert (folder.path / "changes.diff").read_text() == "a diff"
+    folder.start({})
+    assert not (folder.path / "changes.diff").exists()

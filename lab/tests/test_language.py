@@ -23,7 +23,8 @@ from mvngrad_lab.tasks.language.data.tokens import Manifest, Tokens
 from mvngrad_lab.tasks.language.recipe import WikiText103, openwebtext, wikitext103
 from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training import parallel, step
-from mvngrad_lab.training.task import initial, optimizer
+from mvngrad_lab.training.optimizers import make_optimizer
+from mvngrad_lab.training.task import build_initial_model
 from mvngrad_lab.training.train import train
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(autouse=True)
 def _apart(no_data, letters):
     yield
-    step.forget()
+    step.clear_cache()
 
 
 def write(path, *documents):
@@ -144,20 +145,20 @@ def test_what_cannot_be_trained_is_refused_when_it_is_written_down(make, message
 
 @pytest.mark.parametrize("recipe", [wikitext103("adam"), openwebtext("adamw")], ids=lambda recipe: recipe.name)
 def test_the_rate_rises_to_its_height_and_falls_to_its_end(recipe):
-    rates = [recipe.rate(at, recipe.epoch_steps) for at in range(recipe.steps + 1)]
+    rates = [recipe.learning_rate(at, recipe.epoch_steps) for at in range(recipe.steps + 1)]
     warmup = recipe.warmup_steps
     assert rates[0] == recipe.lr / warmup
     assert rates[warmup - 1] == rates[warmup] == max(rates) == recipe.lr
     assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
     assert rates[-1] == pytest.approx(recipe.lr / 10)
-    assert dataclasses.replace(recipe, warmup_steps=0).rate(0, 1) == recipe.lr
+    assert dataclasses.replace(recipe, warmup_steps=0).learning_rate(0, 1) == recipe.lr
 
 
 @pytest.mark.parametrize(("decayed", "names"), [("matrices", {"weight"}), ("all", {"weight", "bias", "norm"})])
 def test_what_is_decayed(data, decayed, names):
     recipe = small(decayed=decayed, weight_decay=0.5)
-    model = initial(LanguageTask(recipe, data, CPU), 0)
-    groups = optimizer(recipe, model, torch.zeros(())).param_groups
+    model = build_initial_model(LanguageTask(recipe, data, CPU), 0)
+    groups = make_optimizer(recipe, model, torch.zeros(())).param_groups
     decays = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
     found = {
         "norm" if "norm" in name else name.split(".")[-1]
@@ -197,12 +198,12 @@ def test_the_task_says_what_it_trains_on(data):
 def test_the_windows_of_a_step_are_those_of_its_number_in_the_run(data):
     short, long = small(seed=5), small(seed=5, epoch_steps=8)
     task = LanguageTask(short, data, CPU)
-    plans = [task.plan(short, epoch)["tokens"] for epoch in (0, 1)]
+    plans = [task.plan_epoch(short, epoch)["tokens"] for epoch in (0, 1)]
     assert plans[0].shape == (4, 4, 65)
     assert plans[0].dtype == torch.int16
-    assert torch.equal(torch.cat(plans), LanguageTask(long, data, CPU).plan(long, 0)["tokens"])
-    assert not torch.equal(plans[0], task.plan(small(seed=6), 0)["tokens"])
-    inputs, targets = task.batch({"tokens": plans[1][2]})
+    assert torch.equal(torch.cat(plans), LanguageTask(long, data, CPU).plan_epoch(long, 0)["tokens"])
+    assert not torch.equal(plans[0], task.plan_epoch(small(seed=6), 0)["tokens"])
+    inputs, targets = task.make_batch({"tokens": plans[1][2]})
     starts = tokens.offsets(5, 6, 4, 64, len(task.train))
     for at, start in enumerate(starts.tolist()):
         assert torch.equal(inputs[at], tokens.numbers(task.train.data[start : start + 64]))
@@ -213,10 +214,10 @@ def test_the_windows_of_a_step_are_those_of_its_number_in_the_run(data):
 def test_shares_of_several_processes_put_together_are_the_batch_of_one(data, monkeypatch, ranks):
     recipe = small(batch_size=7, micro_batch_size=1)
     task = LanguageTask(recipe, data, CPU)
-    whole, parts = task.plan(recipe, 1)["tokens"], []
+    whole, parts = task.plan_epoch(recipe, 1)["tokens"], []
     for rank in range(ranks):
         as_rank(monkeypatch, rank, ranks)
-        parts.append(task.plan(recipe, 1)["tokens"])
+        parts.append(task.plan_epoch(recipe, 1)["tokens"])
     assert torch.equal(torch.cat(parts, dim=1), whole)
     assert {part.shape[1] for part in parts} <= {7 // ranks, 7 // ranks + 1}
 
@@ -233,7 +234,7 @@ def plain(model, part, starts):
 @torch.no_grad()
 def test_evaluation_is_the_mean_over_windows_that_do_not_overlap(data):
     task = LanguageTask(small(batch_size=3, micro_batch_size=3), data, CPU)
-    model = initial(task, 1).eval()
+    model = build_initial_model(task, 1).eval()
     count = (len(task.validation["validation"]) - 1) // 64
     assert count % 3  # the last chunk is a smaller one
     found = task.evaluate(model, final=True)
@@ -251,7 +252,7 @@ def test_evaluation_is_the_mean_over_windows_that_do_not_overlap(data):
 @torch.no_grad()
 def test_evaluation_may_be_of_some_windows_evenly_spaced(data):
     task = LanguageTask(small(eval_windows=2), data, CPU)
-    model = initial(task, 1).eval()
+    model = build_initial_model(task, 1).eval()
     part = task.validation["validation"]
     half = (len(part) - 1) // 64 // 2
     expected = plain(model, part, [0, 64 * half])
@@ -262,7 +263,7 @@ def test_evaluation_may_be_of_some_windows_evenly_spaced(data):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_evaluation_is_spread_over_processes_that_call_the_model_equally_often(data, monkeypatch, ranks):
     task = LanguageTask(small(eval_windows=5), data, CPU)
-    model, calls, parts = initial(task, 1).eval(), [], []
+    model, calls, parts = build_initial_model(task, 1).eval(), [], []
     whole = task.evaluate(model, final=False)["validation_loss"]
     monkeypatch.setattr(parallel, "average", lambda total: total)  # it is taken below
     model.register_forward_hook(lambda *given: calls.append(given))
@@ -290,7 +291,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_stopped(data, tmp_pat
     quiet = {"data": data, "on_event": lambda event: None}
     done = train(recipe, root=tmp_path / "whole", **quiet)
     assert done.result["status"] == "finished"
-    rows = metrics.rows(tmp_path / "whole" / recipe.key / "metrics.jsonl")
+    rows = metrics.read_rows(tmp_path / "whole" / recipe.key / "metrics.jsonl")
     assert [row["step"] for row in rows] == [4, 8, 12]
     assert rows[0]["loss"] > 10  # chance is log(50304) = 10.8
     assert done.result["validation_loss"] < rows[0]["validation_loss"] < 10.8
@@ -303,7 +304,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_stopped(data, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         train(recipe, root=tmp_path / "again", observe=stop, checkpoint_every=0, **quiet)
-    step.forget()
+    step.clear_cache()
     assert train(recipe, root=tmp_path / "again", **quiet).result["weights"] == done.result["weights"]
 
 

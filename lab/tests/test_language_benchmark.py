@@ -16,8 +16,8 @@ from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
 from mvngrad_lab.tasks.language.model import Shape
 from mvngrad_lab.tasks.language.recipe import STAND_IN
 from mvngrad_lab.tasks.language.task import SHAPES
-from mvngrad_lab.training.step import Bench
-from mvngrad_lab.training.task import initial
+from mvngrad_lab.training.step import CompiledTask
+from mvngrad_lab.training.task import build_initial_model
 
 CPU = torch.device("cpu")
 SMALL = Shape(layers=1, width=16, heads=2, context=8, vocabulary=128)
@@ -87,7 +87,7 @@ def test_what_there_is_no_time_for_is_a_note(run):
 
 def test_the_optimizers_left_when_time_is_out_are_notes():
     args, notes = argparse.Namespace(rounds=1, within=5.0), []
-    *_, found = language.overhead(RECIPE, Bench(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
+    *_, found = language.overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
     low, high = found["whole_ratio_range"]
     assert 0 < low <= found["whole_ratio"] <= high
     assert found["rows"] == []
@@ -120,7 +120,7 @@ def test_the_plain_loop_trains_as_ours_does():
     plain = Plain(recipe, task, task.loss)
     for _ in range(3):
         plain.step()
-    theirs, start = plain.model.state_dict(), initial(task, recipe.seed).state_dict()
+    theirs, start = plain.model.state_dict(), build_initial_model(task, recipe.seed).state_dict()
     for name, value in ours.stepper.model.state_dict().items():
         if not name.endswith("attention_input.bias"):  # of keys it has no gradient but rounding, which Adam enlarges
             torch.testing.assert_close(value, theirs[name], atol=1e-5, rtol=0)
@@ -128,7 +128,7 @@ def test_the_plain_loop_trains_as_ours_does():
 
 
 def test_torchs_adamw_steps_the_shared_model():
-    bench = Bench(RandomText(RECIPE, CPU))
+    bench = CompiledTask(RandomText(RECIPE, CPU))
     timed = {
         name: Timed(recipe, bench, name == TORCH)
         for name, recipe in optimizers(RECIPE)
@@ -146,7 +146,7 @@ def test_torchs_adamw_steps_the_shared_model():
 
 def test_torchs_adamw_takes_every_step_as_it_does_elsewhere():
     """Nobody else has an optimizer ask whether a step is finite; asking costs time that it would be charged with."""
-    bench = Bench(RandomText(RECIPE, CPU))
+    bench = CompiledTask(RandomText(RECIPE, CPU))
     timed = Timed(dict(optimizers(RECIPE))[TORCH], bench, torch_adamw=True)
     weight = bench.model.final_norm.weight
     weight.data[0] = math.nan
@@ -156,7 +156,7 @@ def test_torchs_adamw_takes_every_step_as_it_does_elsewhere():
 
 def test_random_tokens_are_those_of_the_vocabulary():
     task = RandomText(dataclasses.replace(RECIPE, batch_size=400), CPU)
-    inputs, targets = task.batch({"tokens": task.plan(RECIPE, 0)["tokens"][0]})
+    inputs, targets = task.make_batch({"tokens": task.plan_epoch(RECIPE, 0)["tokens"][0]})
     assert inputs.shape == targets.shape == (RECIPE.batch_size, SMALL.context)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     whole = task.drawn.long() & 0xFFFF

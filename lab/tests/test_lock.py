@@ -11,18 +11,18 @@ import pytest
 from tiny import Tiny, TinyTask
 
 from mvngrad_lab.store import lock
-from mvngrad_lab.store.lock import Locked, held
+from mvngrad_lab.store.lock import Locked, lock_folder
 from mvngrad_lab.training import step
-from mvngrad_lab.training.events import Progress
+from mvngrad_lab.training.events import EpochEnd
 from mvngrad_lab.training.train import Interrupted, train
 
 HOLD = """
 import sys
 from pathlib import Path
-from mvngrad_lab.store.lock import Locked, held
+from mvngrad_lab.store.lock import Locked, lock_folder
 while not print("ready", flush=True) and sys.stdin.readline():
     try:
-        with held(Path(sys.argv[1])):
+        with lock_folder(Path(sys.argv[1])):
             print("held", flush=True)
             sys.stdin.readline()
     except Locked:
@@ -60,7 +60,7 @@ def holder(process):
 
 
 def test_a_living_process_is_named_and_keeps_its_folder(tmp_path, holder):
-    with pytest.raises(Locked, match=f"in use by process {holder.pid} on this machine"), held(tmp_path / "run"):
+    with pytest.raises(Locked, match=f"in use by process {holder.pid} on this machine"), lock_folder(tmp_path / "run"):
         pass
     assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == holder.pid
     assert not (tmp_path / "run" / lock.TAKING).exists()
@@ -73,7 +73,7 @@ def test_training_is_refused_where_another_process_trains(tmp_path, holder):
     holder.kill()
     holder.wait()
     assert train(Tiny(), root=tmp_path, task=TinyTask, on_event=id).result["status"] == "finished"
-    step.forget()
+    step.clear_cache()
 
 
 @pytest.mark.parametrize("reaped", [True, False])
@@ -82,9 +82,9 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, reaped):
     if reaped:
         holder.wait()
     else:  # a parent that does not ask leaves a zombie, which still has a number
-        while lock.began(holder.pid) is not None:
+        while lock.process_start(holder.pid) is not None:
             time.sleep(0.01)
-    with held(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == os.getpid()
     assert not (tmp_path / "run").exists()
 
@@ -109,20 +109,20 @@ def test_a_number_that_was_given_again_is_another_process(tmp_path):
     (tmp_path / "lock").write_text(
         json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
     )
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
 def test_what_is_not_known_is_left_to_a_person(tmp_path):
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "began": "1"}))
-    with pytest.raises(Locked, match=r"process 1 on elsewhere; wait for it, or delete .*lock"), held(tmp_path):
+    with pytest.raises(Locked, match=r"process 1 on elsewhere; wait for it, or delete .*lock"), lock_folder(tmp_path):
         pass
     path.write_text("")
-    with pytest.raises(Locked, match="cannot be read"), held(tmp_path):
+    with pytest.raises(Locked, match="cannot be read"), lock_folder(tmp_path):
         pass
     path.unlink()
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         (tmp_path / "result.json").write_text("{}")
     assert [left.name for left in tmp_path.iterdir()] == ["result.json"]
 
@@ -130,7 +130,7 @@ def test_what_is_not_known_is_left_to_a_person(tmp_path):
 @pytest.mark.parametrize("successor", ["another's lock", None], ids=["at work", "done"])
 def test_who_was_thought_dead_is_told_and_leaves_the_lock_of_the_next(tmp_path, successor):
     path = tmp_path / "run" / "lock"
-    with held(tmp_path / "run") as check:
+    with lock_folder(tmp_path / "run") as check:
         check()
         path.unlink()
         if successor is not None:
@@ -141,9 +141,9 @@ def test_who_was_thought_dead_is_told_and_leaves_the_lock_of_the_next(tmp_path, 
 
 
 def test_two_locks_of_one_process_are_not_the_same(tmp_path):
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         first = (tmp_path / "lock").read_text()
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         assert (tmp_path / "lock").read_text() != first
 
 
@@ -152,7 +152,7 @@ def test_training_that_another_process_took_over_writes_nothing_more(tmp_path):
 
     def take_over(event):
         """After the first row is written; the next process has begun with a checkpoint."""
-        if isinstance(event, Progress) and not seen:
+        if isinstance(event, EpochEnd) and not seen:
             (folder / "lock").write_text("another's lock")
             (folder / "checkpoints").mkdir(exist_ok=True)
             (folder / "checkpoints" / ".partial.elsewhere-1").write_text("half of it")
@@ -163,23 +163,23 @@ def test_training_that_another_process_took_over_writes_nothing_more(tmp_path):
 
     with pytest.raises(Locked, match="thought dead"):
         train(Tiny(), root=tmp_path, task=TinyTask, on_event=take_over, checkpoint_every=0)
-    step.forget()
+    step.clear_cache()
     assert len(seen) > 4
     assert contents(folder) == seen
 
 
 def test_a_signal_to_who_was_thought_dead_is_an_end_all_the_same(tmp_path):
     def stopped(event):
-        if isinstance(event, Progress):
+        if isinstance(event, EpochEnd):
             (tmp_path / Tiny().key / "lock").write_text("another's lock")
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted):
         train(Tiny(), root=tmp_path, task=TinyTask, on_event=stopped)
-    step.forget()
+    step.clear_cache()
     assert not list(tmp_path.rglob("step-*"))
 
 
 def test_one_process_does_not_hold_a_folder_twice(tmp_path):
-    with held(tmp_path), pytest.raises(Locked, match=str(os.getpid())), held(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(Locked, match=str(os.getpid())), lock_folder(tmp_path):
         pass

@@ -18,7 +18,7 @@ from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
 from mvngrad_lab.tasks.language.recipe import wikitext103
 from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training import checkpoint, parallel as processes, step
-from mvngrad_lab.training.parallel import agreed, joined, ranks, told
+from mvngrad_lab.training.parallel import any_rank, broadcast_from_rank0, get_world_size, init_process_group
 from mvngrad_lab.training.train import train
 
 MODES = ["ddp", "fsdp"]
@@ -115,7 +115,7 @@ def alone(root, data, recipe=RECIPE, **options):
     try:
         return train(recipe, root=root, data=data, **{"on_event": id, "task": Small, **options})
     finally:
-        step.forget()
+        step.clear_cache()
 
 
 def read(root, recipe=RECIPE):
@@ -155,17 +155,17 @@ def test_several_processes_train_what_one_does(whole, tmp_path, mode):
     assert (environment["parallel"], environment["ranks"]) == (mode, RANKS[mode])
     (kept,) = (whole[mode] / RECIPE.key / "checkpoints").iterdir()
     assert kept.suffix == ".dcp"
-    weights, one = (checkpoint.weights(root / RECIPE.key) for root in (whole[mode], whole["one"]))
+    weights, one = (checkpoint.load_weights(root / RECIPE.key) for root in (whole[mode], whole["one"]))
     assert weights.keys() == one.keys()
     for name, value in one.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
     shutil.copytree(kept, tmp_path / kept.name)
-    assert checkpoint.newest(tmp_path) == tmp_path / kept.name
+    assert checkpoint.find_newest(tmp_path) == tmp_path / kept.name
     part, told = next((tmp_path / kept.name).glob("*.distcp")), []
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    assert checkpoint.newest(tmp_path, told.append) is None, "one bit of one process's part"
+    assert checkpoint.find_newest(tmp_path, told.append) is None, "one bit of one process's part"
     assert kept.name in told[0]
 
 
@@ -219,7 +219,7 @@ def test_processes_may_train_one_run_after_another(whole):
 
 def test_a_device_that_is_too_small_names_the_micro_batch(data, tmp_path):
     class Large(LanguageTask):
-        def batch(self, row):
+        def make_batch(self, row):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(torch.OutOfMemoryError, match="make micro_batch_size=6 smaller"):
@@ -286,7 +286,7 @@ def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go
     reached(lambda: process.poll() is None, said, at, 1)
     process.send_signal(signal.SIGTERM)  # which it passes on, when it likes to
     assert process.wait(120) != 0
-    step = int(checkpoint.newest(at).name[5:13])
+    step = int(checkpoint.find_newest(at).name[5:13])
     assert f"stopped by SIGTERM after step {step};" in said.read_text()
     assert launched().wait(120) == 0, said.read_text()
     assert f"goes on after step {step} of 8" in said.read_text()
@@ -313,7 +313,7 @@ def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_
     ],
 )
 def test_what_cannot_be_spread_is_refused(data, tmp_path, monkeypatch, mode, change, message):
-    monkeypatch.setattr(processes, "joined", lambda mode, device: device)
+    monkeypatch.setattr(processes, "init_process_group", lambda mode, device: device)
     monkeypatch.setattr(processes, "ranks", lambda: 2)
     with pytest.raises(ValueError, match=message):
         train(dataclasses.replace(RECIPE, **change), root=tmp_path, data=data, parallel=mode)
@@ -321,9 +321,14 @@ def test_what_cannot_be_spread_is_refused(data, tmp_path, monkeypatch, mode, cha
 
 def test_a_task_that_does_not_share_its_batches_has_one_process():
     with pytest.raises(ValueError, match="parallel='ddp' is for language models; TinyTask has one process"):
-        step.Bench(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
+        step.CompiledTask(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
 
 
 def test_one_process_has_nobody_to_ask():
-    device = joined(None, torch.device("cpu"))
-    assert (device.type, ranks(), told("x"), agreed(True, False)) == ("cpu", 1, "x", (True, False))
+    device = init_process_group(None, torch.device("cpu"))
+    assert (device.type, get_world_size(), broadcast_from_rank0("x"), any_rank(True, False)) == (
+        "cpu",
+        1,
+        "x",
+        (True, False),
+    )

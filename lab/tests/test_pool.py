@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mvngrad_lab.pool import results
+from mvngrad_lab.pool import run_jobs
 
 
 def nothing():
@@ -50,17 +50,17 @@ def eventually(condition, seconds=30.0):
 
 def test_every_job_comes_back_with_its_result():
     for workers in (1, 2):
-        assert sorted(results(square, range(5), workers, nothing)) == [(n, n * n) for n in range(5)]
+        assert sorted(run_jobs(square, range(5), workers, nothing)) == [(n, n * n) for n in range(5)]
 
 
 def test_an_error_is_raised_here():
     with pytest.raises(ValueError, match="no 1"):
-        list(results(fail, [1], 2, nothing))
+        list(run_jobs(fail, [1], 2, nothing))
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait():
     with pytest.raises(BrokenProcessPool):
-        list(results(die, [1], 2, nothing))
+        list(run_jobs(die, [1], 2, nothing))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -68,7 +68,7 @@ def test_no_worker_outlives_the_process_that_started_it(tmp_path, how):
     path = tmp_path / "pid"
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]\nfrom test_pool import *\n"
-        "if __name__ == '__main__':\n    list(results(wait, [sys.argv[2]], 2, nothing))"
+        "if __name__ == '__main__':\n    list(run_jobs(wait, [sys.argv[2]], 2, nothing))"
     )
     script = tmp_path / "script.py"
     script.write_text(code)

@@ -19,7 +19,7 @@ from mvngrad_lab.report import diagnosis, figures, page
 from mvngrad_lab.report.claims import Claim, load_claims
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.verdicts import STATUSES, Verdict
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=\"document.title='taken'\">"
 WIDTHS, THEMES = (390, 1440), ("light", "dark")
@@ -90,7 +90,7 @@ def test_a_figure_is_its_data_and_nothing_else(runs):
 
 
 def test_a_target_without_figures_has_none():
-    assert figures.draw(Run("new-0", "new", {}, {}, {"anything": 1})) == []
+    assert figures.draw(FinishedRun("new-0", "new", {}, {}, {"anything": 1})) == []
 
 
 def linear(color):
@@ -155,7 +155,7 @@ def test_every_claim_is_there_once_with_its_verdict_and_the_open_ones_last(judge
 
 def test_a_page_of_nothing_and_of_what_nobody_asked_for(runs):
     assert "Not run" not in words(render([], []))
-    odd = Run("table9-abc", "table9", {"depth": 7}, {"commit": "fedcba"}, {"rows": [1, 2]})
+    odd = FinishedRun("table9-abc", "table9", {"depth": 7}, {"commit": "fedcba"}, {"rows": [1, 2]})
     html = render([], [odd, *(run for run in runs if run.name == "memory")])
     assert "table9-abc" in html[html.index('id="other-runs"') :]
     assert "State of an optimizer" in html, "a run that no claim asks for is drawn all the same"
@@ -183,7 +183,7 @@ def hostile(runs):
     claim = Claim(HOSTILE, HOSTILE, (HOSTILE,), HOSTILE, HOSTILE, HOSTILE, "mnist-curves")
     (run,) = (run for run in runs if run.name == "mnist-curves")
     result = {**run.result, "data": HOSTILE, "spike_rule": HOSTILE}
-    run = Run(HOSTILE, run.name, {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE}, result)
+    run = FinishedRun(HOSTILE, run.name, {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE}, result)
     return [(claim, Verdict(STATUSES[1], HOSTILE, HOSTILE))], [run]
 
 
@@ -221,7 +221,7 @@ folder = pathlib.Path(sys.argv[1])
 from mvngrad.diagnostics import diagnose
 from mvngrad_lab import store
 from mvngrad_lab.report import diagnosis, page
-found = store.runs(folder)
+found = store.load_runs(folder)
 html = page.render([], found, version="1", made="now")
 records = json.loads((folder / "records.json").read_text())
 other = diagnosis.render(records, diagnose(records), source="records.json")

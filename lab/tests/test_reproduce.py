@@ -72,7 +72,7 @@ def test_other_code_runs_again(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "code_hash", lambda experiment: "another")
     outcomes, _ = go(tmp_path, "memory")
     assert statuses(outcomes) == {"memory": "ran"}
-    (run,) = store.runs(tmp_path)
+    (run,) = store.load_runs(tmp_path)
     assert run.environment["code"] == "another"
 
 
@@ -103,7 +103,7 @@ def test_the_hash_covers_the_code_behind_a_result_in_both_packages(tmp_path, mon
 def test_quick_and_full_are_two_results(tmp_path):
     assert spike.make_recipe(True, None).key != spike.make_recipe(False, None).key
     go(tmp_path, "spike")
-    (run,) = store.runs(tmp_path)
+    (run,) = store.load_runs(tmp_path)
     assert run.environment["quick"] is True
     assert run.result["seconds"] > 0
 
@@ -126,7 +126,7 @@ def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch
     monkeypatch.setattr(spike, "run", lambda recipe, data, tick: {"peak": float("nan")})
     outcomes, _ = go(tmp_path, "spike")
     assert statuses(outcomes) == {"spike": "failed"}
-    assert store.runs(tmp_path) == []
+    assert store.load_runs(tmp_path) == []
 
 
 def test_what_needs_a_gpu_is_run_only_where_it_is_named(tmp_path):
@@ -181,7 +181,7 @@ def test_an_interruption_loses_only_the_unfinished_target(tmp_path, how):
     assert process.returncode == (130 if how == signal.SIGINT else -9)
     if how == signal.SIGINT:
         assert "Finished results are stored" in said
-    assert [run.name for run in store.runs(tmp_path)] == ["spike"]
+    assert [run.name for run in store.load_runs(tmp_path)] == ["spike"]
     said = command("reproduce", "spike", "separation", root=tmp_path)
     assert "stored spike" in said
     assert "separation: an earlier run did not finish" in said
@@ -205,7 +205,7 @@ def test_a_full_disk_fails_the_target_and_says_so(tmp_path):
     assert "failed spike" in said
     assert "File too large" in said
     assert "done   memory" in said
-    assert [run.name for run in store.runs(tmp_path)] == ["memory"]
+    assert [run.name for run in store.load_runs(tmp_path)] == ["memory"]
     assert not list(tmp_path.rglob(".*")), "a partial file was left behind"
 
 

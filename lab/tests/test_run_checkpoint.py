@@ -12,12 +12,12 @@ from mvngrad_lab.training import checkpoint
 
 def save(folder, step, keep, notes=None):
     checkpoint.save(folder, step, notes or {"seconds": 0.5}, {"x": torch.full((1000,), float(step))}, keep)
-    return checkpoint.found(folder)[0]
+    return checkpoint.list_checkpoints(folder)[0]
 
 
 def newest(folder, told=None):
     """The step of the newest checkpoint, whose state is the step everywhere."""
-    path, state = checkpoint.newest(folder, print if told is None else told.append), {"x": torch.zeros(1000)}
+    path, state = checkpoint.find_newest(folder, print if told is None else told.append), {"x": torch.zeros(1000)}
     if path is None:
         return None
     notes = checkpoint.load(path, state)
@@ -37,14 +37,16 @@ def test_the_newest_is_read_as_it_was_written(tmp_path):
 def test_older_ones_go(tmp_path, keep):
     for step in range(4):
         save(tmp_path, step, keep=keep)
-    assert [path.name[:13] for path in checkpoint.found(tmp_path)] == ["step-00000003", "step-00000002"][:keep]
+    assert [path.name[:13] for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000003", "step-00000002"][
+        :keep
+    ]
     assert len(list(tmp_path.iterdir())) == keep
 
 
 def test_saving_a_step_again_keeps_one_before_it(tmp_path):
     for step in (1, 2, 2):
         save(tmp_path, step, keep=2)
-    assert [path.name[:13] for path in checkpoint.found(tmp_path)] == ["step-00000002", "step-00000001"]
+    assert [path.name[:13] for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000001"]
 
 
 def cut(path):
@@ -70,7 +72,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_and_says_so(tmp_path, damage)
     assert len(told) == 1
     assert told[0].startswith("step-00000002")
     assert told[0].endswith("; it is not used")
-    damage(checkpoint.found(tmp_path)[1])
+    damage(checkpoint.list_checkpoints(tmp_path)[1])
     assert newest(tmp_path, told) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 from tiny import Tiny, TinyTask
 
 from mvngrad_lab.training import sinks, step
-from mvngrad_lab.training.events import Message, Progress
+from mvngrad_lab.training.events import EpochEnd, Message
 from mvngrad_lab.training.train import train
 
 
@@ -18,14 +18,14 @@ def finished(tmp_path):
     def finished(sink, recipe):
         run = train(recipe, root=tmp_path / "runs", task=TinyTask, on_event=sink)
         sink.close()
-        step.forget()
+        step.clear_cache()
         return run
 
     return finished
 
 
 def test_what_is_not_finite_is_left_out():
-    event = Progress("a-0", 2, 3, 14, 21, 0.5, 100.0, 1.0, 1.0, {"test_loss": None, "test_accuracy": 3.0})
+    event = EpochEnd("a-0", 2, 3, 14, 21, 0.5, 100.0, 1.0, 1.0, {"test_loss": None, "test_accuracy": 3.0})
     assert sinks.scalars(event) == {"loss": 0.5, "epoch": 2.0, "samples_per_second": 100.0, "test_accuracy": 3.0}
 
 
@@ -42,7 +42,7 @@ def test_tensorboard_reads_what_was_written(tmp_path, finished):
     assert [each.step for each in found] == [7, 14, 21]
     assert found[-1].value == pytest.approx(run.result["test_loss"], rel=1e-6)
     again = sinks.TensorBoard(tmp_path / "board", Tiny())  # which was killed after step 7
-    again(Progress(Tiny().key, 2, 3, 14, 21, 9.0, 1.0, 1.0, 1.0))
+    again(EpochEnd(Tiny().key, 2, 3, 14, 21, 9.0, 1.0, 1.0, 1.0))
     again.close()
     read = EventAccumulator(str(tmp_path / "board" / Tiny().key)).Reload()
     assert [(each.step, each.value == 9.0) for each in read.Scalars("loss")] == [(7, False), (14, True)]

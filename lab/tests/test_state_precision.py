@@ -12,7 +12,7 @@ from mvngrad_lab.report.gather import gathered
 from mvngrad_lab.report.statistics import welch, worse_by_at_most
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, judge
 from mvngrad_lab.tasks.cifar100.recipe import state_precision, table1
-from mvngrad_lab.training import trainings
+from mvngrad_lab.training import train as trainings
 
 BYTES = {"float32": 12, "bf16": 6, "int8": 3}
 
@@ -96,26 +96,26 @@ def test_the_bound_is_that_of_welch():
 
 def put(root, found):
     folder = root / found.key
-    store.write(folder / "recipe.json", store.json.dumps({"name": found.name, **found.recipe}))
-    store.write(folder / "environment.json", store.json.dumps(found.environment))
-    store.write(folder / "result.json", store.json.dumps(found.result))
+    store.write_atomic(folder / "recipe.json", store.json.dumps({"name": found.name, **found.recipe}))
+    store.write_atomic(folder / "environment.json", store.json.dumps(found.environment))
+    store.write_atomic(folder / "result.json", store.json.dumps(found.result))
 
 
 def test_what_is_worth_keeping_is_bundled(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     recipes = [table1()[0], state_precision()[-1]]
-    gap = store.Run("cifar-gap-0", "cifar-gap", {}, {}, {"epochs": [], "trained_with": {}, "K": 2, "data": ""})
+    gap = store.FinishedRun("cifar-gap-0", "cifar-gap", {}, {}, {"epochs": [], "trained_with": {}, "K": 2, "data": ""})
     kept = [run(recipes[0]), run(recipes[1], None, "diverged")]
     tried = run(dataclasses.replace(recipes[0], train_limit=2048))
-    quick = store.Run("spike-0", "spike", {}, {"quick": True}, {})
+    quick = store.FinishedRun("spike-0", "spike", {}, {"quick": True}, {})
     for each in (*kept, tried, quick):
         put(tmp_path / "runs", each)
-    store.bundle(tmp_path / "results" / "runs.jsonl", [gap])
+    store.write_bundle(tmp_path / "results" / "runs.jsonl", [gap])
     monkeypatch.setattr("mvngrad_lab.report.page.render", lambda *given, **more: "")
     monkeypatch.setattr("mvngrad_lab.report.verdicts.judge", lambda found: [])
     assert cli.main(["report", "--keep", "results/runs.jsonl"]) == 0
     assert "2 runs of runs are in results/runs.jsonl" in capsys.readouterr().out
-    assert {each.key for each in store.runs(tmp_path / "results")} == {"cifar-gap-0", *(each.key for each in kept)}
+    assert {each.key for each in store.load_runs(tmp_path / "results")} == {"cifar-gap-0", *(each.key for each in kept)}
     put(tmp_path / "runs", gap)
     cli.main(["report", "--keep", "new.jsonl"])
     assert len((tmp_path / "new.jsonl").read_text().splitlines()) == 3
@@ -125,7 +125,7 @@ def test_what_the_repository_keeps_is_not_trained_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipes, trained, shares = state_precision()[:3], [], []
     put(tmp_path / "runs", run(recipes[0]))
-    store.bundle(tmp_path / "results" / "runs.jsonl", [run(recipes[1])])
+    store.write_bundle(tmp_path / "results" / "runs.jsonl", [run(recipes[1])])
     monkeypatch.setattr(trainings, "train", lambda recipe, **options: trained.append(recipe))
     trainings.train_missing(recipes, tmp_path / "runs", None, shares.append, print)
     assert trained == [recipes[2]]

@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 from sweep_toy import OPTIMIZERS, Toy, each, sweep, wait_for, worked
 
 from mvngrad_lab.cli import main
-from mvngrad_lab.store import Slot, lock, write
+from mvngrad_lab.store import RunFolder, lock, write_atomic
 from mvngrad_lab.sweep import crew, database, export, patience, plan, worker
 from mvngrad_lab.sweep.address import address
 from mvngrad_lab.sweep.patience import GaveUp
@@ -222,7 +222,7 @@ def test_who_was_killed_on_this_machine_is_replaced_at_once(opened, tmp_path, sa
     """However long the grace is. Of a machine that has the same processes and is another, nothing is known."""
     queue = opened("small", heartbeat=60, grace=600)
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    worker = {**identity(), "pid": str(process.pid), "began": lock.began(process.pid)}
+    worker = {**identity(), "pid": str(process.pid), "began": lock.process_start(process.pid)}
     claims = [queue.claim(worker), queue.claim({**worker, "machine": "another"}), queue.claim(identity())]
     assert not queue.inherit()
     assert statuses(queue).count("running") == 3
@@ -290,8 +290,8 @@ def test_a_run_that_another_process_holds_is_left_for_later(opened, tmp_path, sa
     queue = opened("small")
     first = queue.records()[0]
     holder = subprocess.Popen(["sleep", "60"])
-    note = {"pid": holder.pid, "host": platform.node(), "began": lock.began(holder.pid), "at": 0.0}
-    write(tmp_path / "runs" / first.key / lock.NAME, json.dumps(note))
+    note = {"pid": holder.pid, "host": platform.node(), "began": lock.process_start(holder.pid), "at": 0.0}
+    write_atomic(tmp_path / "runs" / first.key / lock.NAME, json.dumps(note))
     queue.note(heartbeat=1)
 
     def release(line):
@@ -329,7 +329,7 @@ def test_the_lock_of_a_worker_elsewhere_is_removed_once_the_store_knows_it_is_de
     queue = opened("small")
     claim = queue.claim({**identity(), "worker": "elsewhere-17"})
     note = json.dumps({"pid": 17, "host": "elsewhere", "began": "", "at": 0.0})
-    write(tmp_path / "runs" / claim.record.key / lock.NAME, note)
+    write_atomic(tmp_path / "runs" / claim.record.key / lock.NAME, note)
     queue.storage.set_trial_state_values(claim.trial, optuna.trial.TrialState.FAIL)
 
     def tell(line):
@@ -340,15 +340,15 @@ def test_the_lock_of_a_worker_elsewhere_is_removed_once_the_store_knows_it_is_de
 
 def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(opened, tmp_path, said, monkeypatch):
     monkeypatch.setattr(patience, "FIRST", 0.01)
-    queue, failures, finish = opened("small"), [1, 2], Slot.finish
+    queue, failures, finish = opened("small"), [1, 2], RunFolder.finish
 
-    def full(slot, result):
+    def full(folder, result):
         if failures:
             failures.pop()
             raise OSError(errno.ENOSPC, "No space left on device")
-        finish(slot, result)
+        finish(folder, result)
 
-    monkeypatch.setattr(Slot, "finish", full)
+    monkeypatch.setattr(RunFolder, "finish", full)
     assert worked(queue, tmp_path, said) == {"finished": 12}
     assert sum("no space is left on the disk" in line and "trying again" in line for line in said) == 2
     failures.extend([1] * 1000)
@@ -452,7 +452,7 @@ def test_workers_of_other_commits_are_noticed(opened, tmp_path, said, monkeypatc
 def test_a_run_that_is_found_finished_keeps_its_commit(opened, tmp_path, said, monkeypatch):
     monkeypatch.setenv("MVNGRAD_COMMIT", "bbbb")
     queue = opened("small")
-    early = Slot(each(lr=(2.0,))[1], tmp_path / "runs")
+    early = RunFolder(each(lr=(2.0,))[1], tmp_path / "runs")
     early.begin({"commit": "toy", "torch": torch.__version__})
     early.finish({"status": "finished", "validation_loss": 1.0, "seconds": 9.0})
     worked(queue, tmp_path, said)

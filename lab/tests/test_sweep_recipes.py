@@ -12,11 +12,11 @@ import torch
 from sweep_toy import HERE, command, finished, freeze, kill, wait_for, writable
 from tiny import TinyTask
 
-from mvngrad_lab import training_recipe as training
+from mvngrad_lab import recipe as training
 from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results, contestant, grid, named
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.store import runs
-from mvngrad_lab.store.metrics import rows
+from mvngrad_lab.store import load_runs
+from mvngrad_lab.store.metrics import read_rows
 from mvngrad_lab.sweep import budget, plan
 from mvngrad_lab.sweep.address import address
 from mvngrad_lab.sweep.queue import Queue
@@ -143,7 +143,7 @@ def one():
 
 
 def steps(folder):
-    return [row["step"] for row in rows(folder / "metrics.jsonl")]
+    return [row["step"] for row in read_rows(folder / "metrics.jsonl")]
 
 
 def test_a_killed_worker_s_training_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_killed_worker_s_training_goes_on_from_its_checkpoint_to_the_same_weig
     wait_for(lambda: any(len(p.read_text().splitlines()) >= 2 for p in root.glob("*/metrics.jsonl")), 90)
     kill(first)
     finished(first)
-    assert runs(root) == []
+    assert load_runs(root) == []
     second = command(*arguments, **paths)
     text = finished(second)
     assert second.returncode == 0, text
@@ -172,7 +172,7 @@ def test_a_killed_worker_s_training_goes_on_from_its_checkpoint_to_the_same_weig
         whole = train(lost.recipe, root=tmp_path / "whole", on_event=lambda event: None, task=TinyTask)
     finally:
         torch.set_num_threads(threads)
-    (interrupted,) = (run for run in runs(root) if run.key == lost.key)
+    (interrupted,) = (run for run in load_runs(root) if run.key == lost.key)
     assert interrupted.result["weights"] == whole.result["weights"]
     assert steps(root / lost.key) == [7 * epoch for epoch in range(1, 7)]
 
@@ -207,7 +207,7 @@ def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_who_
     assert "done, 1 another's" in told
     assert "done, 1 finished" in text
     assert steps(folder) == [7 * epoch for epoch in range(1, 13)]
-    (run,) = runs(root)
+    (run,) = load_runs(root)
     assert (run.result["status"], run.result["steps"]) == ("finished", 84)
     assert not (folder / "lock").exists()
     assert len(list((folder / "checkpoints").iterdir())) == 1

@@ -25,7 +25,7 @@ from mvngrad_lab.report.page import render
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.swept import Swept
 from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge, latest
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 SCALED = "cifar100-bs1024-scaled"
 
@@ -161,8 +161,8 @@ def test_the_run_behind_claims_is_of_all_data_then_the_fullest_then_the_newest(r
 
 def test_runs_of_a_sweep_are_not_listed_beside_it(read):
     run = read(GOOD)
-    inside = Run(GOOD["runs"][0]["key"], "mnist", {}, {}, {})
-    outside = Run("mnist-other", "mnist", {}, {}, {})
+    inside = FinishedRun(GOOD["runs"][0]["key"], "mnist", {}, {}, {})
+    outside = FinishedRun("mnist-other", "mnist", {}, {}, {})
     text = page(run, inside, outside)
     assert "mnist-other" in text
     assert inside.key not in text

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 def run(recipe, accuracy, status="finished"):
     found = {"test_accuracy": accuracy, "train_accuracy": 99.0} if status == "finished" else {}
     result = {"status": status, **found, "seconds": 100.0, "data": "made up"}
-    return store.Run(recipe.key, recipe.name, recipe.settings, {"device": "H200", "commit": "abc"}, result)
+    return store.FinishedRun(recipe.key, recipe.name, recipe.settings, {"device": "H200", "commit": "abc"}, result)
 
 
 def beside(found):
@@ -140,7 +140,7 @@ def test_a_row_has_the_times_of_runs_alone_and_says_which_diverged(change, expec
 
 def test_the_kept_runs_are_runs_of_the_tables():
     """Recipes may not change under results that are kept: the keys would no longer be theirs."""
-    kept = [each for each in store.runs(RESULTS) if each.name == "cifar100"]
+    kept = [each for each in store.load_runs(RESULTS) if each.name == "cifar100"]
     if not kept:
         pytest.skip("no results are kept here")
     assert {each.key for each in kept} <= {recipe.key for recipe in (*table1(), *state_precision())}

@@ -31,7 +31,7 @@ from mvngrad_lab.tasks.language.recipe import (
     tuned,
     wikitext103,
 )
-from mvngrad_lab.training import trainings
+from mvngrad_lab.training import train as trainings
 
 RESULTS = Path(__file__).parents[2] / "results"
 PAPERS = {"adam": 64.50, "laprop": 66.96, "adabelief": 63.55, "mvngrad": 62.62}
@@ -54,7 +54,7 @@ def run(recipe, loss=4.0, status="finished"):
             "curve": [[step, 10 - step / 100] for step in range(25, recipe.steps + 1, recipe.epoch_steps)],
             "data": "made up",
         }
-    return store.Run(recipe.key, recipe.name, recipe.settings, {"device": "H200", "commit": "abc"}, result)
+    return store.FinishedRun(recipe.key, recipe.name, recipe.settings, {"device": "H200", "commit": "abc"}, result)
 
 
 def runs(change=lambda recipe: 0.0, spread=lambda recipe: 0.001, best="0.001"):
@@ -331,13 +331,13 @@ def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     adam, mvngrad = (next(r for r in table2() if (r.optimizer, r.seed) == (name, 0)) for name in ("adam", "mvngrad"))
     kept = {path.stem: path for path in (RESULTS / "monitors").iterdir()}
-    store.bundle(Path("results/runs.jsonl"), [run(adam)])
-    store.write(Path("results/monitors") / f"{adam.key}.jsonl", kept[adam.key].read_text())
-    slot = store.Slot(mvngrad, Path("runs"))
-    slot.begin({"device": "H200"})
-    slot.finish(run(mvngrad).result)
-    store.write(slot.folder / "monitor.jsonl", kept[mvngrad.key].read_text())
-    found = store.runs(Path("runs"), Path("results"))
+    store.write_bundle(Path("results/runs.jsonl"), [run(adam)])
+    store.write_atomic(Path("results/monitors") / f"{adam.key}.jsonl", kept[adam.key].read_text())
+    folder = store.RunFolder(mvngrad, Path("runs"))
+    folder.start({"device": "H200"})
+    folder.finish(run(mvngrad).result)
+    store.write_atomic(folder.path / "monitor.jsonl", kept[mvngrad.key].read_text())
+    found = store.load_runs(Path("runs"), Path("results"))
     told = []
     said = monitors(found, Path("runs"), Path("results"), tell=told.append)
     *_, shown = draw(next(each for each in gathered(found, said) if each.name == "table2"))
@@ -351,10 +351,10 @@ def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypat
     assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == kept[mvngrad.key].read_text()
     assert "What Monitors saw" in Path("runs/report.html").read_text()
 
-    store.write(slot.folder / "monitor.jsonl", '{"step": 1}\n')
+    store.write_atomic(folder.path / "monitor.jsonl", '{"step": 1}\n')
     assert list(monitors(found, Path("runs"), tell=told.append)) == []
     assert len(told) == 1
-    assert told[0].startswith(f"{slot.folder / 'monitor.jsonl'} is left out, because it is no record of a Monitor")
+    assert told[0].startswith(f"{folder.path / 'monitor.jsonl'} is left out, because it is no record of a Monitor")
 
 
 # The target
@@ -368,8 +368,8 @@ def test_all_are_trained_in_order_where_the_tokens_are(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="mvngrad data get wikipedia_en --data FOLDER"):
         target.train_all(tmp_path / "runs", tmp_path, shares.append, print)
     assert not trained
-    store.write(tmp_path / "tokens" / STAND_IN / "manifest.json", "{}")
-    store.bundle(tmp_path / "results" / "runs.jsonl", [run(table2()[0])])
+    store.write_atomic(tmp_path / "tokens" / STAND_IN / "manifest.json", "{}")
+    store.write_bundle(tmp_path / "results" / "runs.jsonl", [run(table2()[0])])
     target.train_all(tmp_path / "runs", tmp_path, shares.append, print)
     assert trained == [(recipe, tmp_path) for recipe in on_stand_in()[1:]]
     assert shares[-1] == 1
@@ -377,14 +377,14 @@ def test_all_are_trained_in_order_where_the_tokens_are(tmp_path, monkeypatch):
 
 def test_the_kept_runs_are_runs_of_the_table():
     """Recipes may not change under results that are kept: the keys would no longer be theirs."""
-    kept = [each for each in store.runs(RESULTS) if each.name in ("wikitext103", "openwebtext")]
+    kept = [each for each in store.load_runs(RESULTS) if each.name in ("wikitext103", "openwebtext")]
     if not kept:
         pytest.skip("no language models are kept here")
     assert {each.key for each in kept} <= {recipe.key for recipe in on_stand_in()}
 
 
 def test_the_tuned_rates_are_the_best_of_the_kept_sweep():
-    best = gathered_table(store.runs(RESULTS)).result["best_rate"]
+    best = gathered_table(store.load_runs(RESULTS)).result["best_rate"]
     if None in best.values():
         pytest.skip("the sweep of rates is not kept to its end")
     assert {optimizer: float(best[cell]) for cell, optimizer in CELLS.items()} == TUNED

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments.convergence.simulation import (
     RARE,
     SKEWED,
@@ -88,4 +88,4 @@ def test_a_run_from_the_minimum_settles_where_the_bias_says(beta2):
 
 def test_everything_in_quick():
     result = convergence(longest=300, runs=4, points=3)
-    assert json.loads(json.dumps(plain(result), allow_nan=False))["floors"]["symmetric"]["exponent"] is None
+    assert json.loads(json.dumps(to_json(result), allow_nan=False))["floors"]["symmetric"]["exponent"] is None

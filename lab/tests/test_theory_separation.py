@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mvngrad.rule import LAPROP, MVNGRAD
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments.separation.dimension import (
     at_one_start,
     at_the_proofs_start,
@@ -123,6 +123,6 @@ def test_s_rests_at_the_noise_only_while_the_lag_of_m_is_smaller():
 
 def test_everything_in_quick():
     result = separation(largest=10, steps=20, horizon=50, d=5)
-    assert json.loads(json.dumps(plain(result), allow_nan=False))["proofs_start"]["dimensions"] == [1, 3, 10]
+    assert json.loads(json.dumps(to_json(result), allow_nan=False))["proofs_start"]["dimensions"] == [1, 3, 10]
     assert constant(0.5)(7) == 0.5
     assert math.isfinite(result.resting.limit)

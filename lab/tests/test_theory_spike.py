@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mvngrad.rule import ADABELIEF, ADAM, CELLS, LAPROP, MVNGRAD
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments.spike.simulation import EARLY_CARRY_OVER, LONG_HORIZON, Spike, curves, sizes
 from mvngrad_lab.experiments.spike.trains import spike_trains
 
@@ -95,7 +95,7 @@ def test_the_curves_of_a_panel(panel):
     far = abs(np.log10(grid / panel.resonance)) > 1
     alone = panel is EARLY_CARRY_OVER  # in the other panel every M reaches the plateau
     assert (peaks["MVN-Grad"].max() > 1e5 * peaks["MVN-Grad"][far].max()) == alone
-    assert json.loads(json.dumps(plain(result), allow_nan=False))["peaks"]["Adam"] == peaks["Adam"].tolist()
+    assert json.loads(json.dumps(to_json(result), allow_nan=False))["peaks"]["Adam"] == peaks["Adam"].tolist()
 
 
 def test_spike_trains_stay_under_the_corollarys_bounds():

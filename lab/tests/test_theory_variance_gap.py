@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mvngrad.rule import ADABELIEF, MVNGRAD
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments.variance_gap.simulation import (
     NOISES,
     NORMAL,
@@ -103,4 +103,4 @@ def test_a_slow_normalizer_makes_the_sign_fragile_but_not_the_mean():
 
 def test_everything_in_quick():
     result = variance_gap(points=5, samples=20_000)
-    assert len(json.loads(json.dumps(plain(result), allow_nan=False))["symmetric"]) == len(NOISES)
+    assert len(json.loads(json.dumps(to_json(result), allow_nan=False))["symmetric"]) == len(NOISES)

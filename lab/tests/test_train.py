@@ -17,11 +17,10 @@ from tiny import Tiny, TinyTask, ended, reached, rows, started
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab.experiments.cifar100.gap import gap as variance_gap
 from mvngrad_lab.store import metrics
-from mvngrad_lab.store.lock import held
+from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import checkpoint, sitting, step
-from mvngrad_lab.training.events import Message, Progress, Step
-from mvngrad_lab.training.monitored import monitored
-from mvngrad_lab.training.train import Interrupted, train
+from mvngrad_lab.training.events import EpochEnd, Message, StepProgress
+from mvngrad_lab.training.train import Interrupted, make_monitor_observer, train
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
 
@@ -38,7 +37,7 @@ def run(tmp_path):
         return train(recipe, root=tmp_path / root, **options)
 
     yield run
-    step.forget()
+    step.clear_cache()
 
 
 def folder(tmp_path, recipe, root="runs"):
@@ -47,7 +46,7 @@ def folder(tmp_path, recipe, root="runs"):
 
 def kept(checkpoints):
     """The content of the newest checkpoint."""
-    return torch.load(checkpoint.newest(checkpoints), weights_only=True)
+    return torch.load(checkpoint.find_newest(checkpoints), weights_only=True)
 
 
 def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
@@ -59,17 +58,17 @@ def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
     assert done.result["status"] == "finished"
     assert done.result["steps"] == 3 * 7
     assert done.result["state_bytes"] == 4 * (3 * done.result["parameters"] + 6)  # m, s, u, and six counts of steps
-    assert [(row["epoch"], row["step"], "test_loss" in row) for row in metrics.rows(at / "metrics.jsonl")] == [
+    assert [(row["epoch"], row["step"], "test_loss" in row) for row in metrics.read_rows(at / "metrics.jsonl")] == [
         (1, 7, False), (2, 14, True), (3, 21, True),
     ]  # fmt: skip
     begun = events.pop(0)
     assert begun == Message(recipe.key, f"begins: 21 steps of 16, in {at}")
-    assert all(isinstance(event, Progress) for event in events)
+    assert all(isinstance(event, EpochEnd) for event in events)
     assert [event.epoch for event in events] == [1, 2, 3]
     assert events[-1].seconds_left == 0
     assert events[-1].metrics["test_loss"] == done.result["test_loss"]
     assert events[-1].loss < events[0].loss
-    assert len(checkpoint.found(at / "checkpoints")) == 1
+    assert len(checkpoint.list_checkpoints(at / "checkpoints")) == 1
     assert kept(at / "checkpoints")["step"] == 21
 
 
@@ -85,11 +84,11 @@ def test_a_run_that_another_process_finished_a_moment_ago_is_not_trained_again(r
 
     @contextmanager
     def late(at):
-        with held(at) as check:
+        with lock_folder(at) as check:
             shutil.copytree(folder(tmp_path, Tiny(), "other"), at, dirs_exist_ok=True)
             yield check
 
-    monkeypatch.setattr("mvngrad_lab.training.train.held", late)
+    monkeypatch.setattr("mvngrad_lab.training.train.lock_folder", late)
     assert run(Tiny(), on_event=events.append) == first
     assert events == []
 
@@ -100,7 +99,7 @@ def test_the_seed_decides_everything_and_nothing_else_does(run):
     before = torch.get_rng_state()
     again = run(Tiny(), "elsewhere")
     assert torch.equal(torch.get_rng_state(), before)
-    step.forget()
+    step.clear_cache()
     apart = run(Tiny(), "without what is kept")
     weights = {name: value for name, value in first.result.items() if "seconds" not in name}
     for other in (again, apart):
@@ -114,15 +113,15 @@ def test_the_loop_trains_as_a_plain_loop_does(run):
     result = run(recipe).result
     task = TinyTask(recipe, None, torch.device("cpu"))
     torch.manual_seed(recipe.seed)
-    model = task.build().to(memory_format=torch.channels_last)
+    model = task.build_model().to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
     for epoch in range(2):
-        plan = task.plan(recipe, epoch)
+        plan = task.plan_epoch(recipe, epoch)
         for at in range(7):
-            optimizer.param_groups[0]["lr"] = recipe.rate(7 * epoch + at, 7)
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate(7 * epoch + at, 7)
             chosen = plan["order"][at] if at < 6 else plan["order"][at, :4]  # 100 = 6 * 16 + 4
             optimizer.zero_grad()
-            task.loss(model, task.batch({"order": chosen, "scale": plan["scale"][at]})).backward()
+            task.loss(model, task.make_batch({"order": chosen, "scale": plan["scale"][at]})).backward()
             optimizer.step()
     with torch.no_grad():
         assert result["test_loss"] == pytest.approx(task.evaluate(model.eval(), False)["test_loss"], rel=1e-5)
@@ -134,7 +133,7 @@ def test_the_seed_decides_the_first_weights(run, tmp_path):
         run(recipe)
         found = kept(folder(tmp_path, recipe) / "checkpoints")["state"]["model.0.weight"]
         torch.manual_seed(seed)
-        assert torch.equal(found, TinyTask(recipe, None, torch.device("cpu")).build()[0].weight)
+        assert torch.equal(found, TinyTask(recipe, None, torch.device("cpu")).build_model()[0].weight)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32)])
@@ -142,8 +141,8 @@ def test_products_are_in_the_precision_of_the_recipe_in_training_and_in_evaluati
     seen = set()
 
     class Watched(TinyTask):
-        def build(self):
-            model = super().build()
+        def build_model(self):
+            model = super().build_model()
             model.register_forward_hook(lambda model, inputs, scores: seen.add((model.training, scores.dtype)))
             return model
 
@@ -158,16 +157,16 @@ def test_recipes_share_what_they_have_in_common(run, device):
     alone = {}
     rounded = [exact(state_dtype="int8", seed=seed) for seed in (2, 3)]  # whose seed is in the step
     for recipe in (exact(seed=1, lr=1e-3), exact(optimizer="adam", eps_s=None), *rounded):
-        step.forget()
+        step.clear_cache()
         alone[recipe] = run(recipe, "alone", device=device).result["weights"]
-    step.forget()
+    step.clear_cache()
     run(exact(), device=device)
     (first,), (bench,) = step._steppers.values(), step._benches.values()
     shared = []
     for recipe, weights in alone.items():
         assert run(recipe, device=device).result["weights"] == weights
         (stepper,) = step._steppers.values()
-        shared.append((stepper is first, stepper.bench is bench))
+        shared.append((stepper is first, stepper.compiled is bench))
     assert shared == [(True, True), (False, True), (False, True), (False, True)]
     run(exact(batch_size=20), device=device)
     assert len(step._benches) == 2
@@ -178,9 +177,9 @@ def test_the_step_never_reads_the_same_plan_twice(run, tmp_path):
     seen = []
 
     class Watched(TinyTask):
-        def batch(self, row):
+        def make_batch(self, row):
             seen.append(row["order"].tolist())
-            return super().batch(row)
+            return super().make_batch(row)
 
     run(Tiny(epochs=2), task=Watched)
     epochs = [[image for batch in part for image in batch] for part in (seen[:7], seen[7:])]
@@ -231,7 +230,7 @@ def test_a_second_signal_of_a_kind_is_no_longer_held_back(run):
         raise Impatient
 
     def twice(event):
-        if isinstance(event, Progress):
+        if isinstance(event, EpochEnd):
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
 
@@ -284,7 +283,7 @@ def test_within_long_epochs_there_are_signs_of_life(run, monkeypatch):
     monkeypatch.setattr(sitting, "SIGN_OF_LIFE", 0.0)
     events = []
     run(Tiny(epochs=1), on_event=events.append)
-    signs = [event for event in events if isinstance(event, Step)]
+    signs = [event for event in events if isinstance(event, StepProgress)]
     assert [(sign.step, sign.steps) for sign in signs] == [(step, 7) for step in range(1, 7)]
     assert all(sign.seconds_left > 0 for sign in signs)
 
@@ -293,7 +292,7 @@ def interrupt(after):
     """An `on_event` that sends this process a signal at the end of an epoch."""
 
     def on_event(event):
-        if isinstance(event, Progress) and event.epoch == after:
+        if isinstance(event, EpochEnd) and event.epoch == after:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return on_event
@@ -328,7 +327,7 @@ def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(run, tmp_path, sta
     with pytest.raises(Interrupted):
         run(recipe, on_event=interrupt(2), checkpoint_every=0)
     at = folder(tmp_path, recipe)
-    newest = checkpoint.found(at / "checkpoints")[0]
+    newest = checkpoint.list_checkpoints(at / "checkpoints")[0]
     newest.write_bytes(newest.read_bytes()[:-10])
     with (at / "metrics.jsonl").open("a") as file:
         file.write('{"step": 14, "epo')  # as a process leaves it that is killed while writing
@@ -351,7 +350,7 @@ def test_a_run_that_only_lacks_its_result_is_finished(run, tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
     run(Tiny(), "other")
-    step.forget()
+    step.clear_cache()
     wrong = kept(folder(tmp_path, Tiny(), "other") / "checkpoints")["state"] | {"model.0.weight": torch.zeros(3)}
     checkpoint.save(folder(tmp_path, Tiny()) / "checkpoints", 1, {"seconds": 0.0}, wrong, keep=1)
     with pytest.raises(ValueError, match=r"model.0.weight does not fit; delete the run's folder"):
@@ -387,7 +386,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_step(run, tmp_path, dev
     assert done.result["status"] == "diverged"
     assert done.result["step"] == break_at + 2  # counted from 1, and the step after the one that broke the weights
     assert run(recipe) == done
-    assert len(metrics.rows(folder(tmp_path, recipe) / "metrics.jsonl")) == (break_at + 1) // 7
+    assert len(metrics.read_rows(folder(tmp_path, recipe) / "metrics.jsonl")) == (break_at + 1) // 7
 
 
 def test_a_run_whose_last_step_broke_it_is_diverged_too(run):
@@ -398,7 +397,7 @@ def test_a_run_whose_last_step_broke_it_is_diverged_too(run):
 
 def test_a_device_that_is_too_small_names_the_setting_to_change(run, tmp_path):
     class Large(TinyTask):
-        def batch(self, row):
+        def make_batch(self, row):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand so on")
 
     with pytest.raises(torch.OutOfMemoryError, match=r"make batch_size=16 smaller.*\(CUDA out of memory.*GiB\.\)$"):
@@ -421,7 +420,7 @@ def test_an_observer_changes_nothing_and_its_time_is_not_the_runs(run, tmp_path,
         seen.append((epoch, gap.batches, stepper.state["at"].item()))
 
     alone = run(recipe, "alone", device=device)
-    step.forget()
+    step.clear_cache()
     start = time.perf_counter()
     observed = run(recipe, "observed", device=device, observe=observe)
     passed = time.perf_counter() - start
@@ -458,16 +457,18 @@ def test_the_gpu_sees_the_same_data_as_the_cpu(run):
 @pytest.mark.gpu
 def test_a_capture_leaves_no_trace():
     recipe, device = Tiny(), torch.device("cuda")
-    stepper = step.Stepper(recipe, step.Bench(TinyTask(recipe, None, device), compiled=False), captured=True)
-    stepper.begin(3)
+    stepper = step.TrainingStep(
+        recipe, step.CompiledTask(TinyTask(recipe, None, device), compiled=False), captured=True
+    )
+    stepper.reset(3)
     before = {name: value.clone() for name, value in stepper.state.items()}
-    stepper.turn({**stepper.task.plan(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
+    stepper.set_plan({**stepper.task.plan_epoch(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
     assert stepper.graph is not None
     for name, value in stepper.state.items():
         assert torch.equal(value, before[name]), name
     stepper.step()
     assert not torch.equal(stepper.state["model.0.weight"], before["model.0.weight"])
-    assert stepper.at.item() == 1
+    assert stepper.step_index.item() == 1
 
 
 @pytest.mark.gpu
@@ -477,7 +478,7 @@ def test_a_second_run_replays_the_first_ones_graph(run):
     graph = first.graph
     again = run(Tiny(seed=1), device="cuda")
     assert next(iter(step._steppers.values())).graph is graph
-    step.forget()
+    step.clear_cache()
     assert run(Tiny(seed=1), "apart", device="cuda").result["test_loss"] == pytest.approx(
         again.result["test_loss"], rel=1e-4
     )
@@ -517,7 +518,7 @@ def test_a_deterministic_run_is_never_compiled(run, monkeypatch):
     run(Tiny(deterministic=True), compile=True)
     assert compiled == []
     run(Tiny(), compile=True)
-    assert compiled == ["batch", "loss"]
+    assert compiled == ["make_batch", "loss"]
 
 
 @each_device
@@ -526,10 +527,10 @@ def test_a_monitor_writes_a_record_after_each_epoch_and_changes_nothing(run, tmp
     alone = run(recipe, "alone", device=device).result["weights"]
     at = folder(tmp_path, recipe)
     with pytest.raises(Interrupted):
-        run(recipe, device=device, on_event=interrupt(2), observe=monitored(at))
+        run(recipe, device=device, on_event=interrupt(2), observe=make_monitor_observer(at))
     with (at / "monitor.jsonl").open("a") as file:
         file.write('{"step": 21, "groups": []}\n')  # as a process leaves it that was killed before its checkpoint
-    watched = run(recipe, device=device, observe=monitored(at)).result["weights"]
+    watched = run(recipe, device=device, observe=make_monitor_observer(at)).result["weights"]
     assert watched == alone
     records = read_records(at / "monitor.jsonl")
     assert [record["step"] for record in records] == [7, 14, 21]

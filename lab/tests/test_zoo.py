@@ -6,8 +6,14 @@ from tiny import Tiny, TinyTask
 from torch import nn
 
 from mvngrad_lab.training import checkpoint, step
+from mvngrad_lab.training.optimizers import (
+    NEEDS,
+    check_options,
+    make_third_party_optimizer,
+    option_names,
+    third_party_options,
+)
 from mvngrad_lab.training.train import train
-from mvngrad_lab.training.zoo import NEEDS, checked, hyper_parameters, make, taken
 
 OF_TORCH = ("Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD")
 OF_THE_PAPER = (
@@ -19,7 +25,7 @@ def losses(name, **hyper):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     images, labels = torch.randn(32, 6), torch.randint(3, (32,))
-    optimizer = make(name, model.parameters(), **hyper)
+    optimizer = make_third_party_optimizer(name, model.parameters(), **hyper)
     found = []
     for _ in range(30):
         optimizer.zero_grad()
@@ -39,7 +45,7 @@ def test_optimizers_of_torch_train(name):
 @pytest.mark.parametrize("name", OF_THE_PAPER)
 def test_optimizers_of_the_paper_s_appendix_train(name):
     pytest.importorskip("pytorch_optimizer")
-    found = losses(f"zoo:{name}", lr=1e-2, weight_decay=1e-4 if "weight_decay" in taken(f"zoo:{name}") else None)
+    found = losses(f"zoo:{name}", lr=1e-2, weight_decay=1e-4 if "weight_decay" in option_names(f"zoo:{name}") else None)
     assert found[-1] < found[0]
 
 
@@ -53,15 +59,19 @@ def test_optimizers_of_the_paper_s_appendix_train(name):
 def test_the_form_of_weight_decay_is_that_of_the_guide(decoupled, names):
     pytest.importorskip("pytorch_optimizer")
     for name in names:
-        (group,) = make(f"zoo:{name}", [nn.Parameter(torch.ones(2, 2))], weight_decay=0.1).param_groups
+        (group,) = make_third_party_optimizer(
+            f"zoo:{name}", [nn.Parameter(torch.ones(2, 2))], weight_decay=0.1
+        ).param_groups
         assert group["weight_decouple"] is decoupled, name
     for name in ("AdaShift", "SM3"):
         with pytest.raises(ValueError, match=f"{name} does not take weight_decay"):
-            checked(f"zoo:{name}", weight_decay=0.1)
+            check_options(f"zoo:{name}", weight_decay=0.1)
 
 
 def test_hyper_parameters_arrive():
-    (group,) = make("torch:NAdam", [nn.Parameter(torch.ones(2))], lr=0.5, betas=(0.1, 0.2), eps=0.3).param_groups
+    (group,) = make_third_party_optimizer(
+        "torch:NAdam", [nn.Parameter(torch.ones(2))], lr=0.5, betas=(0.1, 0.2), eps=0.3
+    ).param_groups
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.5, (0.1, 0.2), 0.3, 0)
 
 
@@ -79,7 +89,7 @@ def test_hyper_parameters_arrive():
 )
 def test_what_cannot_be_is_refused_with_the_reason(name, hyper, problem):
     with pytest.raises(ValueError, match=problem):
-        make(name, [nn.Parameter(torch.ones(2))], **hyper)
+        make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))], **hyper)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +108,19 @@ def test_what_cannot_be_is_refused_with_the_reason(name, hyper, problem):
 def test_what_the_zoo_cannot_is_refused_with_the_reason(name, hyper, problem):
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(ValueError, match=problem):
-        make(name, [nn.Parameter(torch.ones(2))], **hyper)
+        make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))], **hyper)
 
 
 def test_what_the_zoo_has_for_matrices_alone_is_refused_before_there_are_any():
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(ValueError, match="zoo:SpectralSphere needs parameters of two dimensions alone"):
-        checked("zoo:SpectralSphere")
+        check_options("zoo:SpectralSphere")
 
 
 def test_options_follow_the_name():
-    (group,) = make("torch:Adam,amsgrad=True,betas=(0.1,0.2)", [nn.Parameter(torch.ones(2))], lr=0.5).param_groups
+    (group,) = make_third_party_optimizer(
+        "torch:Adam,amsgrad=True,betas=(0.1,0.2)", [nn.Parameter(torch.ones(2))], lr=0.5
+    ).param_groups
     assert (group["lr"], group["betas"], group["amsgrad"]) == (0.5, (0.1, 0.2), True)
 
 
@@ -126,7 +138,7 @@ def trained(recipe, root, **options):
     try:
         return train(recipe, root=root, task=TinyTask, **{"on_event": lambda event: None, **options}).result
     finally:
-        step.forget()
+        step.clear_cache()
 
 
 def test_the_loop_trains_with_one_as_a_plain_loop_does(tmp_path):
@@ -171,7 +183,7 @@ def test_runs_of_one_process_do_not_share_its_rate(tmp_path):
             for lr in (1e-3, 1e-1)
         ]
     finally:
-        step.forget()
+        step.clear_cache()
     alone = trained(tiny("torch:SGD", lr=1e-1), tmp_path / "alone")
     assert results[1]["weights"] == alone["weights"] != results[0]["weights"]
 
@@ -197,10 +209,14 @@ def test_a_recipe_that_names_what_the_optimizer_does_not_take_is_refused_before_
 
 def test_all_but_the_parameters_can_be_checked_before_there_are_any():
     recipe = tiny("torch:SGD,momentum=0.9", lr=0.5, weight_decay=0.25)
-    assert checked(recipe.optimizer, **hyper_parameters(recipe)) == {"lr": 0.5, "weight_decay": 0.25, "momentum": 0.9}
-    assert checked("torch:Muon", lr=0.5) == {"lr": 0.5}
+    assert check_options(recipe.optimizer, **third_party_options(recipe)) == {
+        "lr": 0.5,
+        "weight_decay": 0.25,
+        "momentum": 0.9,
+    }
+    assert check_options("torch:Muon", lr=0.5) == {"lr": 0.5}
     with pytest.raises(ValueError, match="needs a closure"):
-        checked("torch:LBFGS")
+        check_options("torch:LBFGS")
 
 
 def test_muon_of_torch_steps_matrices_and_adamw_all_else():
@@ -208,7 +224,9 @@ def test_muon_of_torch_steps_matrices_and_adamw_all_else():
     given = {"lr": 0.1, "eps": 0.5, "weight_decay": 0.25}
     torch.manual_seed(0)
     mine, theirs = ([nn.Parameter(torch.ones(size)) for size in ((3, 2), (4,), (2, 2, 3, 3), (2, 3))] for _ in range(2))
-    one = make("torch:Muon", [{"params": mine[:2]}, {"params": mine[2:], "weight_decay": 0.0}], **given)
+    one = make_third_party_optimizer(
+        "torch:Muon", [{"params": mine[:2]}, {"params": mine[2:], "weight_decay": 0.0}], **given
+    )
     bare = {**given, "weight_decay": 0.0}
     two = [torch.optim.Muon(theirs[:1], **given), torch.optim.AdamW(theirs[1:2], **given)]
     two += [torch.optim.AdamW(theirs[2:3], **bare), torch.optim.Muon(theirs[3:], **bare)]
@@ -221,7 +239,9 @@ def test_muon_of_torch_steps_matrices_and_adamw_all_else():
 
 
 def test_muon_of_torch_takes_matrices_alone_too():
-    (group,) = make("torch:Muon", [nn.Parameter(torch.ones(2, 2))], lr=0.5, momentum=0.25).param_groups
+    (group,) = make_third_party_optimizer(
+        "torch:Muon", [nn.Parameter(torch.ones(2, 2))], lr=0.5, momentum=0.25
+    ).param_groups
     assert (group["lr"], group["momentum"]) == (0.5, 0.25)
 
 
@@ -237,4 +257,4 @@ def test_every_other_optimizer_of_the_zoo_trains_as_it_is():
     ("optimizer", "decay"), [("torch:AdamW", 0.0), ("torch:AdamW,weight_decay=0.1", None), ("torch:LBFGS", None)]
 )
 def test_no_decay_is_none_also_where_the_default_is_some(optimizer, decay):
-    assert hyper_parameters(tiny(optimizer, weight_decay=0.0))["weight_decay"] == decay
+    assert third_party_options(tiny(optimizer, weight_decay=0.0))["weight_decay"] == decay

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import metrics
 from mvngrad_lab.training import checkpoint
-from mvngrad_lab.training.task import Task, drawing
+from mvngrad_lab.training.task import Task, make_generators
 from mvngrad_lab.training.train import Interrupted, train
-from mvngrad_lab.training_recipe import Training
 
 SERVER = multiprocessing.get_context("forkserver")
 """Has imported what processes need before they begin: they are there at once."""
@@ -30,7 +30,7 @@ SERVER.set_forkserver_preload(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiny(Training):
+class Tiny(TrainingRecipe):
     name: ClassVar[str] = "tiny"
     trained: ClassVar[str] = "tiny"
     optimizer: str = "mvngrad"
@@ -45,7 +45,7 @@ class Tiny(Training):
     break_at: int | None = None
     """A step after which the weights are not finite."""
 
-    def rate(self, step, steps_per_epoch):
+    def learning_rate(self, step, steps_per_epoch):
         return float("nan") if step == self.break_at else self.lr / (1 + step)
 
 
@@ -59,23 +59,23 @@ class TinyTask(Task):
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(recipe.images, 3, 8, 8, generator=generator).to(device)
         self.labels = torch.randint(4, (recipe.images,), generator=generator).to(device)
-        self.rest = recipe.images % recipe.batch_size
-        self.steps_per_epoch = recipe.images // recipe.batch_size + (self.rest > 0)
+        self.last_batch_size = recipe.images % recipe.batch_size
+        self.steps_per_epoch = recipe.images // recipe.batch_size + (self.last_batch_size > 0)
 
-    def build(self):
+    def build_model(self):
         return nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
         )
 
-    def plan(self, recipe, epoch):
-        _, generator = drawing(recipe.seed, epoch)
+    def plan_epoch(self, recipe, epoch):
+        _, generator = make_generators(recipe.seed, epoch)
         order = torch.randperm(recipe.images, generator=generator)
         padded = torch.zeros(self.steps_per_epoch * recipe.batch_size, dtype=torch.int64)
         padded[: len(order)] = order
         scale = torch.rand(self.steps_per_epoch, generator=generator)
         return {"order": padded.view(self.steps_per_epoch, -1), "scale": 1 + scale}
 
-    def batch(self, row):
+    def make_batch(self, row):
         return self.images[row["order"]] * row["scale"], self.labels[row["order"]]
 
     def loss(self, model, batch):
@@ -127,7 +127,7 @@ def ended(process, said):
 def reached(alive, said, checkpoints, steps):
     """Wait until a process, which is `alive` meanwhile, has written a checkpoint of so many steps."""
     for _ in range(9000):
-        found = checkpoint.found(checkpoints)
+        found = checkpoint.list_checkpoints(checkpoints)
         if found and int(found[0].name[5:13]) >= steps:
             return
         assert alive(), said.read_text()
@@ -137,5 +137,5 @@ def reached(alive, said, checkpoints, steps):
 
 def rows(folder):
     """The metrics of a run, without clocks."""
-    found = metrics.rows(folder / "metrics.jsonl")
+    found = metrics.read_rows(folder / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name != "seconds"} for row in found]

@@ -18,27 +18,27 @@ NUMPY = Arithmetic(np.sqrt, np.maximum)
 """The rule on NumPy arrays."""
 
 
-def plain(result: Any) -> Any:
+def to_json(result: Any) -> Any:
     """A result as JSON knows it: dataclasses become dicts, arrays lists, NumPy's numbers Python's, inf and nan None.
 
-    >>> plain({"sizes": np.array([1.0, np.inf])})
+    >>> to_json({"sizes": np.array([1.0, np.inf])})
     {'sizes': [1.0, None]}
     """
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        return {field.name: plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
+        return {field.name: to_json(getattr(result, field.name)) for field in dataclasses.fields(result)}
     if isinstance(result, dict):
-        return {key: plain(value) for key, value in result.items()}
+        return {key: to_json(value) for key, value in result.items()}
     if isinstance(result, (list, tuple)):
-        return [plain(value) for value in result]
+        return [to_json(value) for value in result]
     if isinstance(result, (np.ndarray, np.generic)):
-        return plain(result.tolist())
+        return to_json(result.tolist())
     return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
-def exponent(x: Iterable[float], y: Iterable[float]) -> float:
+def fit_exponent(x: Iterable[float], y: Iterable[float]) -> float:
     """The k of y = c x^k, by least squares in the logarithms.
 
-    >>> round(exponent([1.0, 10.0, 100.0], [3.0, 300.0, 30000.0]), 12)
+    >>> round(fit_exponent([1.0, 10.0, 100.0], [3.0, 300.0, 30000.0]), 12)
     2.0
     """
     slope, _ = np.polyfit(np.log(np.asarray(list(x))), np.log(np.asarray(list(y))), 1)

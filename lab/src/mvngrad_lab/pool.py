@@ -14,7 +14,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def results(
+def run_jobs(
     work: Callable[[Job], Result], jobs: Iterable[Job], workers: int, start: Callable[..., None], *given: Any
 ) -> Iterator[tuple[Job, Result]]:
     """Each job with what `work` makes of it, as they finish. `start(*given)` is called first in every process.
@@ -39,7 +39,7 @@ def results(
             raise
 
 
-def cores() -> int:
+def count_cores() -> int:
     """How many may be used."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

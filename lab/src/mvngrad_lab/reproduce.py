@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from mvngrad_lab.errors import UserError
 from mvngrad_lab.experiments import Experiment, RunModule, Tick, find_experiments
-from mvngrad_lab.store import Slot, now
+from mvngrad_lab.store import RunFolder, timestamp
 from mvngrad_lab.store.environment import LIBRARY, environment
 
 LAB = Path(__file__).parent
@@ -67,27 +67,27 @@ def reproduce(
 ) -> list[Outcome]:
     """Run what the store does not have yet. An exception ends its experiment, Ctrl-C ends all."""
     outcomes = list[Outcome]()
-    waiting: list[tuple[Experiment, RunModule, Slot | None, str]] = []
+    waiting: list[tuple[Experiment, RunModule, RunFolder | None, str]] = []
     for experiment in experiments:
         module, code = experiment.load(), code_hash(experiment)
         # train_all stores each training as a run of its own, and skips those that are stored.
-        slot = None if experiment.gpu else Slot(module.make_recipe(quick, data), root)
-        run = slot.run if slot else None
+        run_folder = None if experiment.gpu else RunFolder(module.make_recipe(quick, data), root)
+        run = run_folder.run if run_folder else None
         if run is not None and run.environment.get("code") == code:
             outcomes.append(Outcome(experiment, "stored", run.result["seconds"]))
             display.end(outcomes[-1])
         else:
-            waiting.append((experiment, module, slot, code))
+            waiting.append((experiment, module, run_folder, code))
     display.plan([experiment for experiment, *_ in waiting], quick)
-    for experiment, module, slot, code in waiting:
-        tick, start = display.begin(experiment, slot is not None and slot.interrupted), time.perf_counter()
+    for experiment, module, run_folder, code in waiting:
+        tick, start = display.begin(experiment, run_folder is not None and run_folder.interrupted), time.perf_counter()
         try:
-            if slot is None:
+            if run_folder is None:
                 module.train_all(root, data, tick, display.event)
             else:
-                slot.begin({**environment(), "code": code, "quick": quick, "made": now()})
-                result = module.run(slot.recipe, data, tick)
-                slot.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
+                run_folder.start({**environment(), "code": code, "quick": quick, "made": timestamp()})
+                result = module.run(run_folder.recipe, data, tick)
+                run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
             outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
         except Exception as error:
             if os.environ.get("MVNGRAD_DEBUG"):

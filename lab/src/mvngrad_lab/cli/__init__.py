@@ -77,7 +77,7 @@ class Report:
         Path | None,
         arg(
             metavar="FILE",
-            help=f"first put the trainings behind the tables there, as {store.KEPT / store.BUNDLE}",
+            help=f"first put the trainings behind the tables there, as {store.RESULTS / store.BUNDLE}",
             help_behavior_hint="",
         ),
     ] = None
@@ -89,22 +89,22 @@ class Report:
         from mvngrad_lab.report.monitors import keep, monitors
         from mvngrad_lab.report.page import render
         from mvngrad_lab.report.verdicts import judge
-        from mvngrad_lab.store import now
+        from mvngrad_lab.store import timestamp
 
         if not self.runs.is_dir() and self.runs != store.ROOT:
             raise FileNotFoundError(f"--runs {self.runs} is not a folder; name the one that has your results")
         if self.keep is not None:
-            found = worth_keeping(store.runs(self.runs))
-            store.bundle(self.keep, found)
+            found = worth_keeping(store.load_runs(self.runs))
+            store.write_bundle(self.keep, found)
             keep(found, self.runs, self.keep.parent)
             print(f"{len(found)} runs of {self.runs} are in {self.keep}")
-        roots, path = (self.runs, store.KEPT), self.out or self.runs / REPORT
-        trained = store.runs(*roots)
+        roots, path = (self.runs, store.RESULTS), self.out or self.runs / REPORT
+        trained = store.load_runs(*roots)
         runs = gathered(trained, monitors(trained, *roots, tell=_warn))
         runs += sweeps(*roots, tell=_warn) + benchmarks(*roots, tell=_warn)
-        if not store.runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
+        if not store.load_runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
             _warn(f"there is no result in {self.runs}; name a folder that has some with --runs")
-        store.write(path, render(judge(runs), runs, version=__version__, made=now()))
+        store.write_atomic(path, render(judge(runs), runs, version=__version__, made=timestamp()))
         print(path.resolve())
         return 0
 
@@ -129,7 +129,7 @@ class Diagnose:
         found = diagnose(records)
         print(found)
         page = self.out or path.with_suffix(".html")
-        store.write(page, render(records, found, source=path.name))
+        store.write_atomic(page, render(records, found, source=path.name))
         print(page.resolve())
         return 0
 

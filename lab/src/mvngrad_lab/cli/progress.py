@@ -26,15 +26,15 @@ def clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
-def told(event: events.Progress, metrics: dict[str, float]) -> str:
+def told(event: events.EpochEnd, metrics: dict[str, float]) -> str:
     """Where a training is, for the end of a bar; of the `metrics` known so far the first, a task's main one.
 
-    >>> told(events.Progress("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120), {"test_accuracy": 0.5, "test_loss": 1.0})
+    >>> told(events.EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120), {"test_accuracy": 0.5, "test_loss": 1.0})
     'epoch 2/10  loss 2.5000  test_accuracy 0.50  40,000/s  2:00 left'
     """
     shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
-    left = f"{events.minutes(event.seconds_left)} left"
-    return f"{events.reached(event)}{shown}  {event.samples_per_second:,.0f}/s  {left}"
+    left = f"{events.format_minutes(event.seconds_left)} left"
+    return f"{events.format_epoch(event)}{shown}  {event.samples_per_second:,.0f}/s  {left}"
 
 
 class TrainingBar(Progress):
@@ -49,11 +49,11 @@ class TrainingBar(Progress):
 
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.Message) or self.disable:
-            if events.worth_a_line(event) or time.monotonic() - self.last >= QUIET:
+            if events.is_worth_logging(event) or time.monotonic() - self.last >= QUIET:
                 self.last = time.monotonic()
-                print(events.line(event), flush=True)
-        elif isinstance(event, events.Step):
-            words = events.line(event).removeprefix(f"{event.key}  ")
+                print(events.format_event(event), flush=True)
+        elif isinstance(event, events.StepProgress):
+            words = events.format_event(event).removeprefix(f"{event.key}  ")
             self.update(self.bar, total=event.steps, completed=event.step, now=words)
         else:
             self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
@@ -96,8 +96,8 @@ class Bars(Progress):
         return tick
 
     def event(self, event: events.Event) -> None:
-        if isinstance(event, events.Step | events.Message) or self.disable:
-            events.printed(event)
+        if isinstance(event, events.StepProgress | events.Message) or self.disable:
+            events.print_event(event)
             return
         if event.key != self.training:
             self.training, self.metrics = event.key, {}

@@ -15,13 +15,13 @@ from tyro.conf import arg, subcommand
 
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
+from mvngrad_lab.recipe import CELLS, TrainingRecipe
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language import recipe as language
 from mvngrad_lab.tasks.language.recipe import Language, OpenWebText, WikiText103
-from mvngrad_lab.training_recipe import CELLS, Training
 
-R = TypeVar("R", bound=Training)
+R = TypeVar("R", bound=TrainingRecipe)
 
 
 @dataclass
@@ -57,8 +57,7 @@ class Train(Generic[R]):
 
         from mvngrad_lab.cli.progress import TrainingBar
         from mvngrad_lab.training import sinks
-        from mvngrad_lab.training.monitored import check, monitored
-        from mvngrad_lab.training.train import Interrupted, train
+        from mvngrad_lab.training.train import Interrupted, check_monitorable, make_monitor_observer, train
 
         processes, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
         if processes > 1 and self.parallel is None:
@@ -68,12 +67,12 @@ class Train(Generic[R]):
         if not self.checkpoint_every >= 0:
             raise ValueError(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
         if self.monitored:
-            check(self.recipe)
+            check_monitorable(self.recipe)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         recipe: Any = self.recipe
         if isinstance(recipe, Language):
             recipe = replace(recipe, text=named(recipe.text, self.data))
-        if first and store.Slot(recipe, self.runs).run is not None:
+        if first and store.RunFolder(recipe, self.runs).run is not None:
             record = self.runs / recipe.key / store.MONITOR
             why = (
                 ""
@@ -99,7 +98,7 @@ class Train(Generic[R]):
                     parallel=self.parallel,
                     checkpoint_every=self.checkpoint_every,
                     on_event=lambda event: [listen(event) for listen in listeners],
-                    observe=monitored(self.runs / recipe.key) if first and self.monitored else None,
+                    observe=make_monitor_observer(self.runs / recipe.key) if first and self.monitored else None,
                 )
             except Interrupted as stop:
                 if first:

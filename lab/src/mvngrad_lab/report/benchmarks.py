@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 GPT2, ENGINE = "throughput-gpt2", "engine"
 FILES = {"language-cuda.json": GPT2, "engine.json": ENGINE}
@@ -21,9 +21,9 @@ SHAPE: dict[str, dict[str, type]] = {
 }
 
 
-def benchmarks(*roots: Path, tell: Callable[[str], object]) -> list[Run]:
+def benchmarks(*roots: Path, tell: Callable[[str], object]) -> list[FinishedRun]:
     """Of each file the first in the folders that can be read; the others are told."""
-    found: dict[str, Run] = {}
+    found: dict[str, FinishedRun] = {}
     for root in roots:
         for file, name in FILES.items():
             if name not in found and (root / file).is_file() and (run := _read(root / file, name, tell)) is not None:
@@ -31,7 +31,7 @@ def benchmarks(*roots: Path, tell: Callable[[str], object]) -> list[Run]:
     return list(found.values())
 
 
-def _read(path: Path, name: str, tell: Callable[[str], object]) -> Run | None:
+def _read(path: Path, name: str, tell: Callable[[str], object]) -> FinishedRun | None:
     try:
         whole: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         wrong = [key for key, kind in SHAPE[name].items() if not isinstance(whole[key], kind)]
@@ -40,4 +40,4 @@ def _read(path: Path, name: str, tell: Callable[[str], object]) -> Run | None:
     if wrong:
         tell(f"{path} is left out, because it is not what a benchmark writes: {wrong[0]}")
         return None
-    return Run(path.stem, name, {}, whole.pop("environment"), whole)
+    return FinishedRun(path.stem, name, {}, whole.pop("environment"), whole)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 PREFIX = "sweep-"
 """Of files, and of the targets of claims that a sweep decides."""
@@ -30,7 +30,7 @@ WHOLE: dict[str, type] = {"sweep": str, "made": str, "metric": str, "higher": bo
 ROW: dict[str, type] = {"key": str, "stage": str, "status": str, "settings": dict, "metrics": dict}
 
 
-def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[Run]:
+def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[FinishedRun]:
     """Every export in the folders, as a run whose result is the export. One that cannot be read is told and left out.
 
     The result also has `grid`: the keys of all configurations as this version knows the sweep, or None; and `left`, how
@@ -41,7 +41,7 @@ def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[Run]:
     return list({run.key: run for run in read_ones}.values())
 
 
-def _read_or_told(path: Path, tell: Callable[[str], object]) -> Run | None:
+def _read_or_told(path: Path, tell: Callable[[str], object]) -> FinishedRun | None:
     try:
         return read(path)
     except (OSError, ValueError, RecursionError) as error:
@@ -49,7 +49,7 @@ def _read_or_told(path: Path, tell: Callable[[str], object]) -> Run | None:
         return None
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> FinishedRun:
     """
     Raises:
         ValueError: the file is damaged, or not an export.
@@ -72,7 +72,7 @@ def read(path: Path) -> Run:
     }
     key = f"{PREFIX}{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     result = {**whole, "grid": grid, "left": left}
-    return Run(key, PREFIX + name.removesuffix(SAMPLE), {"sweep": name, **shared}, environment, result)
+    return FinishedRun(key, PREFIX + name.removesuffix(SAMPLE), {"sweep": name, **shared}, environment, result)
 
 
 def number(value: Any) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 
 from mvngrad.diagnostics.diagnosis import Diagnosis
 from mvngrad_lab.experiments import find_experiments
-from mvngrad_lab.store import Run
+from mvngrad_lab.recipe import DECOUPLED, TrainingRecipe
+from mvngrad_lab.store import FinishedRun
 from mvngrad_lab.tasks.cifar100.recipe import BATCH_SIZES, STATES, state_precision, table1
 from mvngrad_lab.tasks.language.recipe import RATES, TUNED, Language, on_stand_in, rates, shortened, table2, tuned
-from mvngrad_lab.training_recipe import DECOUPLED, Training
 
 CELLS = {"Adam": "adam", "LaProp": "laprop", "AdaBelief": "adabelief", "MVN-Grad": "mvngrad"}
 VARIANCE, SECOND_MOMENT = ("AdaBelief", "MVN-Grad"), ("Adam", "LaProp")
@@ -22,7 +22,7 @@ KEPT_OF_TEXT = (
 )  # fmt: skip
 
 
-def gathered(runs: Sequence[Run], monitors: Mapping[str, Diagnosis] | None = None) -> list[Run]:
+def gathered(runs: Sequence[FinishedRun], monitors: Mapping[str, Diagnosis] | None = None) -> list[FinishedRun]:
     """The runs, and what they add up to; `monitors` has what those say that stood beside some of them."""
     found = {run.key: run for run in runs}
     tables = (
@@ -36,14 +36,16 @@ def gathered(runs: Sequence[Run], monitors: Mapping[str, Diagnosis] | None = Non
     return [*runs, *(table for table in tables if table is not None)]
 
 
-def worth_keeping(runs: Sequence[Run]) -> list[Run]:
+def worth_keeping(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     """What a repository should keep: the runs behind the tables, and what else took a GPU; no try-outs."""
     behind = {recipe.key for recipe in (*table1(), *state_precision(), *on_stand_in())}
     on_gpu = {experiment.name for experiment in find_experiments().values() if experiment.gpu}
     return [run for run in runs if run.key in behind or run.name in on_gpu]
 
 
-def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: Any) -> Run | None:
+def _table(
+    name: str, recipes: Sequence[TrainingRecipe], found: dict[str, FinishedRun], fill: Any
+) -> FinishedRun | None:
     """A run that stands for many, with what they share: settings, and devices and versions, all that they had."""
     done = [found[recipe.key] for recipe in recipes if recipe.key in found]
     if not done:
@@ -56,10 +58,10 @@ def _table(name: str, recipes: Sequence[Training], found: dict[str, Run], fill: 
     }
     data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
     result = {**fill(found), "done": len(done), "of": len(recipes), "behind": [run.key for run in done], "data": data}
-    return Run(name, name, same, environment, result)
+    return FinishedRun(name, name, same, environment, result)
 
 
-def _row(recipes: Sequence[Training], found: dict[str, Run], kept: Sequence[str]) -> dict[str, Any]:
+def _row(recipes: Sequence[TrainingRecipe], found: dict[str, FinishedRun], kept: Sequence[str]) -> dict[str, Any]:
     """Values over the seeds that are there; the time of a run that shared its GPU says nothing and is None."""
     mine = [found[recipe.key] for recipe in recipes if recipe.key in found]
     values = {name: [run.result.get(name) for run in mine] for name in kept}
@@ -72,7 +74,7 @@ def _row(recipes: Sequence[Training], found: dict[str, Run], kept: Sequence[str]
     }
 
 
-def _cells(found: dict[str, Run]) -> dict[str, Any]:
+def _cells(found: dict[str, FinishedRun]) -> dict[str, Any]:
     cells: dict[str, dict[str, Any]] = {}
     for batch in BATCH_SIZES:
         for cell, optimizer in CELLS.items():
@@ -81,7 +83,7 @@ def _cells(found: dict[str, Run]) -> dict[str, Any]:
     return {"cells": cells}
 
 
-def _states(found: dict[str, Run]) -> dict[str, Any]:
+def _states(found: dict[str, FinishedRun]) -> dict[str, Any]:
     kept = ("test_accuracy", "state_bytes", "parameters")
     states = {
         state: _row([recipe for recipe in state_precision() if recipe.state_dtype == state], found, kept)
@@ -90,7 +92,7 @@ def _states(found: dict[str, Run]) -> dict[str, Any]:
     return {"states": states}
 
 
-def _language(monitors: Mapping[str, Diagnosis], found: dict[str, Run]) -> dict[str, Any]:
+def _language(monitors: Mapping[str, Diagnosis], found: dict[str, FinishedRun]) -> dict[str, Any]:
     """The 30M runs, the rates that were tried beside them, the runs at the best of these, and the 124M runs."""
     tried = {
         cell: {

@@ -8,12 +8,12 @@ from pathlib import Path
 from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
 from mvngrad.diagnostics.sinks import read_records
 from mvngrad_lab import store
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 FOLDER = "monitors"
 
 
-def monitors(runs: Iterable[Run], *roots: Path, tell: Callable[[str], object]) -> dict[str, Diagnosis]:
+def monitors(runs: Iterable[FinishedRun], *roots: Path, tell: Callable[[str], object]) -> dict[str, Diagnosis]:
     """Key -> what the record of a run says, for those that have one that can be read; the others are told."""
     places = {run.key: next(filter(Path.is_file, _places(run.key, roots)), None) for run in runs}
     said = {key: _said_or_told(path, tell) for key, path in places.items() if path is not None}
@@ -34,8 +34,8 @@ def _said_or_told(path: Path, tell: Callable[[str], object]) -> Diagnosis | None
         return None
 
 
-def keep(runs: Iterable[Run], root: Path, there: Path) -> None:
+def keep(runs: Iterable[FinishedRun], root: Path, there: Path) -> None:
     """Put the records that are with these runs in `root` beside small results."""
     for run in runs:
         if (path := root / run.key / store.MONITOR).is_file():
-            store.write(there / FOLDER / f"{run.key}.jsonl", path.read_text(encoding="utf-8"))
+            store.write_atomic(there / FOLDER / f"{run.key}.jsonl", path.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.figures.svg import Figure
 from mvngrad_lab.report.template import ENVIRONMENT
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, latest
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 KINDS = {
     REPRODUCED: "reproduced",
@@ -34,7 +34,7 @@ class Group:
 
     name: str
     claims: list[Judged] = field(default_factory=list)
-    runs: list[tuple[Run, list[Figure]]] = field(default_factory=list)
+    runs: list[tuple[FinishedRun, list[Figure]]] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
@@ -50,7 +50,7 @@ class Group:
         return ", ".join(f"{counts[status]} {status}" for status in KINDS if counts[status])
 
 
-def render(judged: Sequence[Judged], runs: Sequence[Run], *, version: str, made: str) -> str:
+def render(judged: Sequence[Judged], runs: Sequence[FinishedRun], *, version: str, made: str) -> str:
     """The whole page. Claims without a verdict come last, with why; runs behind no verdict after them."""
     counts = Counter(verdict.status for _, verdict in judged)
     found = latest(runs)
@@ -70,7 +70,7 @@ def render(judged: Sequence[Judged], runs: Sequence[Run], *, version: str, made:
     )
 
 
-def _groups(judged: Sequence[Judged], found: dict[str, Run]) -> list[Group]:
+def _groups(judged: Sequence[Judged], found: dict[str, FinishedRun]) -> list[Group]:
     groups: dict[str, Group] = {}
     drawn: set[str] = set()
     for claim, verdict in judged:
@@ -83,20 +83,20 @@ def _groups(judged: Sequence[Judged], found: dict[str, Run]) -> list[Group]:
     return list(groups.values())
 
 
-def _begun(found: dict[str, Run], shown: set[str]) -> list[Group]:
+def _begun(found: dict[str, FinishedRun], shown: set[str]) -> list[Group]:
     """A section for each table or sweep that is behind no verdict: not done, or a sweep of a user."""
     waiting = [run for name, run in sorted(found.items()) if _behind(run) and name not in shown]
     return [Group(_title(run), runs=[(run, draw(run))]) for run in waiting]
 
 
-def _behind(run: Run) -> list[str]:
+def _behind(run: FinishedRun) -> list[str]:
     """The keys of the runs that this one stands for."""
     if run.name.startswith(PREFIX):
         return [row["key"] for row in run.result["runs"]]
     return list(run.result.get("behind", ()))
 
 
-def _title(run: Run) -> str:
+def _title(run: FinishedRun) -> str:
     if run.name.startswith(PREFIX):
         return f"Sweep {run.result['sweep']}"
     return f"{find_experiments()[run.name].summary}: {run.result['done']} done"

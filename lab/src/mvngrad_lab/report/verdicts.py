@@ -9,7 +9,7 @@ from typing import Any
 from mvngrad_lab.experiments import import_all
 from mvngrad_lab.report.claims import Claim, load_claims
 from mvngrad_lab.report.exports import PREFIX, SAMPLE
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
     "reproduced",
@@ -73,10 +73,10 @@ def at_small_sizes(verdict: Verdict) -> Verdict:
     return Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
 
 
-def latest(runs: Iterable[Run]) -> dict[str, Run]:
+def latest(runs: Iterable[FinishedRun]) -> dict[str, FinishedRun]:
     """The run behind each target: full before quick, then one of all data, then what lacks least, then the newest."""
 
-    def rank(run: Run) -> tuple[bool, bool, int, str]:
+    def rank(run: FinishedRun) -> tuple[bool, bool, int, str]:
         sample = any(str(run.recipe.get(name, "")).endswith(SAMPLE) for name in ("data", "sweep"))
         left = run.result["left"] if run.name.startswith(PREFIX) else 0
         return not run.environment.get("quick", False), not sample, -left, run.environment.get("made", "")
@@ -84,7 +84,7 @@ def latest(runs: Iterable[Run]) -> dict[str, Run]:
     return {run.name: run for run in sorted(runs, key=rank)}
 
 
-def judge(runs: Iterable[Run]) -> list[tuple[Claim, Verdict]]:
+def judge(runs: Iterable[FinishedRun]) -> list[tuple[Claim, Verdict]]:
     """Each claim with its verdict, in the order of the report."""
     found, known = latest(runs), find_judges()
     verdicts = []

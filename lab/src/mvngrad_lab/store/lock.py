@@ -28,7 +28,7 @@ class Locked(RuntimeError):
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[Check]:
+def lock_folder(folder: Path) -> Iterator[Check]:
     """Be the only process in `folder`, which is made where it is missing and removed again where it stays empty.
 
     The lock of a process that is no longer there is taken over; of processes on other machines that is not known. A
@@ -39,7 +39,13 @@ def held(folder: Path) -> Iterator[Check]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, pid = folder / NAME, os.getpid()
-    owner = {"pid": pid, "host": platform.node(), "began": began(pid), "at": time.time(), "token": uuid.uuid4().hex}
+    owner = {
+        "pid": pid,
+        "host": platform.node(),
+        "began": process_start(pid),
+        "at": time.time(),
+        "token": uuid.uuid4().hex,
+    }
     mine = json.dumps(owner)
     if not _made(lock, mine):
         _take_over(folder, mine)
@@ -71,7 +77,7 @@ def _text(lock: Path) -> str | None:
         return None
 
 
-def began(pid: int) -> str | None:
+def process_start(pid: int) -> str | None:
     """When a process of this machine began, "" where the system does not say; None where it is over.
 
     Numbers of processes are given again: a lock whose process began at another time is another's.
@@ -124,7 +130,7 @@ def _remove_of_the_dead(lock: Path) -> None:
         raise Locked(f"{lock} cannot be read: another process writes it, or died so; if none runs, delete it") from None
     if host != platform.node():
         raise Locked(f"{lock.parent} is in use by process {pid} on {host}; wait for it, or delete {lock} if it is gone")
-    if began(pid) == since:
+    if process_start(pid) == since:
         raise Locked(f"{lock.parent} is in use by process {pid} on this machine; wait for it or stop it")
     # A process may have let go and ended since its lock was read; what stands here now is then of a living one.
     remove(lock, text)

@@ -11,7 +11,7 @@ from mvngrad_lab import store
 from mvngrad_lab.store.lock import Check
 
 
-class Metrics:
+class MetricsFile:
     """The rows of a run up to a step, to be written on."""
 
     def __init__(self, path: Path, step: int, check: Check = lambda: None) -> None:
@@ -20,8 +20,8 @@ class Metrics:
         `check` is asked before each row.
         """
         check()
-        kept = [row for row in rows(path) if row["step"] <= step]
-        store.write(path, "".join(_line(row) for row in kept))
+        kept = [row for row in read_rows(path) if row["step"] <= step]
+        store.write_atomic(path, "".join(_line(row) for row in kept))
         self.path, self.check = path, check
 
     def add(self, row: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ class Metrics:
             os.fsync(file.fileno())
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """All rows; a last line that was cut short is none."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mvngrad_lab.experiments.sweeps.plans import Outcome, Results, Sweep, contestant
-from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.training_recipe import Training
+from mvngrad_lab.recipe import Recipe, TrainingRecipe
 
 
 def planned(sweep: Sweep) -> list[Sequence[Recipe]]:
@@ -79,7 +78,7 @@ def refuse_unequal(
 def refuse_unknown(recipes: Iterable[Recipe]) -> None:
     """Whether other people's optimizers are there and take what they are given: better now than in every run."""
     for recipe in recipes:
-        if isinstance(recipe, Training) and recipe.foreign:
-            from mvngrad_lab.training import zoo  # and with it torch
+        if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:
+            from mvngrad_lab.training import optimizers  # and with it torch
 
-            zoo.checked(recipe.optimizer, **zoo.hyper_parameters(recipe))
+            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))

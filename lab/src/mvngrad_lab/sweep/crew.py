@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TextIO
 
-from mvngrad_lab.pool import cores
+from mvngrad_lab.pool import count_cores
 from mvngrad_lab.sweep.address import Address
 from mvngrad_lab.sweep.signals import interrupt
 from mvngrad_lab.sweep.worker import work
@@ -51,7 +51,7 @@ def member(
 ) -> bool:
     """Be worker `index` of so many; whether none of its runs raised an error."""
     if workers > 1:  # before torch is imported, which reads it once
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // workers)))
     done = work(
         address,
         name,

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mvngrad_lab.store import now, write
+from mvngrad_lab.store import timestamp, write_atomic
 from mvngrad_lab.sweep.budget import duration
 from mvngrad_lab.sweep.plan import results, select
 from mvngrad_lab.sweep.queue import Queue
@@ -57,13 +57,20 @@ def export(queue: Queue, path: Path) -> int:
         writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
-        write(path, text.getvalue())
+        write_atomic(path, text.getvalue())
     elif path.suffix == ".json":
         notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
         selected = {who: record.key for who, record in select(queue).items()}
         share = occupied(list(by_key(queue.records()).values()))
-        whole = {"sweep": queue.name, "made": now(), **notes, "occupied": share, "selected": selected, "runs": found}
-        write(path, json.dumps(whole, indent=1) + "\n")
+        whole = {
+            "sweep": queue.name,
+            "made": timestamp(),
+            **notes,
+            "occupied": share,
+            "selected": selected,
+            "runs": found,
+        }
+        write_atomic(path, json.dumps(whole, indent=1) + "\n")
     else:
         raise ValueError(f"{path} is neither a .json nor a .csv file")
     return len(found)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
-from mvngrad_lab.store import FULL
+from mvngrad_lab.store import DISK_FULL
 
 T = TypeVar("T")
 FIRST, LONGEST = 0.5, 30.0
@@ -33,7 +33,7 @@ class Away(ConnectionError):
 
 def passing(error: BaseException) -> str | None:
     """What to say of an error that may pass; None of all others."""
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"no space is left on the disk ({error})"
     if isinstance(error, Away):
         return str(error)

@@ -6,12 +6,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from mvngrad_lab.store.lock import began
+from mvngrad_lab.store.lock import process_start
 
 
 def process() -> dict[str, str]:
     """This process among all. Names of machines may repeat, and containers of one machine have numbers of their own."""
-    return {"machine": _machine(), "pid": str(os.getpid()), "began": began(os.getpid()) or ""}
+    return {"machine": _machine(), "pid": str(os.getpid()), "began": process_start(os.getpid()) or ""}
 
 
 def over(worker: dict[str, str]) -> bool:
@@ -19,7 +19,7 @@ def over(worker: dict[str, str]) -> bool:
     here = _machine()
     if not here or worker.get("machine") != here:
         return False
-    return (began(int(worker["pid"])) or "") != worker["began"]
+    return (process_start(int(worker["pid"])) or "") != worker["began"]
 
 
 def _machine() -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 from mvngrad_lab.training.train import Interrupted, train
 
 
-def run(recipe: Any, *, root: Path, data: Path | None, device: str, compile: bool) -> Run:
+def run(recipe: Any, *, root: Path, data: Path | None, device: str, compile: bool) -> FinishedRun:
     """Train a recipe or go on with it, in its folder of `root`.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Any
 
 from mvngrad import __version__
 from mvngrad_lab.experiments.sweeps.plans import named
-from mvngrad_lab.store import ROOT, Run, now, read
+from mvngrad_lab.store import ROOT, FinishedRun, read_run, timestamp
 from mvngrad_lab.store.environment import commit
 from mvngrad_lab.store.lock import NAME, Locked, remove
 from mvngrad_lab.sweep.address import Address
@@ -129,9 +129,9 @@ def work(
         queue.close()
 
 
-def _runner(path: str) -> Callable[..., Run]:
+def _runner(path: str) -> Callable[..., FinishedRun]:
     module, _, function = path.partition(":")
-    found: Callable[..., Run] = getattr(import_module(module), function)
+    found: Callable[..., FinishedRun] = getattr(import_module(module), function)
     return found
 
 
@@ -152,10 +152,10 @@ class Attempt:
         self.reason = ""
         """Why it did not finish."""
 
-    def made(self, runner: Callable[..., Run]) -> str:
+    def made(self, runner: Callable[..., FinishedRun]) -> str:
         """Run it and record what came of it: finished, diverged, raised, busy or another's."""
-        started, began = time.perf_counter(), now("milliseconds")
-        before = read(self.given["root"] / self.record.key)
+        started, began = time.perf_counter(), timestamp("milliseconds")
+        before = read_run(self.given["root"] / self.record.key)
         try:
             recipe = self.record.recipe
             with self.queue.beating(self.claim):
@@ -207,7 +207,7 @@ class Attempt:
             return False
         return remove(lock, text)
 
-    def _found(self, run: Run) -> tuple[dict[str, Any], float | None]:
+    def _found(self, run: FinishedRun) -> tuple[dict[str, Any], float | None]:
         metric = self.queue.notes["metric"]
         plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
         if run.result.get("status", "finished") == "diverged":

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mvngrad_lab.store import FULL, chunks
+from mvngrad_lab.store import DISK_FULL, read_chunks
 
 FOLDER_VARIABLE = "MVNGRAD_DATA"
 ATTEMPTS = 3
@@ -54,7 +54,7 @@ class DownloadError(RuntimeError):
 def sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for chunk in chunks(file):
+        for chunk in read_chunks(file):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -66,7 +66,7 @@ def verify(path: Path, known: KnownFile, take: Callable[[bytes], Any] = lambda c
     size, digest, reason = 0, hashlib.sha256(), ""
     with gzip.open(path, "rb") if gzipped else path.open("rb") as stream:
         try:
-            for chunk in chunks(stream):
+            for chunk in read_chunks(stream):
                 take(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -214,6 +214,6 @@ def name_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error

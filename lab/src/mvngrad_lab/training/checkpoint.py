@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mvngrad_lab.store import chunks, write
+from mvngrad_lab.store import read_chunks, write_atomic
 from mvngrad_lab.store.lock import Check
 from mvngrad_lab.training import parallel
 
@@ -44,7 +44,7 @@ def digest(path: Path) -> str:
         if path.is_dir():
             found.update(file.name.encode())
         with file.open("rb") as opened:
-            for chunk in chunks(opened):
+            for chunk in read_chunks(opened):
                 found.update(chunk)
     return found.hexdigest()[:16]
 
@@ -63,8 +63,8 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
         check: asked by the first process before it begins, and again before the checkpoint gets its name: what is half
             written may be removed as soon as the folder is another's.
     """
-    first = parallel.rank() == 0
-    partial = folder / parallel.told(f"{PARTIAL}.{platform.node()}-{os.getpid()}")
+    first = parallel.get_rank() == 0
+    partial = folder / parallel.broadcast_from_rank0(f"{PARTIAL}.{platform.node()}-{os.getpid()}")
     if first:
         check()
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
         parallel.barrier()
         state_dict_saver.save(dict(state), storage_writer=filesystem.FileSystemWriter(partial))
         if first:
-            write(partial / NOTES, json.dumps({"step": step, **notes}))
+            write_atomic(partial / NOTES, json.dumps({"step": step, **notes}))
     else:
         try:
             with partial.open("wb") as file:
@@ -98,20 +98,20 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
             _remove(path)
         os.replace(partial, path)
         _sync(folder)
-        for old in [other for other in found(folder) if other != path][max(keep, 1) - 1 :]:
+        for old in [other for other in list_checkpoints(folder) if other != path][max(keep, 1) - 1 :]:
             _remove(old)
     parallel.barrier()
 
 
-def found(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoints by name, the newest first."""
     named = [(match, path) for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))]
     return [path for match, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True)]
 
 
-def newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
+def find_newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
     """The newest checkpoint that is as it was written; `tell` is told of those that are not."""
-    for path in found(folder):
+    for path in list_checkpoints(folder):
         if path.stem.endswith(f"-{digest(path)}"):
             return path
         tell(f"{path.name} is damaged, its content is not what was written; it is not used")
@@ -128,13 +128,13 @@ def load(path: Path, state: State) -> dict[str, Any]:
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     saved: dict[str, Tensor] = content.pop("state")
     _fits(state, {name: (value.shape, value.dtype) for name, value in saved.items()})
-    copy(saved, state)
+    copy_tensors(saved, state)
     return content
 
 
-def weights(run: Path) -> dict[str, Tensor]:
+def load_weights(run: Path) -> dict[str, Tensor]:
     """The model in the newest checkpoint of a run's folder, for `load_state_dict`, however many processes wrote it."""
-    path = newest(run / FOLDER)
+    path = find_newest(run / FOLDER)
     if path is None:
         raise FileNotFoundError(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
     if path.is_dir():
@@ -163,11 +163,11 @@ def _fill(path: Path, state: State) -> None:
         state_dict_loader.load(dict(state), storage_reader=filesystem.FileSystemReader(path))
 
 
-def copy(saved: State, state: State) -> None:
+def copy_tensors(saved: State, state: State) -> None:
     """Give tensors the values of others, whole ones."""
     with torch.no_grad():
         for name, value in state.items():
-            parallel.fill(value, saved[name])
+            parallel.copy_into(value, saved[name])
 
 
 def _fits(state: State, saved: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Progress:
+class EpochEnd:
     """The end of an epoch."""
 
     key: str
@@ -32,7 +32,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProgress:
     """Within an epoch that takes long: a sign of life, about once a second."""
 
     key: str
@@ -41,49 +41,49 @@ class Step:
     seconds_left: float
 
 
-Event = Message | Progress | Step
+Event = Message | EpochEnd | StepProgress
 
 
-def line(event: Event) -> str:
+def format_event(event: Event) -> str:
     """An event as one line of text.
 
-    >>> line(Progress("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120, {"test_accuracy": 0.5}))
+    >>> format_event(EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120, {"test_accuracy": 0.5}))
     'mnist-0  epoch 2/10  loss 2.5000  test_accuracy 0.5000  40000/s  0:30 + 2:00'
-    >>> line(Step("mnist-0", 40, 320, 100))
+    >>> format_event(StepProgress("mnist-0", 40, 320, 100))
     'mnist-0  step 40/320  1:40 left'
     """
     if isinstance(event, Message):
         return f"{event.key}  {event.text}"
-    if isinstance(event, Step):
-        return f"{event.key}  step {event.step}/{event.steps}  {minutes(event.seconds_left)} left"
+    if isinstance(event, StepProgress):
+        return f"{event.key}  step {event.step}/{event.steps}  {format_minutes(event.seconds_left)} left"
     metrics = "".join(f"  {name} {value:.4f}" for name, value in event.metrics.items() if value is not None)
-    clocks = f"{minutes(event.seconds)} + {minutes(event.seconds_left)}"
-    return f"{event.key}  {reached(event)}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
+    clocks = f"{format_minutes(event.seconds)} + {format_minutes(event.seconds_left)}"
+    return f"{event.key}  {format_epoch(event)}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
 
 
-def reached(event: Progress) -> str:
+def format_epoch(event: EpochEnd) -> str:
     """
-    >>> reached(Progress("mnist-0", 2, 10, 64, 320, None, 4e4, 30, 120))
+    >>> format_epoch(EpochEnd("mnist-0", 2, 10, 64, 320, None, 4e4, 30, 120))
     'epoch 2/10  no finite loss'
     """
     loss = "no finite loss" if event.loss is None else f"loss {event.loss:.4f}"
     return f"epoch {event.epoch}/{event.epochs}  {loss}"
 
 
-def minutes(seconds: float) -> str:
+def format_minutes(seconds: float) -> str:
     """
-    >>> minutes(75.4)
+    >>> format_minutes(75.4)
     '1:15'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def worth_a_line(event: Event) -> bool:
+def is_worth_logging(event: Event) -> bool:
     """What a log should have: evaluations and messages."""
-    return isinstance(event, Message) or (isinstance(event, Progress) and bool(event.metrics))
+    return isinstance(event, Message) or (isinstance(event, EpochEnd) and bool(event.metrics))
 
 
-def printed(event: Event) -> None:
+def print_event(event: Event) -> None:
     """Print what is worth a line."""
-    if worth_a_line(event):
-        print(line(event), flush=True)
+    if is_worth_logging(event):
+        print(format_event(event), flush=True)

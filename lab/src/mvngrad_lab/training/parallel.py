@@ -20,17 +20,17 @@ from mvngrad.optim.gather import is_sharded
 Mode = Literal["ddp", "fsdp"]
 
 
-def rank() -> int:
+def get_rank() -> int:
     """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def ranks() -> int:
+def get_world_size() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def joined(mode: Mode | None, device: torch.device) -> torch.device:
+def init_process_group(mode: Mode | None, device: torch.device) -> torch.device:
     """Be in the group of processes that torchrun started, or in one that is there already; the device of this process.
 
     Gloo carries what the processes agree on, NCCL what their GPUs exchange. The group is left at the end of the
@@ -52,7 +52,7 @@ def joined(mode: Mode | None, device: torch.device) -> torch.device:
     return device
 
 
-def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) -> nn.Module:
+def wrap_model(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) -> nn.Module:
     """What to call in place of `model`, whose parameters are sharded in place with fsdp and stay whole with ddp.
 
     Under fsdp each entry of a ModuleList, a layer of a network, is gathered when it is needed, and `bfloat16` products
@@ -76,7 +76,7 @@ def spread(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) 
     return model
 
 
-def exchange(model: nn.Module, last: bool) -> None:
+def set_gradient_sync(model: nn.Module, last: bool) -> None:
     """Whether the backward pass that comes next exchanges gradients: under ddp only that of the `last` micro-batch.
 
     Under fsdp all do: a process that waited would hold the gradients of the whole model, which it cannot be asked to.
@@ -85,15 +85,15 @@ def exchange(model: nn.Module, last: bool) -> None:
         model.require_backward_grad_sync = last
 
 
-def average(value: Tensor) -> Tensor:
+def all_reduce_mean(value: Tensor) -> Tensor:
     """Over the processes, in place; nothing waits for a GPU."""
     if dist.is_initialized():
         dist.all_reduce(value)
-        value /= ranks()
+        value /= get_world_size()
     return value
 
 
-def agreed(*flags: bool) -> tuple[bool, ...]:
+def any_rank(*flags: bool) -> tuple[bool, ...]:
     """Those that any process raised: clocks and signals differ, and all must do the same."""
     if not dist.is_initialized():
         return flags
@@ -102,7 +102,7 @@ def agreed(*flags: bool) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in raised)
 
 
-def told(value: Any) -> Any:
+def broadcast_from_rank0(value: Any) -> Any:
     """What process 0 found."""
     if not dist.is_initialized():
         return value
@@ -113,10 +113,10 @@ def told(value: Any) -> Any:
 
 def barrier() -> None:
     """Wait for all processes."""
-    agreed(False)
+    any_rank(False)
 
 
-def fill(value: Any, whole: Tensor) -> None:
+def copy_into(value: Any, whole: Tensor) -> None:
     """Give a tensor, or this process's part of it, the values of a whole one."""
     if not is_sharded(value):
         value.copy_(whole)
@@ -128,7 +128,7 @@ def fill(value: Any, whole: Tensor) -> None:
     value.to_local().copy_(shared.to_local())
 
 
-def whole(value: Any) -> Tensor:
+def full_tensor(value: Any) -> Tensor:
     """All of a tensor; where it is in parts, every process has to ask."""
     found: Tensor = value.full_tensor() if is_sharded(value) else value
     return found

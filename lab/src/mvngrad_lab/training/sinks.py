@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad import diagnostics
-from mvngrad_lab.training.events import Event, Progress
-from mvngrad_lab.training_recipe import Training
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.training.events import EpochEnd, Event
 
 
-def scalars(event: Progress) -> dict[str, float]:
+def scalars(event: EpochEnd) -> dict[str, float]:
     """What the end of an epoch has to show; what is not finite has nothing."""
     found = {"loss": event.loss, "epoch": float(event.epoch), "samples_per_second": event.samples_per_second}
     return {name: value for name, value in (found | event.metrics).items() if value is not None}
@@ -23,14 +23,14 @@ def scalars(event: Progress) -> dict[str, float]:
 class TensorBoard(diagnostics.TensorBoard):
     """Writes the scalars of every epoch to a folder of the run's own under `folder`."""
 
-    def __init__(self, folder: Path, recipe: Training) -> None:
+    def __init__(self, folder: Path, recipe: TrainingRecipe) -> None:
         try:
             super().__init__(folder / recipe.key)
         except ImportError as error:
             raise RuntimeError(str(error)) from error
 
     def __call__(self, event: Event) -> None:  # type: ignore[override]
-        if isinstance(event, Progress):
+        if isinstance(event, EpochEnd):
             self.add_scalars(scalars(event), event.step)
 
 
@@ -40,7 +40,7 @@ class WandB:
     Mode, entity and key are wandb's own, from its environment variables: WANDB_MODE=offline needs no account.
     """
 
-    def __init__(self, project: str, recipe: Training) -> None:
+    def __init__(self, project: str, recipe: TrainingRecipe) -> None:
         try:
             wandb: Any = import_module("wandb")
         except ImportError as error:
@@ -50,7 +50,7 @@ class WandB:
         )
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, EpochEnd):
             self._run.log(scalars(event), step=event.step)
 
     def close(self) -> None:

@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store.lock import Check, Locked
-from mvngrad_lab.store.metrics import Metrics, rows
+from mvngrad_lab.store.metrics import MetricsFile, read_rows
 from mvngrad_lab.training import checkpoint, history, parallel, task as tasks
-from mvngrad_lab.training.events import Event, Message, Progress, Step
-from mvngrad_lab.training.step import Stepper
-from mvngrad_lab.training_recipe import Training
+from mvngrad_lab.training.events import EpochEnd, Event, Message, StepProgress
+from mvngrad_lab.training.step import TrainingStep
 
-Observer: TypeAlias = Callable[[int, Stepper], Any]
+Observer: TypeAlias = Callable[[int, TrainingStep], Any]
 """Called with the number of an epoch that has ended and the stepper after it, which it may read and must not change."""
 
 
@@ -45,8 +45,8 @@ class Sitting:
 
     def __init__(
         self,
-        recipe: Training,
-        stepper: Stepper,
+        recipe: TrainingRecipe,
+        stepper: TrainingStep,
         folder: Path,
         checkpoint_every: float,
         on_event: Callable[[Event], Any],
@@ -59,14 +59,16 @@ class Sitting:
         self.check = check
         self.per_epoch = stepper.task.steps_per_epoch
         self.steps = recipe.epochs * self.per_epoch
-        stepper.begin(recipe.seed)
+        stepper.reset(recipe.seed)
         self.step, self.seconds_before, self.missed = 0, 0.0, 0
         self.untold = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row."""
-        saved = parallel.told(checkpoint.newest(self.checkpoints, self._tell) if parallel.rank() == 0 else None)
+        saved = parallel.broadcast_from_rank0(
+            checkpoint.find_newest(self.checkpoints, self._tell) if parallel.get_rank() == 0 else None
+        )
         if saved is not None:
             notes = checkpoint.load(saved, stepper.state)
-            if stepper.foreign:
+            if stepper.is_third_party:
                 stepper.optimizer.load_state_dict(notes["optimizer"])
             self.step, self.seconds_before, self.missed = notes["step"], notes["seconds"], notes.get("missed", 0)
             self.untold = notes.get("untold", False)
@@ -76,11 +78,11 @@ class Sitting:
         self.first = self.step
         self.found: dict[str, float | None] | None = None
         """The last evaluation of the run, once it is made."""
-        self.metrics = Metrics(folder / "metrics.jsonl", self.step, check) if parallel.rank() == 0 else None
+        self.metrics = MetricsFile(folder / "metrics.jsonl", self.step, check) if parallel.get_rank() == 0 else None
         self.epoch = self.step // self.per_epoch - self.untold
         self.plan = self._plan(self.step // self.per_epoch)
         if self.step < self.steps and not self.untold:
-            stepper.turn(self.plan, self.step % self.per_epoch)  # and capture it, outside of what is timed
+            stepper.set_plan(self.plan, self.step % self.per_epoch)  # and capture it, outside of what is timed
         self.started = self.saved_at = self.told_at = time.perf_counter()
         self.observing = 0.0
 
@@ -93,7 +95,7 @@ class Sitting:
         """Train to the end; the result."""
         for epoch in range(self.epoch, self.recipe.epochs):
             if epoch > self.epoch:
-                self.stepper.turn(self.plan, 0)
+                self.stepper.set_plan(self.plan, 0)
             if (bad := self._epoch(epoch)) is not None:
                 return self._diverged(bad)
         found = self._evaluate(final=True) if self.found is None else self.found
@@ -102,14 +104,14 @@ class Sitting:
         result = {"status": "finished", **found, "steps": self.steps, "seconds": self.seconds}
         self._save(keep=1)
         state = self.stepper.state.items()
-        weights = {name: parallel.whole(value) for name, value in state if name.startswith(checkpoint.MODEL)}
+        weights = {name: parallel.full_tensor(value) for name, value in state if name.startswith(checkpoint.MODEL)}
         result["parameters"] = sum(p.numel() for p in self.stepper.model.parameters())
         kept = [value for each in self.stepper.optimizer.state.values() for value in each.values()]
         result["state_bytes"] = sum(value.nbytes for value in kept if isinstance(value, Tensor))
         result |= self._history()
         result["data"] = self.stepper.task.source
-        if self.stepper.at.is_cuda:
-            result["memory_bytes"] = torch.cuda.max_memory_reserved(self.stepper.at.device)
+        if self.stepper.step_index.is_cuda:
+            result["memory_bytes"] = torch.cuda.max_memory_reserved(self.stepper.step_index.device)
         return {**result, "weights": fingerprint(weights)}
 
     def _diverged(self, step: int) -> dict[str, Any]:
@@ -118,20 +120,20 @@ class Sitting:
 
     def _history(self) -> dict[str, Any]:
         """What the steps of a guarded run looked like."""
-        return history.summary(rows(self.metrics.path)) if self.metrics is not None and self.recipe.guarded else {}
+        return history.summary(read_rows(self.metrics.path)) if self.metrics is not None and self.recipe.guarded else {}
 
     def _epoch(self, epoch: int) -> int | None:
         """The rest of an epoch; the first step whose loss is not finite, if there is one."""
         stepper, start, first = self.stepper, time.perf_counter(), self.step
         for at in range(self.step - epoch * self.per_epoch, self.per_epoch):
             last = at + 1 == self.per_epoch
-            stepper.step(stepper.task.rest if last else 0)
+            stepper.step(stepper.task.last_batch_size if last else 0)
             self.step += 1
             if not last:  # the last step is saved with its row, below
                 self._pause()
         self.plan = self._plan(epoch + 1)  # while the device is still at work
         losses, norms = stepper.losses.tolist(), stepper.norms.tolist()
-        missing = self.recipe.batch_size - (stepper.task.rest or self.recipe.batch_size)
+        missing = self.recipe.batch_size - (stepper.task.last_batch_size or self.recipe.batch_size)
         rate = max(0, (self.step - first) * self.recipe.batch_size - missing) / (time.perf_counter() - start)
         bad = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
         end, missed = self._diverges(epoch, bad)
@@ -157,7 +159,7 @@ class Sitting:
             self.metrics.add({**row, **found, "seconds": seconds, **every})
         self.missed, self.untold = missed, False
         counts = epoch + 1, self.recipe.epochs, self.step, self.steps
-        self.on_event(Progress(self.recipe.key, *counts, loss, rate, seconds, self._left(), found))
+        self.on_event(EpochEnd(self.recipe.key, *counts, loss, rate, seconds, self._left(), found))
         self.told_at = time.perf_counter()
         if self.observe is not None:
             start = time.perf_counter()
@@ -178,12 +180,12 @@ class Sitting:
                 return epoch * self.per_epoch + at + 1, row
         return None, row
 
-    def _plan(self, epoch: int) -> tasks.Plan:
+    def _plan(self, epoch: int) -> tasks.EpochPlan:
         if epoch == self.recipe.epochs:
             return {}
         first, recipe = epoch * self.per_epoch, self.recipe
-        rates = [recipe.rate(first + at, self.per_epoch) for at in range(self.per_epoch)]
-        return {**self.stepper.task.plan(recipe, epoch), "lr": torch.tensor(rates)}
+        rates = [recipe.learning_rate(first + at, self.per_epoch) for at in range(self.per_epoch)]
+        return {**self.stepper.task.plan_epoch(recipe, epoch), "lr": torch.tensor(rates)}
 
     def _left(self) -> float:
         """Seconds to the end, at the pace so far."""
@@ -197,7 +199,7 @@ class Sitting:
         self.stepper.model.eval()
         with (
             torch.no_grad(),
-            torch.autocast(self.stepper.at.device.type, torch.bfloat16, enabled=self.stepper.autocast),
+            torch.autocast(self.stepper.step_index.device.type, torch.bfloat16, enabled=self.stepper.autocast),
         ):
             found = self.stepper.task.evaluate(self._evaluated, final)
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
@@ -206,7 +208,7 @@ class Sitting:
         """What the model makes of a batch. One process need not go through all of them where a signal asks it to stop;
         several would have to agree on one.
         """
-        if self.signals and parallel.ranks() == 1:
+        if self.signals and parallel.get_world_size() == 1:
             self._pause()
         found: Tensor = self.stepper.model(*batch)
         return found
@@ -216,8 +218,8 @@ class Sitting:
         now, stop = time.perf_counter(), bool(self.signals)
         if now - self.told_at >= SIGN_OF_LIFE:
             self.told_at = now
-            self.on_event(Step(self.recipe.key, self.step, self.steps, self._left()))
-        due, stop = parallel.agreed(stop or now - self.saved_at >= self.every, stop)
+            self.on_event(StepProgress(self.recipe.key, self.step, self.steps, self._left()))
+        due, stop = parallel.any_rank(stop or now - self.saved_at >= self.every, stop)
         if due:
             with suppress(Locked) if stop else nullcontext():  # who was asked to stop does so in any case
                 self._save(KEPT)
@@ -226,7 +228,7 @@ class Sitting:
 
     def _save(self, keep: int) -> None:
         notes: dict[str, Any] = {"seconds": self.seconds, "missed": self.missed, "untold": self.untold}
-        if self.stepper.foreign:
+        if self.stepper.is_third_party:
             notes["optimizer"] = self.stepper.optimizer.state_dict()
         checkpoint.save(self.checkpoints, self.step, notes, self.stepper.state, keep, self.check)
         self.saved_at = time.perf_counter()

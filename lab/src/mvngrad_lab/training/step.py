@@ -11,32 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.training import checkpoint, parallel
-from mvngrad_lab.training.task import Factory, Plan, Row, Task, initial, optimizer
-from mvngrad_lab.training_recipe import Training
+from mvngrad_lab.training.optimizers import make_optimizer
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, TaskFactory, build_initial_model
 
 WARM_UP = 3
 """Steps that are taken and undone before the first: libraries choose their kernels in them, compilers compile."""
 
 
-class Bench:
+class CompiledTask:
     """A task's model on its device and the functions of its step, compiled or not: what optimizers may share."""
 
     def __init__(
         self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
     ) -> None:
-        if mode is not None and not task.spreads:
+        if mode is not None and not task.supports_parallel:
             raise ValueError(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
         self.task, self.mode = task, mode
-        self.model: nn.Module = initial(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.spread = parallel.spread(self.model, mode, bfloat16, compiled)
-        self.batch: Callable[..., Any] = task.batch
+        self.model: nn.Module = build_initial_model(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.spread = parallel.wrap_model(self.model, mode, bfloat16, compiled)
+        self.batch: Callable[..., Any] = task.make_batch
         self.loss: Callable[..., Any] = task.loss
         if compiled and mode is None:
-            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (task.batch, task.loss))
+            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (task.make_batch, task.loss))
 
 
-class Stepper:
+class TrainingStep:
     """A model, its optimizer and the plan of an epoch at fixed addresses; `step` reads and changes only these.
 
     The step number lies on the device beside them, so that the captured step has no input. Everything that a step
@@ -44,62 +45,65 @@ class Stepper:
     undone by it.
     """
 
-    def __init__(self, recipe: Training, bench: Bench, captured: bool) -> None:
-        task, device = bench.task, bench.task.device
-        self.bench, self.task, self.model = bench, task, bench.model
-        self.captured = captured and not recipe.foreign
-        self.autocast = recipe.precision == "bf16" and bench.mode != "fsdp"
+    def __init__(self, recipe: TrainingRecipe, compiled: CompiledTask, captured: bool) -> None:
+        task, device = compiled.task, compiled.task.device
+        self.compiled, self.task, self.model = compiled, task, compiled.model
+        self.captured = captured and not recipe.is_third_party
+        self.autocast = recipe.precision == "bf16" and compiled.mode != "fsdp"
         self.micro_batch_size, self.guarded = recipe.micro_batch_size, recipe.guarded
         self.clip = math.inf if recipe.clip is None else recipe.clip
         self.lr = torch.zeros((), device=device)
         self.peak = recipe.lr
-        self._new_optimizer = partial(optimizer, recipe, self.model, self.lr)
+        self._new_optimizer = partial(make_optimizer, recipe, self.model, self.lr)
         self.optimizer: Any = self._new_optimizer()
-        self.foreign = recipe.foreign
+        self.is_third_party = recipe.is_third_party
         """Somebody else's optimizer is made anew for a run; of its state nothing is known but its `state_dict`."""
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.step_index = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(task.steps_per_epoch, device=device)
         self.norms = torch.zeros(task.steps_per_epoch, device=device)
         self.numbers = torch.arange(task.steps_per_epoch, device=device)
-        self.plan: Plan = {}
+        self.plan: EpochPlan = {}
         self.graph: torch.cuda.CUDAGraph | None = None
         self.rehearsed = False
         self.state: dict[str, Tensor] = {
             **{f"{checkpoint.MODEL}{name}": value for name, value in self.model.state_dict().items()},
             **{
                 f"optimizer.{index}.{name}": value
-                for index, kept in enumerate(self.optimizer.state.values() if not self.foreign else ())
+                for index, kept in enumerate(self.optimizer.state.values() if not self.is_third_party else ())
                 for name, value in kept.items()
             },
-            "at": self.at,
+            "at": self.step_index,
             "losses": self.losses,
             **({"norms": self.norms} if self.guarded else {}),
         }
 
-    def begin(self, seed: int) -> None:
+    def reset(self, seed: int) -> None:
         """Become as a run with this seed starts: its weights, and no memory of any step."""
-        start = {f"{checkpoint.MODEL}{name}": value for name, value in initial(self.task, seed).state_dict().items()}
-        if self.foreign:
+        start = {
+            f"{checkpoint.MODEL}{name}": value
+            for name, value in build_initial_model(self.task, seed).state_dict().items()
+        }
+        if self.is_third_party:
             self.optimizer = self._new_optimizer()
         with torch.no_grad():
             for name, value in self.state.items():
-                parallel.fill(value, start[name]) if name in start else value.zero_()
+                parallel.copy_into(value, start[name]) if name in start else value.zero_()
 
-    def turn(self, plan: Plan, at: int) -> None:
+    def set_plan(self, plan: EpochPlan, at: int) -> None:
         """Lay the plan of an epoch where `step` reads it, to go on from its step `at`; nothing waits for the device."""
         if not self.plan:
             self.plan = {name: torch.empty_like(value, device=self.task.device) for name, value in plan.items()}
         for name, value in plan.items():
-            self.plan[name].copy_(value.pin_memory() if self.at.is_cuda else value, non_blocking=True)
-        self.at.fill_(at)
+            self.plan[name].copy_(value.pin_memory() if self.step_index.is_cuda else value, non_blocking=True)
+        self.step_index.fill_(at)
         self.model.train()
         if at == 0:
             self.losses.zero_()
             self.norms.zero_()
         if self.captured and self.graph is None:
             self.graph = self._capture()
-        if self.bench.mode == "ddp" and not self.rehearsed:
+        if self.compiled.mode == "ddp" and not self.rehearsed:
             # DDP lays its buckets anew after its first step, and then adds in another order. Who goes on with a run
             # must add in the order of who never stopped.
             self._rehearse()
@@ -112,15 +116,15 @@ class Stepper:
             self._step(samples)
 
     def _step(self, samples: int = 0) -> None:
-        batch, loss_of = self.bench.batch, self.bench.loss
-        row = {name: value.index_select(0, self.at).squeeze(0) for name, value in self.plan.items()}
+        batch, loss_of = self.compiled.batch, self.compiled.loss
+        row = {name: value.index_select(0, self.step_index).squeeze(0) for name, value in self.plan.items()}
         self.lr.copy_(row.pop("lr"))
-        if self.foreign:
+        if self.is_third_party:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * (self.lr.item() / self.peak if self.peak else 0.0)
         if samples:
             row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
-            batch, loss_of = self.task.batch, self.task.loss  # not worth a compilation
+            batch, loss_of = self.task.make_batch, self.task.loss  # not worth a compilation
         self.optimizer.zero_grad()
         loss = self._gradients(row, batch, loss_of)
         if self.guarded:
@@ -128,25 +132,25 @@ class Stepper:
         else:
             self.optimizer.step()
         self._note(self.losses, loss)
-        self.at += 1
+        self.step_index += 1
 
-    def _gradients(self, row: Row, batch: Callable[..., Any], loss_of: Callable[..., Any]) -> Tensor:
+    def _gradients(self, row: StepPlan, batch: Callable[..., Any], loss_of: Callable[..., Any]) -> Tensor:
         """Of the mean loss of a batch, on all processes and in micro-batches; that loss."""
         micro = _micro_batches(row, self.micro_batch_size)
         losses = []
         for number, part in enumerate(micro, start=1):
-            parallel.exchange(self.bench.spread, last=number == len(micro))
+            parallel.set_gradient_sync(self.compiled.spread, last=number == len(micro))
             with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
-                loss = loss_of(self.bench.spread, batch(part))
+                loss = loss_of(self.compiled.spread, batch(part))
             (loss if len(micro) == 1 else loss / len(micro)).backward()
             losses.append(loss.detach())
-        return parallel.average(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
+        return parallel.all_reduce_mean(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
 
     def _guarded_step(self, loss: Tensor) -> None:
         """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""
-        norm = parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
+        norm = parallel.full_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         finite = loss.isfinite() & norm.isfinite()
-        if not self.foreign and self.optimizer._step_supports_amp_scaling:
+        if not self.is_third_party and self.optimizer._step_supports_amp_scaling:
             self.optimizer.found_inf = (~finite).float()  # as GradScaler tells it; nothing is read back
             self.optimizer.step()
         elif finite:
@@ -155,20 +159,20 @@ class Stepper:
 
     def _note(self, numbers: Tensor, number: Tensor) -> None:
         """Write down a number of the step at hand; not by index: the deterministic form of that sorts."""
-        numbers.copy_(torch.where(self.numbers == self.at, number.detach(), numbers))
+        numbers.copy_(torch.where(self.numbers == self.step_index, number.detach(), numbers))
 
     def _rehearse(self) -> None:
         """Take steps and undo them."""
         before = {name: value.clone() for name, value in self.state.items()}
         for _ in range(WARM_UP):
-            self.at.zero_()
+            self.step_index.zero_()
             self._step()
-        checkpoint.copy(before, self.state)
+        checkpoint.copy_tensors(before, self.state)
         self.optimizer.zero_grad()  # a graph's own gradients are to lie in its memory
         self.rehearsed = True
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = _side_stream(self.at.device)
+        stream = _side_stream(self.step_index.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._rehearse()
@@ -185,7 +189,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _micro_batches(row: Row, size: int) -> list[Row]:
+def _micro_batches(row: StepPlan, size: int) -> list[StepPlan]:
     """A row cut along its samples; numbers that all of them share go with every part."""
     samples = max((len(value) for value in row.values() if value.dim()), default=0)
     if samples <= size:
@@ -196,42 +200,42 @@ def _micro_batches(row: Row, size: int) -> list[Row]:
     ]
 
 
-_benches: dict[Any, Bench] = {}
-_steppers: dict[Any, Stepper] = {}
+_benches: dict[Any, CompiledTask] = {}
+_steppers: dict[Any, TrainingStep] = {}
 
 
-def ready(
-    recipe: Training,
+def get_training_step(
+    recipe: TrainingRecipe,
     data: Path | None,
     device: torch.device,
     compiled: bool,
     captured: bool,
-    make: Factory,
+    make: TaskFactory,
     mode: parallel.Mode | None = None,
-) -> Stepper:
+) -> TrainingStep:
     """A stepper for a recipe: that of the run before, captured and all, where the two differ outside the step alone.
 
     Models and what is compiled of them are kept for the life of the process; of steppers only the last, because a
     captured one holds the memory of a whole step.
     """
     shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make, mode
-    outside = [name for name in recipe.outside_step if not (name == "lr" and recipe.foreign)]
+    outside = [name for name in recipe.outside_step if not (name == "lr" and recipe.is_third_party)]
     whole = shared, recipe.part(*outside), recipe.rounding_seed, captured
     if whole not in _steppers:
         _steppers.clear()
-        for bench in _benches.values():
-            bench.model.zero_grad()  # gradients lie in the memory of the graph that made them
+        for other in _benches.values():
+            other.model.zero_grad()  # gradients lie in the memory of the graph that made them
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if shared not in _benches:
-            _benches[shared] = Bench(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
-        _steppers[whole] = Stepper(recipe, _benches[shared], captured)
+            _benches[shared] = CompiledTask(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
+        _steppers[whole] = TrainingStep(recipe, _benches[shared], captured)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the peak of a run counts what is kept, not what is gone
     return _steppers[whole]
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """Give back the memory of all that `ready` keeps."""
     _steppers.clear()
     _benches.clear()

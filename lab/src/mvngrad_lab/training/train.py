@@ -6,27 +6,36 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from mvngrad_lab.store import ROOT, Run, Slot
+from mvngrad.diagnostics import Monitor
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, RunFolder, load_runs
 from mvngrad_lab.store.environment import changes, environment
-from mvngrad_lab.store.lock import held
+from mvngrad_lab.store.lock import lock_folder
+from mvngrad_lab.store.metrics import MetricsFile
 from mvngrad_lab.training import parallel as processes, task as tasks
-from mvngrad_lab.training.events import Event, printed
+from mvngrad_lab.training.events import Event, print_event
+from mvngrad_lab.training.optimizers import make_optimizer
 from mvngrad_lab.training.sitting import Interrupted, Observer, Sitting
-from mvngrad_lab.training.step import forget, ready
-from mvngrad_lab.training_recipe import Training
+from mvngrad_lab.training.step import TrainingStep, clear_cache, get_training_step
 
-__all__ = ["Interrupted", "kernels", "train"]
+__all__ = ["Interrupted", "configure_kernels", "train"]
+
+SMALL_IMAGES = "`mvngrad train cifar100 --train-limit 256 --batch-size 32 --epochs 2 --warmup-epochs 1`"
+SMALL_TEXT = (
+    "`mvngrad train wikitext103 --model tiny --text FOLDER --steps 100 --warmup-steps 10 --batch-size 8 "
+    "--micro-batch-size 8`"
+)
 
 
 def train(
-    recipe: Training,
+    recipe: TrainingRecipe,
     *,
     root: Path = ROOT,
     data: Path | None = None,
@@ -35,10 +44,10 @@ def train(
     capture: bool | None = None,
     parallel: processes.Mode | None = None,
     checkpoint_every: float = 60.0,
-    on_event: Callable[[Event], Any] = printed,
+    on_event: Callable[[Event], Any] = print_event,
     observe: Observer | None = None,
-    task: tasks.Factory = tasks.of,
-) -> Run:
+    task: tasks.TaskFactory = tasks.make_task,
+) -> FinishedRun:
     """Train a recipe, or go on with it where a process before this one stopped; a finished run is returned as it is.
 
     A run whose loss is no longer finite ends as *diverged*, with the step, and that is its result. A `guarded` recipe
@@ -67,49 +76,51 @@ def train(
         Locked: another process trains this recipe in this store, or took it from this one, which was thought dead.
         torch.OutOfMemoryError: the step does not fit the device.
     """
-    slot = Slot(recipe, root)
+    folder = RunFolder(recipe, root)
     with ExitStack() as stack:
-        where = processes.joined(parallel, torch.device(device))
-        first = processes.rank() == 0
-        if (finished := processes.told(slot.run)) is not None:
-            return cast(Run, finished)
-        check = stack.enter_context(held(slot.folder)) if first else lambda: None
-        stack.enter_context(kernels(recipe, where))
+        where = processes.init_process_group(parallel, torch.device(device))
+        first = processes.get_rank() == 0
+        if (finished := processes.broadcast_from_rank0(folder.run)) is not None:
+            return cast(FinishedRun, finished)
+        check = stack.enter_context(lock_folder(folder.path)) if first else lambda: None
+        stack.enter_context(configure_kernels(recipe, where))
         stack.enter_context(_memory(recipe, where))
         signals = stack.enter_context(_signals())
-        if (finished := processes.told(slot.run)) is not None:  # by the process that held it a moment ago
-            return cast(Run, finished)
+        if (
+            finished := processes.broadcast_from_rank0(folder.run)
+        ) is not None:  # by the process that held it a moment ago
+            return cast(FinishedRun, finished)
         started = time.perf_counter()
         captured = where.type == "cuda" and parallel is None if capture is None else capture
         _spreadable(recipe, parallel)
-        stepper = ready(recipe, data, where, compile and not recipe.deterministic, captured, task, parallel)
+        stepper = get_training_step(recipe, data, where, compile and not recipe.deterministic, captured, task, parallel)
         measured_on = environment(where.type)
         if parallel is not None:
-            measured_on |= {"parallel": parallel, "ranks": processes.ranks()}
+            measured_on |= {"parallel": parallel, "ranks": processes.get_world_size()}
         if first:
             check()
-            slot.begin(measured_on, changes())
+            folder.start(measured_on, changes())
         else:
             on_event = _nobody
         processes.barrier()
-        sitting = Sitting(recipe, stepper, slot.folder, checkpoint_every, on_event, observe, signals, check)
+        sitting = Sitting(recipe, stepper, folder.path, checkpoint_every, on_event, observe, signals, check)
         result = {**sitting.train(), "setup_seconds": sitting.started - started}
         if first:
             check()
-            slot.finish(result)
+            folder.finish(result)
         processes.barrier()
-    return Run(recipe.key, recipe.name, recipe.settings, measured_on, result)
+    return FinishedRun(recipe.key, recipe.name, recipe.settings, measured_on, result)
 
 
-def _spreadable(recipe: Training, mode: processes.Mode | None) -> None:
+def _spreadable(recipe: TrainingRecipe, mode: processes.Mode | None) -> None:
     """Whether shares are equal, so that the mean over processes is the mean of the batch, and state can be cut."""
-    share, rest = divmod(recipe.batch_size, processes.ranks())
+    share, rest = divmod(recipe.batch_size, processes.get_world_size())
     if rest or share % min(recipe.micro_batch_size, share):
         raise ValueError(
-            f"batch_size={recipe.batch_size} on {processes.ranks()} processes does not make whole micro-batches of "
-            f"micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
+            f"batch_size={recipe.batch_size} on {processes.get_world_size()} processes does not make whole "
+            f"micro-batches of micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
         )
-    if mode is not None and recipe.foreign:
+    if mode is not None and recipe.is_third_party:
         raise ValueError(f"optimizer={recipe.optimizer!r}: only ours train on several processes, parallel={mode!r}")
     if mode == "fsdp" and recipe.state_dtype == "int8":
         raise ValueError("state_dtype='int8' cannot be cut into shards; with parallel='fsdp' take bf16, or take ddp")
@@ -142,14 +153,14 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _memory(recipe: Training, device: torch.device) -> Iterator[None]:
+def _memory(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
     """Say what to change where the device is too small, and leave its memory to who tries again."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        forget()
+        clear_cache()
         name = "micro_batch_size" if "micro_batch_size" in recipe.settings else "batch_size"
-        size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // processes.ranks())}"
+        size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // processes.get_world_size())}"
         raise torch.OutOfMemoryError(
             f"{recipe.key} does not fit the memory of {device}; make {size} smaller, or free memory that others hold "
             f"there ({str(error).splitlines()[0]})"
@@ -157,7 +168,7 @@ def _memory(recipe: Training, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def kernels(recipe: Training, device: torch.device) -> Iterator[None]:
+def configure_kernels(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
     """Which kernels torch may choose: the fastest it finds by trying, or only such as give the same bits each time."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product of a process
@@ -171,3 +182,62 @@ def kernels(recipe: Training, device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         cudnn.benchmark, cudnn.deterministic = before[1:]
+
+
+def require_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
+    """Raise RuntimeError if there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"{target} {what} and needs a CUDA device; on a CPU, try a small one with {small}")
+
+
+def stored_keys(root: Path) -> set[str]:
+    """Keys of the finished runs in `root` and in the repository's results."""
+    return {run.key for run in load_runs(root, RESULTS)}
+
+
+def train_missing(
+    recipes: Sequence[TrainingRecipe],
+    root: Path,
+    data: Path | None,
+    tick: Callable[[float], None],
+    on_event: Callable[[Event], Any],
+    watched: Callable[[TrainingRecipe], bool] = lambda recipe: False,
+) -> None:
+    """Train on the GPU every recipe that has no stored run, with a Monitor for those that are `watched`."""
+    finished = stored_keys(root)
+    for number, recipe in enumerate(recipes, start=1):
+        if recipe.key not in finished:
+            try:
+                observe = make_monitor_observer(root / recipe.key) if watched(recipe) else None
+                train(recipe, root=root, data=data, device="cuda", compile=True, on_event=on_event, observe=observe)
+            except Interrupted as stop:
+                raise KeyboardInterrupt from stop
+        tick(number / len(recipes))
+
+
+def check_monitorable(recipe: TrainingRecipe) -> None:
+    """Refuse an optimizer that a Monitor cannot read, before anything is trained with it."""
+    try:
+        Monitor(make_optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).detach()
+    except TypeError:
+        raise ValueError(
+            f"optimizer={recipe.optimizer!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
+        ) from None
+
+
+def make_monitor_observer(folder: Path) -> Observer:
+    """The `observe` of `train` that writes a Monitor's records, each once, however often the run was interrupted.
+
+    It samples and does not follow spikes: a captured step calls no hook, and the loop has the norm of every gradient.
+    """
+    kept: list[MetricsFile] = []
+
+    def observe(epoch: int, stepper: TrainingStep) -> None:
+        step = epoch * stepper.task.steps_per_epoch
+        if not kept:
+            kept.append(MetricsFile(folder / MONITOR, step - 1))
+        with Monitor(stepper.optimizer, every=step + 1, sink=kept[0].add, follow=False) as monitor:
+            monitor.step = step
+            monitor.record()
+
+    return observe

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.convergence import simulation as convergence
 from mvngrad_lab.recipe import Recipe
@@ -27,5 +27,5 @@ def make_recipe(quick: bool, data: Path | None) -> Rates:
 
 
 def run(recipe: Rates, data: Path | None, tick: Tick) -> dict[str, Any]:
-    result: dict[str, Any] = plain(convergence.convergence(recipe.longest, recipe.runs, recipe.points))
+    result: dict[str, Any] = to_json(convergence.convergence(recipe.longest, recipe.runs, recipe.points))
     return result

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from mvngrad.rule import MVNGRAD, Hyper
-from mvngrad_lab.arrays import NUMPY, Floats, exponent
+from mvngrad_lab.arrays import NUMPY, Floats, fit_exponent
 
 L = 2.0
 STEEPEST = 3 * math.sqrt(3) / 8
@@ -147,7 +147,7 @@ def rate_curve(problem: Bounded = USUAL, longest: int = 30_000, runs: int = 32, 
         display=np.array([sum(problem.terms(*setting)) for setting in settings]),
         bound=np.array([problem.bound(*setting) for setting in settings]),
         trivial=problem.d * STEEPEST**2,
-        exponent=exponent(grid, measured),
+        exponent=fit_exponent(grid, measured),
     )
 
 
@@ -208,7 +208,7 @@ def floor(problem: Bounded = SKEWED, points: int = 7, runs: int = 500, seed: int
         bound=np.array([problem.terms(1, 1.0, 1 - q)[3] for q in rest]),
         covariance=np.array([largest for _, largest in found]),
         covariance_bound=np.array([problem.covariance_bound(1 - q) for q in rest]),
-        exponent=exponent(rest[small], floors[small]) if problem.p != 0.5 else None,
+        exponent=fit_exponent(rest[small], floors[small]) if problem.p != 0.5 else None,
     )
 
 

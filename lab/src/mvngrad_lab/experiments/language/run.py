@@ -7,12 +7,12 @@ from pathlib import Path
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.recipe import STAND_IN, on_stand_in, shortened, table2
-from mvngrad_lab.training.trainings import SMALL_TEXT, need_gpu, train_missing
+from mvngrad_lab.training.train import SMALL_TEXT, require_gpu, train_missing
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     """Each as a run of its own, with a Monitor beside the first seed of those that are compared."""
-    need_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
+    require_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
     if tokens.found(STAND_IN, data) is None:
         raise FileNotFoundError(
             f"table2 trains on the tokens of {STAND_IN}, and with data={data} none are found: make them with "

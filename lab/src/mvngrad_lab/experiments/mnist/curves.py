@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mvngrad.diagnostics.spikes import MNIST_SPIKE, find_spikes
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.mnist.digits import (
     CELLS,
@@ -26,7 +26,7 @@ from mvngrad_lab.experiments.mnist.digits import (
     source,
     step,
 )
-from mvngrad_lab.pool import cores, results
+from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.tasks.mnist.model import HIDDEN, two_layer_mlp
 
@@ -98,7 +98,7 @@ def run(recipe: Curves, data: Path | None, tick: Tick) -> dict[str, Any]:
     jobs = [(panel, cell, seed) for panel in recipe.panels for cell in CELLS for seed in recipe.seeds]
     total = sum(panel.cost for panel, _, _ in jobs)
     found: dict[Any, dict[str, Any]] = {}
-    for job, row in results(partial(_train, hidden=recipe.hidden), jobs, cores(), keep, data):
+    for job, row in run_jobs(partial(_train, hidden=recipe.hidden), jobs, count_cores(), keep, data):
         found[job] = row
         tick(sum(panel.cost for panel, _, _ in found) / total)
     panels: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def run(recipe: Curves, data: Path | None, tick: Tick) -> dict[str, Any]:
             parts = np.array_split(np.arange(panel.steps), len(rows[0]["loss"]))
             cells[cell]["steps"] = [part.mean() for part in parts]
         panels[f"batch {panel.batch}"] = {**vars(panel), "cells": cells}
-    result: dict[str, Any] = plain(
+    result: dict[str, Any] = to_json(
         {"data": source(data), "seeds": recipe.seeds, "spike_rule": SPIKE_RULE, "panels": panels}
     )
     return result

@@ -12,10 +12,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mvngrad.diagnostics import variance_gap
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.mnist.digits import EPS_S, Digits, batches, keep, kept, known, optimizer, source, step
-from mvngrad_lab.pool import cores, results
+from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.tasks.mnist.model import HIDDEN, mlp
 
@@ -73,13 +73,13 @@ def _along(job: tuple[str, int], recipe: Frozen) -> dict[str, list[float]]:
 def run(recipe: Frozen, data: Path | None, tick: Tick) -> dict[str, Any]:
     jobs = [(cell, seed) for cell in recipe.cells for seed in recipe.seeds]
     found: dict[Any, dict[str, list[float]]] = {}
-    for job, row in results(partial(_along, recipe=recipe), jobs, cores(), keep, data):
+    for job, row in run_jobs(partial(_along, recipe=recipe), jobs, count_cores(), keep, data):
         found[job] = row
         tick(len(found) / len(jobs))
     trained = {
         cell: {name: [found[cell, seed][name] for seed in recipe.seeds] for name in NAMES} for cell in recipe.cells
     }
-    result: dict[str, Any] = plain(
+    result: dict[str, Any] = to_json(
         {
             "data": source(data),
             "K": recipe.K,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mvngrad.rule import LAPROP, MVNGRAD, Rule
-from mvngrad_lab.arrays import Floats, exponent
+from mvngrad_lab.arrays import Floats, fit_exponent
 from mvngrad_lab.experiments.separation.simulation import (
     PROOF,
     Quadratic,
@@ -49,7 +49,7 @@ def _iterations(target: float, dimensions: list[int], steps: dict[str, list[int 
     for name, counts in steps.items():
         known = [(d, n) for d, n in zip(dimensions[upper:], counts[upper:], strict=True) if n]
         if len(known) > 1:
-            exponents[name] = exponent([d for d, _ in known], [n for _, n in known])
+            exponents[name] = fit_exponent([d for d, _ in known], [n for _, n in known])
     return Iterations(target, dimensions, steps, exponents)
 
 

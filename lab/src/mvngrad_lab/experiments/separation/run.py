@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.separation.dimension import separation
 from mvngrad_lab.recipe import Recipe
@@ -29,5 +29,5 @@ def make_recipe(quick: bool, data: Path | None) -> Dimensions:
 
 def run(recipe: Dimensions, data: Path | None, tick: Tick) -> dict[str, Any]:
     found = separation(largest=recipe.largest, steps=recipe.steps, horizon=recipe.horizon)
-    result: dict[str, Any] = plain(found)
+    result: dict[str, Any] = to_json(found)
     return result

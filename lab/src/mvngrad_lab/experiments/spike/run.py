@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mvngrad.rule import ADAM
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.spike.simulation import EARLY_CARRY_OVER, LONG_HORIZON, Spike, curves, sizes
 from mvngrad_lab.experiments.spike.trains import spike_trains
@@ -38,7 +38,7 @@ def run(recipe: Spikes, data: Path | None, tick: Tick) -> dict[str, Any]:
         tick((done + 1) / 3)
     trains = spike_trains(per_decade=recipe.trains_per_decade)
     bounded = [adam_bounded(beta1, beta2) for beta1, beta2 in BOUNDED]
-    result: dict[str, Any] = plain({"panels": panels, "trains": trains, "adam_bounded": bounded})
+    result: dict[str, Any] = to_json({"panels": panels, "trains": trains, "adam_bounded": bounded})
     return result
 
 

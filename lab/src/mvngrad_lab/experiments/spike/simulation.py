@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mvngrad.rule import ADABELIEF, ADAM, CELLS, MVNGRAD, SCALAR, Hyper, Rule
-from mvngrad_lab.arrays import NUMPY, Floats, exponent
+from mvngrad_lab.arrays import NUMPY, Floats, fit_exponent
 
 Size = Any
 """M: a float, or an array of them, all of which are then followed at once."""
@@ -173,6 +173,6 @@ def curves(panel: Spike, per_decade: int = 20, z_clip: float = 5.0) -> SpikeCurv
         forgetting_times=times.astype(np.float64),
         adam_at_forgetting=np.asarray(abs(panel.adam(grid, times))),
         carry_over=np.array([panel.carry_over(size) for size in grid]),
-        adam_growth=exponent(grid[large], peaks[ADAM.name][large]),
+        adam_growth=fit_exponent(grid[large], peaks[ADAM.name][large]),
         adam_growth_expected=panel.adam_growth,
     )

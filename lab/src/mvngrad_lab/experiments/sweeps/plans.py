@@ -13,11 +13,10 @@ from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar
 
-from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.recipe import CELLS, COUPLED, DECOUPLED, Recipe
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language import recipe as language
 from mvngrad_lab.tasks.mnist.recipe import Digits, Mnist
-from mvngrad_lab.training_recipe import CELLS, COUPLED, DECOUPLED
 
 R = TypeVar("R", bound=Recipe)
 

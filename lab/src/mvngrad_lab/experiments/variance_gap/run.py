@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mvngrad_lab.arrays import plain
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.variance_gap.simulation import variance_gap
 from mvngrad_lab.recipe import Recipe
@@ -26,5 +26,5 @@ def make_recipe(quick: bool, data: Path | None) -> Gap:
 
 
 def run(recipe: Gap, data: Path | None, tick: Tick) -> dict[str, Any]:
-    result: dict[str, Any] = plain(variance_gap(points=recipe.points, samples=recipe.samples))
+    result: dict[str, Any] = to_json(variance_gap(points=recipe.points, samples=recipe.samples))
     return result

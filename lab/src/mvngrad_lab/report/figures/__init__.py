@@ -9,10 +9,10 @@ import matplotlib
 from mvngrad_lab.experiments import import_all
 from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
-from mvngrad_lab.store import Run
+from mvngrad_lab.store import FinishedRun
 
 
-def draw(run: Run) -> list[Figure]:
+def draw(run: FinishedRun) -> list[Figure]:
     """All figures of a run; none if no figure.py has its name among its FIGURES, whose keys may be patterns."""
     for module in import_all("figure"):
         for pattern, draw_figures in module.FIGURES.items():

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from mvngrad_lab.training_recipe import COUNT, COUPLED, NOT_NEGATIVE, SHARE, Bound, OptimizerName, StateDtype, Training
+from mvngrad_lab.recipe import COUNT, COUPLED, NOT_NEGATIVE, SHARE, Bound, OptimizerName, StateDtype, TrainingRecipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cifar100(Training):
+class Cifar100(TrainingRecipe):
     """The paper's vision experiment: 200 epochs, warm-up, then a cosine to 0 (subsec:cifar).
 
     The paper names warm-up, weight decay, RandAugment, MixUp and label smoothing and gives no value of any of them.
@@ -29,9 +29,9 @@ class Cifar100(Training):
 
     name: ClassVar[str] = "cifar100"
     trained: ClassVar[str] = "cifar100"
-    outside_step: ClassVar[tuple[str, ...]] = (*Training.outside_step, "warmup_epochs", "mixup")
+    outside_step: ClassVar[tuple[str, ...]] = (*TrainingRecipe.outside_step, "warmup_epochs", "mixup")
     bounds: ClassVar[dict[str, Bound]] = {
-        **Training.bounds,
+        **TrainingRecipe.bounds,
         "epochs": COUNT,
         "crop": Bound("from 0 to 31: a border of 32 leaves crops without a pixel", lambda value: 0 <= value <= 31),
         "randaugment_operations": Bound("0, 1 or 2", lambda value: 0 <= value <= 2),
@@ -66,11 +66,11 @@ class Cifar100(Training):
                 f"warmup_epochs={self.warmup_epochs} does not fit epochs={self.epochs}; it must be at least 0 and less"
             )
 
-    def rate(self, step: int, steps_per_epoch: int) -> float:
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Up to `lr` in equal steps, then down along a half cosine to 0.
 
         >>> recipe = dataclasses.replace(paper("adam", 128), lr=1.0, epochs=4, warmup_epochs=2)
-        >>> [round(recipe.rate(step, 2), 3) for step in range(9)]
+        >>> [round(recipe.learning_rate(step, 2), 3) for step in range(9)]
         [0.25, 0.5, 0.75, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
         """
         warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch

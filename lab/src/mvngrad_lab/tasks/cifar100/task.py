@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from mvngrad_lab.tasks.cifar100 import augment, data as data
 from mvngrad_lab.tasks.cifar100.model import resnet18
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
-from mvngrad_lab.training.task import Plan, Row, Task, drawing
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
 
 CLASSES = 100
 EVALUATED_AT_ONCE = 1000
@@ -44,8 +44,8 @@ class Cifar100Task(Task):
             chosen = order[: recipe.train_limit].to(device)
             self.train_images, self.train_labels = self.train_images[chosen], self.train_labels[chosen]
         count, size = len(self.train_labels), recipe.batch_size
-        self.rest = 0 if recipe.drop_last else count % size
-        self.steps_per_epoch = count // size + (self.rest > 0)
+        self.last_batch_size = 0 if recipe.drop_last else count % size
+        self.steps_per_epoch = count // size + (self.last_batch_size > 0)
         if not self.steps_per_epoch:
             raise ValueError(
                 f"batch_size={size} is more than the {count} training images, and drop_last=True leaves no batch; "
@@ -55,12 +55,12 @@ class Cifar100Task(Task):
         self.crop, self.flip = recipe.crop, recipe.flip
         self.operations, self.magnitude = recipe.randaugment_operations, recipe.randaugment_magnitude
 
-    def build(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         return resnet18(CLASSES)
 
-    def plan(self, recipe: Cifar100, epoch: int) -> Plan:
+    def plan_epoch(self, recipe: Cifar100, epoch: int) -> EpochPlan:
         """For each step the images, the random numbers that augment them, and lam of MixUp."""
-        draw, generator = drawing(recipe.seed, epoch)
+        draw, generator = make_generators(recipe.seed, epoch)
         steps, size, count = self.steps_per_epoch, recipe.batch_size, len(self.train_labels)
         order = torch.zeros(steps * size, dtype=torch.int64)
         used = min(steps * size, count)
@@ -72,7 +72,7 @@ class Cifar100Task(Task):
             "lam": torch.tensor(lam),
         }
 
-    def batch(self, row: Row) -> tuple[Tensor, ...]:
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
         images = augment.augment(
             self.train_images[row["order"]],
             row["uniforms"],

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-from mvngrad_lab.training_recipe import COUNT, COUPLED, DECOUPLED, SHARE, Bound, OptimizerName, Training
+from mvngrad_lab.recipe import COUNT, COUPLED, DECOUPLED, SHARE, Bound, OptimizerName, TrainingRecipe
 
 Model = Literal["30M", "124M", "tiny"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Language(Training):
+class Language(TrainingRecipe):
     """What both language recipes have: windows of a text, a length counted in steps, and a cosine after a warm-up.
 
     A sample is a window of the model's context and one token more, drawn evenly and with repetition. What the paper
@@ -29,11 +29,11 @@ class Language(Training):
 
     trained: ClassVar[str] = "language"
     outside_step: ClassVar[tuple[str, ...]] = (
-        *Training.outside_step, "steps", "warmup_steps", "lr_end", "nonfinite_limit",
+        *TrainingRecipe.outside_step, "steps", "warmup_steps", "lr_end", "nonfinite_limit",
     )  # fmt: skip
-    of_optimizer: ClassVar[tuple[str, ...]] = (*Training.of_optimizer, "decayed")
+    of_optimizer: ClassVar[tuple[str, ...]] = (*TrainingRecipe.of_optimizer, "decayed")
     bounds: ClassVar[dict[str, Bound]] = {
-        **Training.bounds,
+        **TrainingRecipe.bounds,
         **dict.fromkeys(("steps", "epoch_steps", "micro_batch_size", "nonfinite_limit", "eval_windows"), COUNT),
         "lr_end": SHARE,
         "clip": Bound("more than 0, or None", lambda value: value > 0),
@@ -83,14 +83,14 @@ class Language(Training):
     def epochs(self) -> int:
         return self.steps // self.epoch_steps
 
-    def decays(self, dimensions: int) -> bool:
+    def has_weight_decay(self, dimensions: int) -> bool:
         return self.decayed == "all" or dimensions >= 2
 
-    def rate(self, step: int, steps_per_epoch: int) -> float:
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Up to `lr` in equal steps, then down along a half cosine to `lr_end` of it.
 
         >>> recipe = dataclasses.replace(wikitext103("adam"), lr=1.0, steps=8, epoch_steps=4, warmup_steps=4)
-        >>> [round(recipe.rate(step, 4), 3) for step in range(9)]
+        >>> [round(recipe.learning_rate(step, 4), 3) for step in range(9)]
         [0.25, 0.5, 0.75, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
         """
         if step < self.warmup_steps:

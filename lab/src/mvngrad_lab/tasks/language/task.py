@@ -13,7 +13,7 @@ from mvngrad_lab.tasks.language.data.tokens import Tokens
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY
 from mvngrad_lab.tasks.language.recipe import Language
 from mvngrad_lab.training import parallel
-from mvngrad_lab.training.task import Plan, Row, Task
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task
 
 SHAPES = {"tiny": GPT2_TINY, "30M": GPT2_30M, "124M": GPT2_124M}
 OFFICIAL = ("wikitext103", "wikitext103-validation")
@@ -27,7 +27,7 @@ class LanguageTask(Task):
     processes reads its share of them.
     """
 
-    spreads = True
+    supports_parallel = True
 
     def __init__(self, recipe: Language, folder: Path | None, device: torch.device) -> None:
         self.device, self.steps_per_epoch = device, recipe.epoch_steps
@@ -48,20 +48,20 @@ class LanguageTask(Task):
         manifest = self.train.manifest
         self.source = f"{manifest.source} ({len(self.train):,} tokens, sha256 {manifest.train.sha256[:12]})"
 
-    def build(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         return GPT2(self.shape)
 
-    def plan(self, recipe: Language, epoch: int) -> Plan:
+    def plan_epoch(self, recipe: Language, epoch: int) -> EpochPlan:
         """The windows of this process, as they lie in the file."""
         context, first = self.shape.context, epoch * self.steps_per_epoch
-        mine = tokens.share(parallel.rank(), parallel.ranks(), recipe.batch_size)
+        mine = tokens.share(parallel.get_rank(), parallel.get_world_size(), recipe.batch_size)
         steps = [
             tokens.offsets(recipe.seed, step, recipe.batch_size, context, len(self.train))[mine]
             for step in range(first, first + self.steps_per_epoch)
         ]
         return {"tokens": torch.stack([tokens.packed(self.train.data, starts, context + 1) for starts in steps])}
 
-    def batch(self, row: Row) -> tuple[Tensor, ...]:
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
         numbers = tokens.numbers(row["tokens"])
         return numbers[:, :-1], numbers[:, 1:]
 
@@ -94,14 +94,14 @@ class LanguageTask(Task):
         """Over all processes. Each calls the model equally often, because a sharded model needs them all; who has no
         windows left calls it with one that does not count.
         """
-        rank, ranks, size = parallel.rank(), parallel.ranks(), self.at_once
+        rank, ranks, size = parallel.get_rank(), parallel.get_world_size(), self.at_once
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in range(0, len(starts), size * ranks):
             mine = starts[first + rank * size : first + (rank + 1) * size]
             windows = tokens.windows(part.data, mine if len(mine) else starts[:1], self.shape.context + 1)
             windows = windows.to(self.device)
             total += len(mine) * model(windows[:, :-1], windows[:, 1:])
-        return parallel.average(total) * ranks / len(starts)
+        return parallel.all_reduce_mean(total) * ranks / len(starts)
 
 
 task = LanguageTask

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from mvngrad_lab.tasks.mnist import data as data
 from mvngrad_lab.tasks.mnist.model import two_layer_mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
-from mvngrad_lab.training.task import Plan, Row, Task, drawing
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
 
 VALIDATION = 6
 """One training digit in so many is held out."""
@@ -44,15 +44,15 @@ class MnistTask(Task):
     def _placed(self, images: Tensor, labels: Tensor) -> Labelled:
         return images.to(self.device), labels.to(self.device)
 
-    def build(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         return two_layer_mlp(self.hidden)
 
-    def plan(self, recipe: Mnist, epoch: int) -> Plan:
-        _, generator = drawing(recipe.seed, epoch)
+    def plan_epoch(self, recipe: Mnist, epoch: int) -> EpochPlan:
+        _, generator = make_generators(recipe.seed, epoch)
         order = torch.randperm(len(self.train[1]), generator=generator)
         return {"order": order[: self.steps_per_epoch * recipe.batch_size].view(self.steps_per_epoch, -1)}
 
-    def batch(self, row: Row) -> tuple[Tensor, ...]:
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
         return self.train[0][row["order"]], self.train[1][row["order"]]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

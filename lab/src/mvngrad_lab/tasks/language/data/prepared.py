@@ -112,7 +112,7 @@ def _prepare(
         source=corpus.source,
         validation=corpus.validation,
         vocabulary=data if data is not None and (data / "gpt2_bpe").is_dir() else None,
-        workers=pool.cores() if workers is None else workers,
+        workers=pool.count_cores() if workers is None else workers,
         on_progress=on_progress,
     )
     return folder

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad_lab import pool
-from mvngrad_lab.store import write
+from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks.files import name_full_disk, sha256
 from mvngrad_lab.tasks.language.data import text_bpe
 from mvngrad_lab.tasks.language.data.text_documents import Piece, documents, pieces
@@ -111,7 +111,7 @@ def prepare(
     on_progress(done, total)
     if missing:
         text_bpe.encoding(vocabulary)  # else each of the processes would fail, in its own words
-        for shard, _ in pool.results(_make, missing, workers, _load, vocabulary):
+        for shard, _ in pool.run_jobs(_make, missing, workers, _load, vocabulary):
             done += shard.piece.size
             on_progress(done, total)
     train, held = (_join(shards, split, folder) for split in SPLITS)
@@ -161,7 +161,7 @@ def _make(shard: Shard) -> None:
     with name_full_disk(partial):
         partial.write_bytes(b"".join(found[split].tobytes() for split in SPLITS))
     partial.replace(shard.path)
-    write(shard.note, json.dumps({split: [counts[split], len(found[split])] for split in SPLITS}))
+    write_atomic(shard.note, json.dumps({split: [counts[split], len(found[split])] for split in SPLITS}))
 
 
 def for_validation(document: str, share: float) -> bool:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
-from mvngrad_lab.store import chunks
+from mvngrad_lab.store import read_chunks
 from mvngrad_lab.tasks.files import (
     DamagedFile,
     KnownFile,
@@ -137,7 +137,7 @@ def _as_published(name: str, path: Path, looked: Sequence[Path]) -> bool:
     for member, content in _contents(archive):
         if member == path.name:
             with path.open("rb") as file:
-                if any(published != there for published, there in zip_longest(chunks(content), chunks(file))):
+                if any(published != there for published, there in zip_longest(read_chunks(content), read_chunks(file))):
                     raise DamagedFile(f"{path} is not what {archive} holds; delete it and its tokens, and get it again")
             return True
     return False

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvngrad_lab.store import write
+from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks.files import DamagedFile, search_folders, sha256
 
 END_OF_TEXT = 50256
@@ -67,7 +67,7 @@ class Manifest:
             raise DamagedFile(f"{path} cannot be read ({error}). {_AGAIN}") from error
 
     def write(self, folder: Path) -> None:
-        write(folder / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")
+        write_atomic(folder / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")
 
 
 @dataclass(frozen=True)

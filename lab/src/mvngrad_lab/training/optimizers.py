@@ -14,8 +14,13 @@ from inspect import Parameter, signature
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from mvngrad_lab.training_recipe import Training
+import mvngrad
+from mvngrad.optim.optimizer import RuleOptimizer
+from mvngrad_lab.recipe import CELLS, TrainingRecipe
+
+CLASSES = {rule_name: rule.name.replace("-", "") for rule_name, rule in CELLS.items()}
 
 CLOSURE = "a closure that computes the loss again in step()"
 HESSIAN = "a Hessian: a backward pass with create_graph=True"
@@ -49,21 +54,47 @@ OTHERWISE = {"sophia": "sophiah"}
 """What pytorch-optimizer calls those that have another name in their paper."""
 
 
-def taken(name: str) -> tuple[str, ...]:
+def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torch.optim.Optimizer:
+    """The recipe's optimizer. Ours has its state, and is ready to be captured where the model is on a GPU."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if recipe.has_weight_decay(p.dim()) == decays], **options}
+        for decays, options in ((True, {}), (False, {"weight_decay": 0.0}))
+    ]
+    groups = [group for group in groups if group["params"]]
+    if recipe.is_third_party:
+        return make_third_party_optimizer(recipe.optimizer, groups, **third_party_options(recipe))
+    cell = recipe.optimizer.removesuffix("w")
+    make = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))
+    made: RuleOptimizer = make(
+        groups,
+        lr=lr,
+        betas=(recipe.beta1, recipe.beta2),
+        eps=recipe.eps,
+        eps_s=recipe.eps_s,
+        weight_decay=recipe.weight_decay,
+        state_dtype=recipe.state_dtype,
+        rounding_seed=recipe.rounding_seed,
+        capturable=lr.is_cuda,
+    )
+    made.init_state()
+    return made
+
+
+def option_names(name: str) -> tuple[str, ...]:
     """Names of the hyper-parameters that an optimizer takes.
 
-    >>> "betas" in taken("torch:NAdam"), "betas" in taken("torch:SGD,momentum=0.9")
+    >>> "betas" in option_names("torch:NAdam"), "betas" in option_names("torch:SGD,momentum=0.9")
     (True, False)
     """
-    name, _ = parsed(name)
+    name, _ = parse_name(name)
     variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
     return tuple(option.name for option in list(_signature(name).values())[1:] if option.kind not in variable)
 
 
-def parsed(name: str) -> tuple[str, dict[str, Any]]:
+def parse_name(name: str) -> tuple[str, dict[str, Any]]:
     """A name without its options, and these.
 
-    >>> parsed("torch:SGD,momentum=0.9,nesterov=True")
+    >>> parse_name("torch:SGD,momentum=0.9,nesterov=True")
     ('torch:SGD', {'momentum': 0.9, 'nesterov': True})
     """
     try:
@@ -76,7 +107,7 @@ def parsed(name: str) -> tuple[str, dict[str, Any]]:
     return name.partition(",")[0], options
 
 
-def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Optimizer:
+def make_third_party_optimizer(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Optimizer:
     """An optimizer of torch.optim or pytorch-optimizer, with its own defaults for whatever is None or not given.
 
     Args:
@@ -89,10 +120,10 @@ def make(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Opti
             loop does not give.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> type(make("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
+    >>> type(make_third_party_optimizer("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
     'RAdam'
     """
-    given, name, listed = checked(name, **hyper), parsed(name)[0], list(parameters)
+    given, name, listed = check_options(name, **hyper), parse_name(name)[0], list(parameters)
     if name == "torch:Muon":
         return MuonAndAdamW(_split(listed, most=2), **given)
     made: torch.optim.Optimizer = _class(name)(_split(listed) if name.lower() in MUONS else listed, **given)
@@ -106,7 +137,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]], **given: Any) -> None:
-        shared = {option: value for option, value in given.items() if option in taken("torch:AdamW")}
+        shared = {option: value for option, value in given.items() if option in option_names("torch:AdamW")}
         matrices, others = ([group for group in groups if group["use_muon"] == muon] for muon in (True, False))
         if not matrices:
             raise ValueError("torch:Muon is for parameters of two dimensions, and there are none; take torch:AdamW")
@@ -123,17 +154,17 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
 
-def checked(name: str, **hyper: Any) -> dict[str, Any]:
+def check_options(name: str, **hyper: Any) -> dict[str, Any]:
     """The options that an optimizer is made with: those of its name and all others that are not None.
 
     What is refused without parameters, which a sweep asks before its first run; `make` sees those too.
     """
-    name, options = parsed(name)
+    name, options = parse_name(name)
     given = {option: value for option, value in hyper.items() if value is not None}
     for option in sorted(options.keys() & given.keys()):
         raise ValueError(f"{option} is given twice: as {options[option]!r} with {name} and as {hyper[option]!r}")
     given |= options
-    known, names = _signature(name), taken(name)
+    known, names = _signature(name), option_names(name)
     if (need := NEEDS.get(name.lower())) is not None:
         raise ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
     for option, value in given.items():
@@ -145,11 +176,11 @@ def checked(name: str, **hyper: Any) -> dict[str, Any]:
     return given
 
 
-def hyper_parameters(recipe: Training) -> dict[str, Any]:
+def third_party_options(recipe: TrainingRecipe) -> dict[str, Any]:
     """What a recipe gives to an optimizer of somebody else. A decay of 0 is none, also where that is not the default;
     who takes no decay, or has it behind the name, is not given that 0.
     """
-    asked = "weight_decay" in taken(recipe.optimizer) and "weight_decay" not in parsed(recipe.optimizer)[1]
+    asked = "weight_decay" in option_names(recipe.optimizer) and "weight_decay" not in parse_name(recipe.optimizer)[1]
     betas = None if recipe.beta1 is None else (recipe.beta1, recipe.beta2)
     decay = recipe.weight_decay if recipe.weight_decay or asked else None
     return {"lr": recipe.lr, "betas": betas, "eps": recipe.eps, "weight_decay": decay}
