@@ -1,5 +1,7 @@
 # make reproduce: set up .venv and reproduce the paper on this machine. make test: set up .venv and run every check.
+# Another Python or torch, after make clean: make test PYTHON=python3.10 TORCH='torch==2.11.0 torchvision==0.26.0'
 PYTHON ?= python3
+TORCH ?= torch==2.13.0 torchvision==0.28.0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -29,8 +31,8 @@ clean:
 	rm -rf $(VENV) build dist docs/_build
 
 # torch first and by its exact version: a range would fetch the newest build with gigabytes of CUDA.
-$(READY): pyproject.toml
+$(READY): pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable './lab[postgres,slurm,zoo]'
 	touch $@

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mvngrad.lab import environment as lab
+from mvngrad_lab.store import environment as lab
 
 RESULTS = Path(__file__).parents[1] / "results"
 

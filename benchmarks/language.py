@@ -28,14 +28,14 @@ from benchmarks.rounds import Arm, reserved, side_by_side
 from benchmarks.targets import verdict
 from benchmarks.timing import wait
 from benchmarks.train import Captured
-from mvngrad.lab.data import tokens
-from mvngrad.lab.models.gpt2 import VOCABULARY
-from mvngrad.lab.recipes.language import STAND_IN, Language, openwebtext, wikitext103
-from mvngrad.lab.recipes.training import DECOUPLED
-from mvngrad.lab.step import Bench
-from mvngrad.lab.task import Plan, Task, initial, of
-from mvngrad.lab.tasks.language import SHAPES, LanguageTask
-from mvngrad.lab.train import kernels
+from mvngrad_lab.recipe import DECOUPLED
+from mvngrad_lab.tasks.language.data import tokens
+from mvngrad_lab.tasks.language.model import VOCABULARY
+from mvngrad_lab.tasks.language.recipe import STAND_IN, Language, openwebtext, wikitext103
+from mvngrad_lab.tasks.language.task import SHAPES, LanguageTask
+from mvngrad_lab.training.step import CompiledTask
+from mvngrad_lab.training.task import EpochPlan, Task, build_initial_model, make_task
+from mvngrad_lab.training.train import configure_kernels
 
 RECIPES = {  # epochs so short that every round has a whole one
     "30M": replace(wikitext103("mvngrad"), epoch_steps=50),
@@ -52,13 +52,14 @@ RATIO = 1.00
 FOR_OVERHEAD = 60.0
 """Seconds that throughput leaves to the part after it, which compiles a kernel for each optimizer and state."""
 INTRODUCTION = """\
-Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad.lab.train` with MVN-Grad: on a GPU compiled,
-and a whole step, micro-batches, clipping and all, in one CUDA graph. *Plain* is the loop most people write: the same
-network and loss, bfloat16 autocast, clip_grad_norm_ and torch's fused AdamW, step by step in Python; *compiled*, with
-torch.compile, whose code is the very same as in ours. Tokens a second are medians over rounds, with the slowest and
-fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole run of the recipe
-at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or step; what is compiled
-for ours the plain loop finds ready. *Memory* is the most that an arm made torch reserve on the device."""
+Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad_lab.training.train` with MVN-Grad: on a
+GPU compiled, and a whole step, micro-batches, clipping and all, in one CUDA graph. *Plain* is the loop most people
+write: the same network and loss, bfloat16 autocast, clip_grad_norm_ and torch's fused AdamW, step by step in Python;
+*compiled*, with torch.compile, whose code is the very same as in ours. Tokens a second are medians over rounds, with
+the slowest and fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole
+run of the recipe at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or
+step; what is compiled for ours the plain loop finds ready. *Memory* is the most that an arm made torch reserve on the
+device."""
 
 
 class RandomText(LanguageTask):
@@ -71,7 +72,7 @@ class RandomText(LanguageTask):
         size = (recipe.epoch_steps, recipe.batch_size, self.shape.context + 1)
         self.drawn = torch.randint(VOCABULARY, size, generator=torch.Generator().manual_seed(0)).to(torch.int16)
 
-    def plan(self, recipe: Language, epoch: int) -> Plan:
+    def plan_epoch(self, recipe: Language, epoch: int) -> EpochPlan:
         return {"tokens": self.drawn[:, : recipe.batch_size].contiguous()}
 
 
@@ -80,16 +81,16 @@ class Plain:
 
     def __init__(self, recipe: Language, task: Task, loss: Callable[..., Tensor]) -> None:
         self.recipe, self.device, self.loss, self.steps = recipe, task.device, loss, 0
-        self.model = initial(task, recipe.seed).to(task.device)
+        self.model = build_initial_model(task, recipe.seed).to(task.device)
         self.optimizer = fused_adamw(self.model, recipe)
-        self.windows = task.plan(recipe, 0)["tokens"]
+        self.windows = task.plan_epoch(recipe, 0)["tokens"]
         self.step()
         wait(self.device)
 
     def step(self) -> None:
         recipe, windows = self.recipe, tokens.numbers(self.windows[self.steps % len(self.windows)])
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.rate(self.steps % recipe.steps, recipe.epoch_steps)
+            group["lr"] = recipe.learning_rate(self.steps % recipe.steps, recipe.epoch_steps)
         self.optimizer.zero_grad()
         for part in windows.split(recipe.micro_batch_size):
             there = (part.pin_memory() if self.device.type == "cuda" else part).to(self.device, non_blocking=True)
@@ -112,14 +113,14 @@ class Plain:
 
 def throughput(
     recipe: Language, task: Task, args: argparse.Namespace, notes: list[str], end: float
-) -> tuple[list[dict[str, Any]], Bench | None]:
+) -> tuple[list[dict[str, Any]], CompiledTask | None]:
     """A row for each loop, and the model that ours compiled. No loop is begun after `end`."""
     on_gpu, context = task.device.type == "cuda", task.shape.context
-    benches: list[Bench] = []
+    benches: list[CompiledTask] = []
 
     def ours() -> Arm:
         made = Captured(recipe, task, compiled=on_gpu)
-        benches.append(made.stepper.bench)
+        benches.append(made.stepper.compiled)
         return made
 
     def compiled() -> Arm:
@@ -220,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     for model in args.models:
         recipe = RECIPES[model]
-        task = of(replace(recipe, text=STAND_IN), args.data, device) if args.data else RandomText(recipe, device)
+        task = make_task(replace(recipe, text=STAND_IN), args.data, device) if args.data else RandomText(recipe, device)
         result["data"] = task.source
         last = end - FOR_OVERHEAD * any(RECIPES[each].optimizer in DECOUPLED for each in args.models)
         result["throughput"][model], bench = throughput(recipe, task, args, notes, last)
@@ -231,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
             notes.append(f"{model}, memory and time of optimizers: no time was left of --within {args.within:g}")
             continue
         reserved(device)  # and give back what the loops had
-        with kernels(recipe, device):
+        with configure_kernels(recipe, device):
             for result["overhead"][model] in overhead(recipe, bench, args, notes, end):
                 save()
     save()

@@ -21,9 +21,9 @@ from benchmarks.environment import RESULTS, environment
 from benchmarks.language import RECIPES
 from benchmarks.report import lines
 from benchmarks.timing import wait
-from mvngrad.lab.models.cross_entropy import cross_entropy
-from mvngrad.lab.models.gpt2 import PADDED_VOCABULARY, VOCABULARY
-from mvngrad.lab.tasks.language import SHAPES
+from mvngrad_lab.tasks.language.kernels.cross_entropy import cross_entropy
+from mvngrad_lab.tasks.language.model import PADDED_VOCABULARY, VOCABULARY
+from mvngrad_lab.tasks.language.task import SHAPES
 
 INTRODUCTION = """\
 Measured by `python -m benchmarks.loss`: forward and backward of the loss alone, compiled on a GPU, for one

@@ -15,9 +15,9 @@ from torch import nn
 
 from benchmarks.timing import wait
 from benchmarks.traffic import state_bytes
-from mvngrad.lab.recipes.language import Language, openwebtext
-from mvngrad.lab.recipes.training import DECOUPLED, StateDtype
-from mvngrad.lab.step import Bench, Stepper
+from mvngrad_lab.recipe import DECOUPLED, StateDtype
+from mvngrad_lab.tasks.language.recipe import Language, openwebtext
+from mvngrad_lab.training.step import CompiledTask, TrainingStep
 
 TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"
 PAPER = {"adamw": 46.2, "mvngradw": 46.8, "lapropw": 47.4, "adabeliefw": 48.2}
@@ -36,7 +36,10 @@ def decayed(model: nn.Module, recipe: Language) -> list[dict[str, Any]]:
     """The parameters in groups, with weight decay and without."""
     whole = list(model.parameters())
     return [
-        {"params": [p for p in whole if recipe.decays(p.dim()) == decays], "weight_decay": decays * recipe.weight_decay}
+        {
+            "params": [p for p in whole if recipe.has_weight_decay(p.dim()) == decays],
+            "weight_decay": decays * recipe.weight_decay,
+        }
         for decays in (True, False)
     ]
 
@@ -48,23 +51,27 @@ def fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimizer:
 class Timed:
     """Steps of a recipe on a shared model, and of each how long all of it took and how long the optimizer."""
 
-    def __init__(self, recipe: Language, bench: Bench, torch_adamw: bool = False) -> None:
-        self.stepper, self.device, self.marks = Stepper(recipe, bench, captured=False), bench.task.device, list[Any]()
+    def __init__(self, recipe: Language, bench: CompiledTask, torch_adamw: bool = False) -> None:
+        self.stepper, self.device, self.marks = (
+            TrainingStep(recipe, bench, captured=False),
+            bench.task.device,
+            list[Any](),
+        )
         if torch_adamw:
             self.stepper.optimizer, self.stepper.state = fused_adamw(bench.model, recipe), {}
             self.stepper.optimizer.register_step_pre_hook(_unconditional)
         self.optimizer = self.stepper.optimizer
         self.optimizer.register_step_pre_hook(self._mark)
         self.optimizer.register_step_post_hook(self._mark)
-        plan = bench.task.plan(recipe, 0)
-        self.stepper.turn({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
+        plan = bench.task.plan_epoch(recipe, 0)
+        self.stepper.set_plan({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
         for _ in range(2):  # kernels are compiled, state and tables are made
             self.step()
 
     def step(self) -> tuple[float, float]:
         self.marks.clear()
         self._mark()
-        self.stepper.at.zero_()
+        self.stepper.step_index.zero_()
         self.stepper.step()
         self._mark()
         wait(self.device)
@@ -97,7 +104,7 @@ def _unconditional(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     vars(optimizer).pop("found_inf", None)
 
 
-def allocated(bench: Bench) -> int:
+def allocated(bench: CompiledTask) -> int:
     """Bytes of tensors that are there between steps, beside the model and its gradients."""
     bench.model.zero_grad()
     gc.collect()
@@ -116,7 +123,7 @@ def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
             yield f"{titles[cell]} {state}", replace(openwebtext(cell), **sizes, state_dtype=state)
 
 
-def whole_steps(recipe: Language, bench: Bench, rounds: int) -> dict[str, list[tuple[float, float]]]:
+def whole_steps(recipe: Language, bench: CompiledTask, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Times of steps with MVN-GradW and with torch's AdamW, in turns."""
     both = {name: Timed(each, bench, name == TORCH) for name, each in optimizers(recipe) if name in (TORCH, MVNGRAD)}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
@@ -127,7 +134,7 @@ def whole_steps(recipe: Language, bench: Bench, rounds: int) -> dict[str, list[t
 
 
 def overhead(
-    recipe: Language, bench: Bench, args: argparse.Namespace, notes: list[str], end: float
+    recipe: Language, bench: CompiledTask, args: argparse.Namespace, notes: list[str], end: float
 ) -> Iterator[dict[str, Any]]:
     """What an optimizer adds to a step: first of MVN-GradW and torch's AdamW by whole steps, then of all."""
     times = whole_steps(recipe, bench, 3 * args.rounds)  # steps of one optimizer differ by more than the two do

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mvngrad.lab.report.statistics import student_above
+from mvngrad_lab.report.statistics import student_above
 
 CONFIDENCE = 0.95
 FAILED_BELOW = 90.0

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.timing import wait
-from mvngrad.lab.augment.batch import DEVIATION, MEAN
-from mvngrad.lab.recipes.cifar100 import Cifar100
-from mvngrad.lab.tasks.cifar100 import CLASSES, Cifar100Task
+from mvngrad_lab.tasks.cifar100.augment import DEVIATION, MEAN
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100
+from mvngrad_lab.tasks.cifar100.task import CLASSES, Cifar100Task
 
 AHEAD = 2
 """Batches that each worker prepares in advance, which is the loader's default."""
@@ -62,7 +62,7 @@ class PlainLoop:
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
         )
-        self.model = task.build().to(self.device, memory_format=torch.channels_last)
+        self.model = task.build_model().to(self.device, memory_format=torch.channels_last)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
         steps = recipe.epochs * len(self.loader)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)

@@ -33,9 +33,8 @@ from benchmarks.environment import RESULTS, environment
 from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_margin, against_noise, spread, worst
 from benchmarks.report import lines, write
 from mvngrad import rule
-from mvngrad.lab.data import mnist
-from mvngrad.lab.models import mlp
-from mvngrad.lab.pool import cores, results
+from mvngrad_lab.pool import count_cores, run_jobs
+from mvngrad_lab.tasks.mnist import data as mnist, model as mlp
 
 FIRST_SEED = 100
 """Settings were tried on seeds 0 to 5, which are not used again."""
@@ -129,14 +128,14 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
         shuffled = torch.randperm(len(labels), generator=order).to(device)
         for chosen in shuffled.split(setting.batch)[: len(labels) // setting.batch]:
             optimizer.zero_grad()
-            loss = cross_entropy(model(mnist.normalized(images[chosen])), labels[chosen])
+            loss = cross_entropy(model(mnist.normalize(images[chosen])), labels[chosen])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
 
     def evaluate(images: Tensor, labels: Tensor) -> tuple[float, float]:
         with torch.no_grad():
-            scores = torch.cat([model(mnist.normalized(part)) for part in images.to(device).split(10_000)])
+            scores = torch.cat([model(mnist.normalize(part)) for part in images.to(device).split(10_000)])
         labels = labels.to(device)
         return cross_entropy(scores, labels).item(), 100 * (scores.argmax(1) == labels).float().mean().item()
 
@@ -157,7 +156,7 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
 def code() -> str:
     """A hash of the code that trains, so that results of another version are not taken for this one's."""
     files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/*.py")), Path(mlp.__file__)]
-    things = (Job, mnist.normalized, train)
+    things = (Job, mnist.normalize, train)
     texts = [path.read_text() for path in files] + [inspect.getsource(thing) for thing in things]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
@@ -317,7 +316,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=10, help="runs of each arm of MVN-Grad, at least 3 (default 10)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--workers", type=int, help="processes, of one thread each (default: the cores; 1 on cuda)")
-    parser.add_argument("--data", type=Path, help="folder with MNIST's files (default: see mvngrad.lab.data.mnist)")
+    parser.add_argument(
+        "--data", type=Path, help="folder with MNIST's files (default: see mvngrad_lab.tasks.mnist.data)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--store", type=Path, default=Path("runs/quality-mnist.jsonl"), help="file of finished runs")
     args = parser.parse_args(arguments)
@@ -325,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--seeds {args.seeds}: at least 3 are needed for a spread over seeds")
 
     data = mnist.load(args.data)
-    workers = args.workers or (1 if args.device == "cuda" else cores())
+    workers = args.workers or (1 if args.device == "cuda" else count_cores())
     # Without a compiler the same steps run eagerly, which takes several times as long for state in fewer bits.
     fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
     surroundings = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code()}
@@ -335,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} of them done already", flush=True)
     names = {job: name for name, job in keys.items()}
     work = partial(_work, device=args.device, fused=fused)
-    for count, (job, metrics) in enumerate(results(work, todo, workers, _start, args.data), start=1):
+    for count, (job, metrics) in enumerate(run_jobs(work, todo, workers, _start, args.data), start=1):
         done[names[job]] = {"key": names[job], **asdict(job), **metrics}
         append(args.store, done[names[job]])
         print(f"{count}/{len(todo)} {job.setting}, {job.cell}{' lean' * job.lean}, {job.state}, {metrics}", flush=True)

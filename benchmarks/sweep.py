@@ -28,14 +28,14 @@ from typing import Any, ClassVar
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.report import lines, write
-from mvngrad.lab.pool import cores
-from mvngrad.lab.recipe import Recipe
-from mvngrad.lab.recipes.sweeps import Sweep
-from mvngrad.lab.store import Run
-from mvngrad.lab.sweep import plan
-from mvngrad.lab.sweep.address import address
-from mvngrad.lab.sweep.queue import Queue
-from mvngrad.lab.sweep.worker import work
+from mvngrad_lab.experiments.sweeps.plans import Sweep
+from mvngrad_lab.pool import count_cores
+from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store import FinishedRun
+from mvngrad_lab.sweep import plan
+from mvngrad_lab.sweep.address import address
+from mvngrad_lab.sweep.queue import Queue
+from mvngrad_lab.sweep.worker import work
 
 COUNT = "MVNGRAD_NULL_RUNS"
 """The variable that says how many configurations `null` has, in all processes."""
@@ -68,9 +68,9 @@ MARKS: list[float] = []
 """When runs of this process began; what is in one takes no time."""
 
 
-def run(recipe: Null, **given: Any) -> Run:
+def run(recipe: Null, **given: Any) -> FinishedRun:
     MARKS.append(time.perf_counter())
-    return Run(recipe.key, recipe.name, recipe.settings, {}, {"loss": recipe.lr})
+    return FinishedRun(recipe.key, recipe.name, recipe.settings, {}, {"loss": recipe.lr})
 
 
 def _worker(url: str, root: Path, together: Any, found: Any) -> None:
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         for workers in args.workers:
             with store() as url:
                 rows.append({"store": name, **measure(url, workers)})
-    measured_on = environment("cpu") | {"cores": cores(), "optuna": version("optuna")}
+    measured_on = environment("cpu") | {"cores": count_cores(), "optuna": version("optuna")}
     result = {"environment": measured_on, "rows": rows}
     write(result, args.out / "engine", markdown(result))
     print(markdown(result))

@@ -26,10 +26,10 @@ from benchmarks.plain_loop import PlainLoop
 from benchmarks.report import lines, write
 from benchmarks.rounds import side_by_side
 from benchmarks.targets import verdict
-from mvngrad.lab.recipes.cifar100 import Cifar100, paper
-from mvngrad.lab.step import Bench, Stepper
-from mvngrad.lab.task import Task, of
-from mvngrad.lab.train import kernels
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+from mvngrad_lab.training.step import CompiledTask, TrainingStep
+from mvngrad_lab.training.task import Task, make_task
+from mvngrad_lab.training.train import configure_kernels
 
 ARMS = ("captured", "captured, compiled", "captured, deterministic", "plain")
 TARGETS = {  # of one H200: the row's name, its figure, and whether that may be at most or must be at least so much
@@ -40,33 +40,32 @@ TARGETS = {  # of one H200: the row's name, its figure, and whether that may be 
     ],
 }
 INTRODUCTION = """\
-Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad.lab.train`: images on the device, and
-augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with torch.compile for the
-augmentation and the model; *deterministic*, with such kernels alone as give the same bits every time, which are not
-compiled. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a DataLoader's worker
-processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second are medians over
-rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of the recipe at
-that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up* is what comes
-once: compilation and capture. *Memory* is the most that an arm made torch reserve on the
-device."""
+Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad_lab.training.train`: images on the
+device, and augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with
+torch.compile for the augmentation and the model; *deterministic*, with such kernels alone as give the same bits every
+time, which are not compiled. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a
+DataLoader's worker processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second
+are medians over rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run
+of the recipe at that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up*
+is what comes once: compilation and capture. *Memory* is the most that an arm made torch reserve on the device."""
 
 
 class Captured:
-    """Epochs as `mvngrad.lab.train` runs them."""
+    """Epochs as `mvngrad_lab.training.train` runs them."""
 
     def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
         self.recipe, self.task, self.epoch = recipe, task, 0
-        with kernels(recipe, task.device):
-            self.stepper = Stepper(recipe, Bench(task, compiled), captured=task.device.type == "cuda")
-            self.stepper.begin(recipe.seed)
+        with configure_kernels(recipe, task.device):
+            self.stepper = TrainingStep(recipe, CompiledTask(task, compiled), captured=task.device.type == "cuda")
+            self.stepper.reset(recipe.seed)
             self.images()
 
     def images(self) -> int:
         """Train one epoch; how many images it had."""
         per_epoch = self.task.steps_per_epoch
         first = self.epoch % self.recipe.epochs * per_epoch
-        rates = [self.recipe.rate(first + at, per_epoch) for at in range(per_epoch)]
-        self.stepper.turn({**self.task.plan(self.recipe, self.epoch), "lr": torch.tensor(rates)}, at=0)
+        rates = [self.recipe.learning_rate(first + at, per_epoch) for at in range(per_epoch)]
+        self.stepper.set_plan({**self.task.plan_epoch(self.recipe, self.epoch), "lr": torch.tensor(rates)}, at=0)
         for _ in range(per_epoch):
             self.stepper.step()
         self.epoch += 1
@@ -75,7 +74,7 @@ class Captured:
 
     def train(self, seconds: float) -> float:
         start, images = time.perf_counter(), 0
-        with kernels(self.recipe, self.task.device):
+        with configure_kernels(self.recipe, self.task.device):
             while (passed := time.perf_counter() - start) < seconds or not images:
                 images += self.images()
         return images / passed
@@ -191,7 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
         part = now + (end - now) / (len(args.batch_sizes) - number)
         settings = paper("mvngrad", batch_size if batch_size in TARGETS else 1024)
         recipe = replace(settings, batch_size=batch_size, train_limit=args.train_limit)
-        task = of(recipe, args.data, torch.device(args.device))
+        task = make_task(recipe, args.data, torch.device(args.device))
         rows = measure(recipe, task, args, notes, part)
         result["batch_sizes"][batch_size] = rows
         result["targets"] += judged(batch_size, rows, where["device"])

@@ -66,7 +66,7 @@ def test_moments_of_16_bit_parameters_are_still_float32_after_loading(make, dtyp
     resumed = make(parameters((4, 3), (), (0,), dtype=dtype))
     resumed.load_state_dict(original.state_dict())
     for state in resumed.state.values():
-        assert {state[slot].dtype for slot in make.rule.slots} == {torch.float32}
+        assert {state[slot].dtype for slot in make.rule.state_names} == {torch.float32}
     assert equal(everything(resumed)[3:], everything(original)[3:])
 
 
@@ -197,7 +197,7 @@ def test_the_state_of_torchs_optimizers_is_known_and_what_to_do_with_it_said(mak
     optimizer = make(parameters((4, 3)), state_dtype=torch.bfloat16)
     remedy = r"load mvngrad\.convert_state_dict\(state_dict, torch\.bfloat16\)$"
     if make.rule is not mvngrad.Adam.rule:
-        remedy = f"keeps other averages, {', '.join(make.rule.slots)}: start it anew, without loading$"
+        remedy = f"keeps other averages, {', '.join(make.rule.state_names)}: start it anew, without loading$"
     with pytest.raises(ValueError, match=f"it has exp_avg, as torch.optim's do.*{remedy}"):
         optimizer.load_state_dict(theirs.state_dict())
 

@@ -90,7 +90,7 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
     many = 10 if backend == "kernel" and device == "cpu" else STEPS  # the interpreter is slow
     grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, many + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.slots}
+    state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.state_names}
     steps = [torch.zeros((), device=device if backend in ON_DEVICE else "cpu") for _ in params]
     starts = [p.clone() for p in params]
     for g in grads:
@@ -111,7 +111,7 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
         np.testing.assert_allclose(array(param), x, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         # With coupled decay the state sees the rounded parameters.
         loose = TOLERANCE[wide] * 10 if dtype == wide else 2e-2
-        for slot in rule.slots:
+        for slot in rule.state_names:
             assert state[slot][i].dtype == wide
             np.testing.assert_allclose(array(state[slot][i]), expected[slot], rtol=loose, atol=loose)
 
@@ -125,11 +125,11 @@ def test_foreach_equals_eager(rule, hyper, dtype, device):
     for step in (eager.step, foreach.step):
         params = tensors(*SHAPES, dtype=dtype, device=device)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.slots}
+        state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.state_names}
         steps = [torch.tensor(float(i)) for i in range(len(params))]  # parameters of different ages
         for t in range(1, STEPS):
             step(rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
-        runs.append([*params, *(tensor for slot in rule.slots for tensor in state[slot]), *steps])
+        runs.append([*params, *(tensor for slot in rule.state_names for tensor in state[slot]), *steps])
     for a, b in zip(*runs, strict=True):
         exact = 0 if device == "cpu" else TOLERANCE[dtype]
         torch.testing.assert_close(a, b, rtol=exact, atol=exact)
@@ -153,7 +153,7 @@ def test_memory_layout_does_not_matter(rule, backend, layout):
     for change in (layout, lambda a: layout(a).contiguous()):
         (param,) = tensors((4, 6, 5, 3))
         param = change(param)
-        state = {slot: [torch.zeros_like(param)] for slot in rule.slots}
+        state = {slot: [torch.zeros_like(param)] for slot in rule.state_names}
         steps = [torch.zeros(())]
         for t in range(1, 6):
             BACKENDS[backend](rule, hyper, [param], [layout(tensors((4, 6, 5, 3), seed=t)[0])], state, steps)
@@ -172,7 +172,7 @@ torch.ones(1).sqrt()  # of several threads that take a root first of all, one ma
 
 
 def hyper_of(rule):
-    return Hyper(lr=LR, eps_s=1e-16 if rule.variance else 0.0)  # the optimizers' own: one compilation serves all tests
+    return Hyper(lr=LR, eps_s=1e-16 if rule.centered else 0.0)  # the optimizers' own: one compilation serves all tests
 
 
 def varied(mixed=True, device="cpu"):
@@ -199,8 +199,8 @@ def gradients(params, t):
 
 
 def kept_of(rule, kind, params):
-    each = [storage.empty(rule.slots, param, kind) for param in params]
-    return {name: [kept[name] for kept in each] for name in storage.names(rule.slots, kind)}
+    each = [storage.empty(rule.state_names, param, kind) for param in params]
+    return {name: [kept[name] for kept in each] for name in storage.names(rule.state_names, kind)}
 
 
 def rounded(backend, rule, kind, mixed, device):
@@ -242,15 +242,15 @@ def test_every_backend_rounds_as_eager_does(rule, kind, backend, device, request
     same = total = 0
     for i, param in enumerate(params):
         mine, its = ({name: kept[i] for name, kept in each.items()} for each in (state, other_state))
-        for slot in rule.slots:
+        for slot in rule.state_names:
             same += (mine[slot] == its[slot]).sum().item()
             total += real(param).numel()
             assert mine[slot].dtype == (torch.uint8 if kind == "int8" else kind)
             if kind == "int8" and slot in storage.SQUARES:
                 assert torch.equal(mine[f"{slot}_scale"][1], its[f"{slot}_scale"][1]), "blocks of another range"
         # And where they differ it is by no more than a few steps.
-        values, other_values = (storage.opened(rule.slots, kept, torch.float32) for kept in (mine, its))
-        for slot in rule.slots:
+        values, other_values = (storage.opened(rule.state_names, kept, torch.float32) for kept in (mine, its))
+        for slot in rule.state_names:
             largest = values[slot].abs().max().item() if param.numel() else 0
             torch.testing.assert_close(values[slot], other_values[slot], rtol=0.3, atol=1e-5 * largest)
     assert same >= 0.99 * total
@@ -274,7 +274,7 @@ def test_a_rounded_step_is_the_oracles_from_the_same_state_but_for_one_rounding(
     state, steps = kept_of(rule, kind, params), [torch.zeros(()) for _ in params]
     for t in range(1, FEW + 1):
         kept = [{name: tensors[i] for name, tensors in state.items()} for i in range(len(params))]
-        before = [storage.opened(rule.slots, each, torch.float64) for each in kept]
+        before = [storage.opened(rule.state_names, each, torch.float64) for each in kept]
         starts, grads = [array(real(param)).copy() for param in params], gradients(params, t)
         eager.step(rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
         for param, start, grad, old, new in zip(params, starts, grads, before, kept, strict=True):
@@ -282,7 +282,7 @@ def test_a_rounded_step_is_the_oracles_from_the_same_state_but_for_one_rounding(
             x, exact = rule.update(start, array(real(grad)), old, t, hyper_of(rule), NUMPY)
             ulp = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(param.dtype, 1e-6)
             np.testing.assert_allclose(array(real(param)), x, rtol=ulp, atol=1e-6)
-            for slot, value in storage.opened(rule.slots, new, torch.float64).items():
+            for slot, value in storage.opened(rule.state_names, new, torch.float64).items():
                 error = abs(array(value) - exact[slot])
                 assert (error <= bounds(slot, exact[slot], new, kind) + 1e-6 * abs(exact[slot]).max(initial=0)).all()
 
@@ -306,7 +306,7 @@ def test_rounded_state_stays_near_the_oracle(rule, kind, dtype):
     walk = STEPS**0.5 * 2**-8 * abs(x).mean() if dtype == torch.bfloat16 else 0
     assert abs(array(params[0]) - x).mean() <= part * abs(x - start).mean() + walk
     kept = {name: tensors[0] for name, tensors in state.items()}
-    for slot, value in storage.opened(rule.slots, kept, torch.float64).items():
+    for slot, value in storage.opened(rule.state_names, kept, torch.float64).items():
         error, size = array(value) - exact[slot], abs(exact[slot]).mean()
         assert abs(error).mean() <= part * size
         assert abs(error.mean()) <= part * size / 10

@@ -42,7 +42,7 @@ def test_defaults(make):
     assert optimizer.defaults["weight_decay"] == (1e-2 if make.__name__.endswith("W") else 0)
     assert optimizer.defaults["lr"] == 1e-3
     assert optimizer.defaults["betas"] == (0.9, 0.999)
-    assert optimizer.defaults.get("eps_s") == (1e-16 if make.rule.variance else None)
+    assert optimizer.defaults.get("eps_s") == (1e-16 if make.rule.centered else None)
 
 
 @each_optimizer
@@ -53,7 +53,7 @@ def test_state_that_was_cleared_begins_anew(make):
     optimizer.state[weight].clear()
     train(optimizer, 2)
     assert optimizer.state[weight]["step"] == 2
-    assert len(optimizer.state[weight]) == 1 + len(make.rule.slots)
+    assert len(optimizer.state[weight]) == 1 + len(make.rule.state_names)
 
 
 @each_optimizer
@@ -242,7 +242,7 @@ def test_16_bit_parameters_keep_float32_moments(make, dtype):
     optimizer = make(parameters((4, 3), dtype=dtype))
     train(optimizer, 3)
     (state,) = optimizer.state.values()
-    assert {state[slot].dtype for slot in make.rule.slots} == {torch.float32}
+    assert {state[slot].dtype for slot in make.rule.state_names} == {torch.float32}
     assert optimizer.param_groups[0]["params"][0].dtype == dtype
 
 
@@ -252,7 +252,7 @@ def test_state_lies_in_memory_as_its_parameter_does(make):
     x.data = x.data.to(memory_format=torch.channels_last)
     optimizer = make([x])
     train(optimizer, 1)
-    assert {optimizer.state[x][slot].stride() for slot in make.rule.slots} == {x.stride()}
+    assert {optimizer.state[x][slot].stride() for slot in make.rule.state_names} == {x.stride()}
 
 
 @each_cell
@@ -359,7 +359,7 @@ def test_state_put_in_by_hand_is_used(make):
     (x,) = parameters((3,))
     optimizer = make([x], lr=0.1)
     train(optimizer, 2)
-    slot = make.rule.slots[0]
+    slot = make.rule.state_names[0]
     optimizer.state[x][slot] = torch.full((3,), 5.0)
     x.grad = torch.zeros(3)
     optimizer.step()
@@ -435,7 +435,7 @@ def test_schedulers_drive_lr_and_betas_as_they_drive_torch(make, scheduler, tens
         assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.variance], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.centered], ids=lambda m: m.__name__)
 def test_repr_shows_the_floor(make):
     optimizer = make([{"params": parameters((3,))}, {"params": parameters((3,)), "eps_s": 1e-8}])
     assert "sqrt(eps_s/(1-beta2)): 3.2e-07, 0.0032" in repr(optimizer)

@@ -54,7 +54,7 @@ def test_an_option_of_another_cell_is_an_error_not_ignored(make, name, value):
             make(arguments[0], **arguments[1])
 
 
-@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.variance], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.centered], ids=lambda m: m.__name__)
 def test_variance_cells_reject_beta1_zero_with_the_reason(make):
     with pytest.raises(ValueError, match=r"betas\[0\]=0.* > 0 here: at 0 the mean m equals the gradient"):
         make(parameters((3,)), betas=(0.0, 0.999))
@@ -75,7 +75,7 @@ def test_second_moment_cells_take_beta1_zero(make):
     train(make(parameters((3,)), betas=(0.0, 0.999)), 2)
 
 
-@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.after], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.momentum_last], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("z_clip", [0.0, -1.0, math.nan, "a"])
 def test_z_clip_must_be_positive(make, z_clip):
     with pytest.raises(ValueError, match=f"z_clip={z_clip!r} .* > 0"):
@@ -127,7 +127,7 @@ def test_the_kind_of_decay_is_in_the_name(make):
 def test_none_in_a_group_is_the_default_as_in_the_constructor(make):
     (group,) = make([{"params": parameters((3,)), "weight_decay": None, "eps_s": None, "z_clip": None}]).param_groups
     assert group["weight_decay"] == (1e-2 if make.decoupled else 0)
-    assert group.get("eps_s") == (1e-16 if make.rule.variance else None)
+    assert group.get("eps_s") == (1e-16 if make.rule.centered else None)
 
 
 def test_none_in_a_group_takes_back_what_all_groups_have():

@@ -25,7 +25,7 @@ of_numpy = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encounter
 
 def prepared(rule, *shapes, device="cpu", **options):
     params = tensors(*shapes, device=device, **options)
-    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.slots}
+    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.state_names}
     return params, state, [torch.zeros((), device=device) for _ in params]
 
 

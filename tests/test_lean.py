@@ -23,7 +23,7 @@ def positive(low, high):
 
 def rebuilt(state, t, hyper):
     """The m that step t + 1 starts from."""
-    return LEAN.rebuilt_mean(state, t + 1, hyper, SCALAR)
+    return LEAN.reconstruct_mean(state, t + 1, hyper, SCALAR)
 
 
 # Where it is MVN-Grad

@@ -21,7 +21,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
 def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, capturable, monkeypatch):
-    if "z_clip" in options and not rule.after:
+    if "z_clip" in options and not rule.momentum_last:
         return
     monkeypatch.setattr(foreach, "BATCH", 4096)  # as large to these models as the real one is to real ones
     shapes = [(64, 64)] * 8 + [(1000,)] * 8
@@ -34,8 +34,8 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
     peak_of_torch = peak_of(torchs.step)
     assert peak_of_torch >= model, "the count misses what torch is known to hold"
 
-    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.slots}
-    hyper = Hyper(eps_s=1e-16 if rule.variance else 0.0)._replace(**options)
+    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.state_names}
+    hyper = Hyper(eps_s=1e-16 if rule.centered else 0.0)._replace(**options)
     steps = [torch.zeros(()) for _ in params]
     grads = [p.grad for p in params]
     peak = peak_of(lambda: foreach.step(rule, hyper, params, grads, state, steps, capturable=capturable))
@@ -48,7 +48,7 @@ def test_one_large_tensor_costs_no_more_than_it_does_in_torch(rule):
     x.grad = torch.ones_like(x)
     torchs = torch.optim.AdamW([x], foreach=True)
     torchs.step()
-    state = {slot: [torch.zeros_like(x)] for slot in rule.slots}
+    state = {slot: [torch.zeros_like(x)] for slot in rule.state_names}
     hyper = Hyper(weight_decay=0.1, decoupled=True)
     peak = peak_of(lambda: foreach.step(rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
     assert peak <= peak_of(torchs.step) + 1024

@@ -28,7 +28,7 @@ SHAPES = [(33, 17), (300,), (), (0,), (1,)]
 
 def opened(optimizer, param):
     """The state of a parameter as numbers."""
-    return storage.opened(optimizer._rule(optimizer.param_groups[0]).slots, optimizer.state[param], torch.float64)
+    return storage.opened(optimizer._rule(optimizer.param_groups[0]).state_names, optimizer.state[param], torch.float64)
 
 
 # What it is for
@@ -98,7 +98,7 @@ def test_stochastic_rounding_keeps_steps_far_below_half_a_unit(make, start):
     unit = 2.0**-8 * 2.0 ** np.floor(np.log2(abs(start)))  # the finer, below a power of 2
     steps, size = 100, 2048
     grads = [1 + 0.3 * tensors((size,), seed=t)[0] for t in range(1, steps + 1)]
-    hyper = Hyper(lr=1.0, eps_s=1e-16 if make.rule.variance else 0.0)
+    hyper = Hyper(lr=1.0, eps_s=1e-16 if make.rule.centered else 0.0)
     full, _ = oracle(make.rule, hyper, np.zeros(size), [g.bfloat16().double().numpy() for g in grads])
     lr = unit / 3 / abs(full.mean())
     moved = {}
@@ -136,7 +136,7 @@ def test_a_group_of_every_dtype_and_layout_steps_and_keeps_its_kind(make, kind):
     for param, start in zip(params, starts, strict=True):
         assert param.isfinite().all()
         assert param.numel() == 0 or not torch.equal(param, start)
-        kept = {optimizer.state[param][slot].dtype for slot in make.rule.slots}
+        kept = {optimizer.state[param][slot].dtype for slot in make.rule.state_names}
         wide = torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
         assert kept == {torch.uint8 if kind == "int8" else wide if kind is None else kind}
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_passes_through_the_other_path_and_back_bit_for_bit(kind, f
     # And the other path itself goes on as this one does, but for a rare rounding.
     for param, other in zip(*(each.param_groups[0]["params"] for each in (original, there)), strict=True):
         torch.testing.assert_close(param, other, rtol=0, atol=1e-4)
-        for slot in MVNGRAD.slots:
+        for slot in MVNGRAD.state_names:
             differs = original.state[param][slot] != there.state[other][slot]
             assert differs.sum() <= max(1, 0.01 * param.numel())
 
@@ -363,9 +363,9 @@ def test_8_bits_survive_the_way_through_floats(wide):
     saved = source.state_dict()
     back = mvngrad.convert_state_dict(mvngrad.convert_state_dict(saved, wide), "int8")
     for key, kept in saved["state"].items():
-        for slot in MVNGRAD.slots:
+        for slot in MVNGRAD.state_names:
             one, other = (
-                storage.opened(MVNGRAD.slots, each, torch.float32)[slot] for each in (kept, back["state"][key])
+                storage.opened(MVNGRAD.state_names, each, torch.float32)[slot] for each in (kept, back["state"][key])
             )
             assert torch.equal(one, other)
 
@@ -441,8 +441,8 @@ def test_overflow_leaves_codes_scales_and_counts_as_they_were_and_the_scale_is_d
     sides = []
     for _ in range(2):
         params = tensors(*shapes, device=device)
-        kept = [storage.empty(rule.slots, param, kind) for param in params]
-        state = {name: [each[name] for each in kept] for name in storage.names(rule.slots, kind)}
+        kept = [storage.empty(rule.state_names, param, kind) for param in params]
+        state = {name: [each[name] for each in kept] for name in storage.names(rule.state_names, kind)}
         steps = [torch.zeros((), device=device) for _ in params]
         kept = [value for values in state.values() for value in values]
         sides.append((Launches(rule, params, params, state, steps), [*params, *kept, *steps]))
@@ -479,7 +479,7 @@ def test_the_kernel_keeps_state_of_every_magnitude_as_eager_does(kind, size):
     runs = []
     for backend in (eager, None):
         params, steps = tensors((1200,)), [torch.zeros(())]
-        kept = storage.empty(MVNGRAD.slots, params[0], kind)
+        kept = storage.empty(MVNGRAD.state_names, params[0], kind)
         state = {name: [value] for name, value in kept.items()}
         launches = None if backend else Launches(MVNGRAD, params, params, state, steps)
         for g in grads:
@@ -489,8 +489,8 @@ def test_the_kernel_keeps_state_of_every_magnitude_as_eager_does(kind, size):
                 assert launches.point([g])
                 launches.run(Hyper(lr=1e-2))
         runs.append(kept)
-    for slot in MVNGRAD.slots:
+    for slot in MVNGRAD.state_names:
         assert (runs[0][slot] == runs[1][slot]).float().mean() > 0.99
-        values = [storage.opened(MVNGRAD.slots, kept, torch.float32)[slot] for kept in runs]
+        values = [storage.opened(MVNGRAD.state_names, kept, torch.float32)[slot] for kept in runs]
         assert values[1].isfinite().all()
         assert not values[1][256:512].any()

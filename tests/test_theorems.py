@@ -67,7 +67,7 @@ def test_centring_with_the_new_mean_shrinks_the_deviation_by_beta1(rule, grads, 
 @given(nonzero(1e-100, 1e100), beta1s, beta2s, positive(1e-6, 10))
 def test_the_first_step_is_lr_or_with_a_variance_lr_over_beta1(rule, g, beta1, beta2, lr):
     ((step, _),) = walk(rule, Hyper(lr=lr, beta1=beta1, beta2=beta2, eps=0.0), [g])
-    root = beta1 if rule.variance else 1.0  # |g - m_1| / |g|, or |g| / |g|
+    root = beta1 if rule.centered else 1.0  # |g - m_1| / |g|, or |g| / |g|
     assert step == pytest.approx(math.copysign(lr / root, -g), rel=1e-13)
 
 
@@ -123,7 +123,7 @@ def test_virtual_iterates_move_by_the_normalized_gradient(rule, grads, beta1, be
     hyper = Hyper(lr=0.1, beta1=beta1, beta2=beta2, eps=eps)
     lead, u = beta1 / (1 - beta1) * hyper.lr, 0.0
     for g, (step, state) in zip(grads, walk(rule, hyper, grads, corrected=False), strict=True):
-        z = g / (math.sqrt(state["s" if rule.variance else "v"]) + eps)
+        z = g / (math.sqrt(state["s" if rule.centered else "v"]) + eps)
         rounding = 1e-15 * (lead + hyper.lr) * (abs(u) + abs(z))
         assert step - lead * (state["u"] - u) == pytest.approx(-hyper.lr * z, rel=0, abs=4 * rounding)
         u = state["u"]
@@ -153,7 +153,7 @@ def test_at_a_constant_variance_mvngrad_is_heavy_ball(sides, beta1, beta2, sigma
 @quick
 @given(extremes, beta1s, beta2s, positive(1e-3, 1e3))
 def test_z_clip_bounds_every_update(rule, eps, grads, beta1, beta2, z_clip):
-    eps_s = eps if rule.variance else 0.0
+    eps_s = eps if rule.centered else 0.0
     hyper = Hyper(lr=1.0, beta1=beta1, beta2=beta2, eps=eps, eps_s=eps_s, z_clip=z_clip)
     for step, state in walk(rule, hyper, grads):
         assert abs(state["u"]) <= z_clip * (1 + 1e-12)
@@ -212,7 +212,7 @@ def test_mvngrad_bounds_every_normalized_spike(first, multiples, beta1, beta2):
 
 def spike(rule, hyper, M, u, d, steps):
     """The model of thm:spike: g_0 = M u, then g_t = u, with m = 0 and v or s = d before."""
-    start = {"s" if rule.variance else "v": d}
+    start = {"s" if rule.centered else "v": d}
     return walk(rule, hyper, [M * u, *repeat(u, steps)], start, corrected=False)
 
 
@@ -221,7 +221,7 @@ def spike(rule, hyper, M, u, d, steps):
 @given(nonzero(1e-3, 1e3), positive(1e-3, 1e3), beta1s, beta2s, positive(1e-8, 10))
 def test_a_spike_of_any_size_moves_laprop_and_mvngrad_by_a_bounded_step(rule, u, d, beta1, beta2, eps):
     """Part I of the proof of thm:spike: |Delta_t| <= Z_LP or Z_MV, neither of which depends on M."""
-    bound = max(1 / ((beta1 if rule.variance else 1.0) * math.sqrt(1 - beta2)), abs(u) / eps)
+    bound = max(1 / ((beta1 if rule.centered else 1.0) * math.sqrt(1 - beta2)), abs(u) / eps)
     hyper = Hyper(lr=1.0, beta1=beta1, beta2=beta2, eps=eps)
     for exponent in range(13):
         for delta, _ in spike(rule, hyper, 10.0**exponent, u, d, steps=30):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from mvngrad_lab.experiments.floor import arms, run
 from torch import nn
 
 from mvngrad import MVNGrad
-from mvngrad.lab import step
-from mvngrad.lab.recipes.sweeps import cifar100_bs1024_scaled
-from mvngrad.lab.tasks import cifar100
+from mvngrad_lab.experiments.floor import arms, run
+from mvngrad_lab.experiments.sweeps.plans import cifar100_bs1024_scaled
+from mvngrad_lab.tasks.cifar100 import task as cifar100
+from mvngrad_lab.training import step
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -147,11 +147,11 @@ def small_queue(monkeypatch):
 
     monkeypatch.setattr(cifar100.data, "load", load)
     monkeypatch.setattr(cifar100, "resnet18", network)
-    cifar100._loaded.cache_clear()
+    cifar100._load.cache_clear()
     small = {"batch_size": 20, "epochs": 2, "eval_every": 1, "precision": "float32"}
     yield [dataclasses.replace(recipe, **small) for recipe in arms.grid_queue()[:3]]
-    cifar100._loaded.cache_clear()
-    step.forget()
+    cifar100._load.cache_clear()
+    step.clear_cache()
 
 
 def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 __all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict"]
-_ROOMS = ("diagnostics", "optim", "theory")
+_ROOMS = ("diagnostics", "optim")
 
 
 def __getattr__(name: str) -> Any:

@@ -69,7 +69,7 @@ class Arithmetic:
         """c_m and c_v."""
         return self.correction(hyper.beta1, t), self.correction(hyper.beta2, t)
 
-    def earlier(self, hyper: Hyper, t: Any) -> Any:
+    def previous_correction(self, hyper: Hyper, t: Any) -> Any:
         """c_v of the step before, which is 0 at the first."""
         return self.correction(hyper.beta2, t - 1)
 
@@ -121,32 +121,32 @@ class Rule:
     """
 
     name: str
-    variance: bool
+    centered: bool
     """Normalize by the variance s, not by the second moment v."""
-    after: bool
+    momentum_last: bool
     """Apply momentum after normalizing, not before."""
     lean: bool = False
     """Rebuild m from u and s instead of keeping it: MVN-Grad in Adam's memory, exact while s stands still."""
-    slots: tuple[str, ...] = field(init=False)
+    state_names: tuple[str, ...] = field(init=False)
     """The state this cell keeps for each coordinate, of m, v or s, and u."""
     options: tuple[str, ...] = field(init=False)
     """The hyper-parameters that exist in this cell and not in every other."""
 
     def __post_init__(self) -> None:
-        kept = (self.variance or not self.after) and not self.lean
-        slots = {"m": kept, "v": not self.variance, "s": self.variance, "u": self.after}
+        kept = (self.centered or not self.momentum_last) and not self.lean
+        slots = {"m": kept, "v": not self.centered, "s": self.centered, "u": self.momentum_last}
         options = {
-            "eps_s": self.variance,
-            "beta_mean": kept and self.after,
-            "lean": self.variance and self.after,
-            "z_clip": self.after,
+            "eps_s": self.centered,
+            "beta_mean": kept and self.momentum_last,
+            "lean": self.centered and self.momentum_last,
+            "z_clip": self.momentum_last,
         }
-        object.__setattr__(self, "slots", tuple(slot for slot, there in slots.items() if there))
+        object.__setattr__(self, "state_names", tuple(slot for slot, there in slots.items() if there))
         object.__setattr__(self, "options", tuple(option for option, exists in options.items() if exists))
 
     def init(self, x: Array) -> dict[str, Array]:
         """The state before the first step of parameters x: zeros."""
-        return {slot: 0 * x for slot in self.slots}  # noqa: C420  each slot needs a value of its own
+        return {slot: 0 * x for slot in self.state_names}  # noqa: C420  each slot needs a value of its own
 
     def update(
         self, x: Array, g: Array, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic
@@ -162,19 +162,19 @@ class Rule:
         elif _given(hyper.weight_decay):
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
-        if "m" in self.slots:
+        if "m" in self.state_names:
             new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
         elif self.lean:
-            m = ops.lerp_(self.rebuilt_mean(state, t, hyper, ops), g, 1 - beta1)
-        spread = g - m if self.variance else g
-        r_name = "s" if self.variance else "v"
+            m = ops.lerp_(self.reconstruct_mean(state, t, hyper, ops), g, 1 - beta1)
+        spread = g - m if self.centered else g
+        r_name = "s" if self.centered else "v"
         r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
         new[r_name] = r = ops.add_(r, hyper.eps_s) if _given(hyper.eps_s) else r
-        root = ops.sqrt_(spread if self.variance else None, r)
+        root = ops.sqrt_(spread if self.centered else None, r)
 
         c_m, c_v = ops.corrections(hyper, t)
         k = c_v**0.5
-        if not self.after:
+        if not self.momentum_last:
             root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
             return ops.addcdiv_(x, m, root, -lr / c_m), new
         root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps): a pass over r less
@@ -183,9 +183,9 @@ class Rule:
         new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
         return ops.add_(x, u, alpha=-lr / c_m), new
 
-    def rebuilt_mean(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
+    def reconstruct_mean(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
         """m as it would have been kept, had every gradient met the normalizer of the last: u (sqrt(s/c_v) + eps)."""
-        k = (ops.earlier(hyper, t) + TINY) ** 0.5
+        k = (ops.previous_correction(hyper, t) + TINY) ** 0.5
         return ops.mul_(ops.add_(ops.div_(ops.sqrt_(None, state["s"]), k), hyper.eps), state["u"])
 
     def check(self, hyper: Hyper, owner: str | None = None) -> None:
@@ -200,7 +200,7 @@ class Rule:
             demand(name, getattr(hyper, name), lambda number: number >= 0, "finite and >= 0")
         for name, value in (("betas[0]", hyper.beta1), ("betas[1]", hyper.beta2), ("beta_mean", hyper.mean_decay)):
             demand(name, value, lambda number: 0 <= number < 1, "in [0, 1)")
-        if self.variance:
+        if self.centered:
             name = "betas[0]" if hyper.beta_mean is None else "beta_mean"
             why = "> 0 here: at 0 the mean m equals the gradient, and no variance is left to normalize by"
             demand(name, hyper.mean_decay, lambda number: number > 0, why)
@@ -208,9 +208,9 @@ class Rule:
             demand("z_clip", hyper.z_clip, lambda number: number > 0, "> 0, or None for no bound")
 
 
-ADAM = Rule("Adam", variance=False, after=False)
-ADABELIEF = Rule("AdaBelief", variance=True, after=False)
-LAPROP = Rule("LaProp", variance=False, after=True)
-MVNGRAD = Rule("MVN-Grad", variance=True, after=True)
-LEAN = Rule("lean MVN-Grad", variance=True, after=True, lean=True)
+ADAM = Rule("Adam", centered=False, momentum_last=False)
+ADABELIEF = Rule("AdaBelief", centered=True, momentum_last=False)
+LAPROP = Rule("LaProp", centered=False, momentum_last=True)
+MVNGRAD = Rule("MVN-Grad", centered=True, momentum_last=True)
+LEAN = Rule("lean MVN-Grad", centered=True, momentum_last=True, lean=True)
 CELLS = (ADAM, ADABELIEF, LAPROP, MVNGRAD)

@@ -9,8 +9,8 @@ import torch
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
-from mvngrad.diagnostics.diagnosis import _spikes
-from mvngrad.diagnostics.spikes import Spikes
+from mvngrad.diagnostics.diagnosis import _judge_spikes
+from mvngrad.diagnostics.spikes import SpikeTracker
 
 CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
 
@@ -37,7 +37,7 @@ def signal(t, size):
 def test_a_training_in_noise(cell):
     (group,) = diagnose(watched(CELLS[cell], noise)[2]).groups
     assert group.trained_with == cell
-    assert group["sign collapse"].verdict == "not there"
+    assert group["sign collapse"].verdict == "absent"
     assert group["epsilon floor"].verdict == "not active"
     assert group["spikes"].verdict == "none"
     if cell == "LaProp":
@@ -57,7 +57,7 @@ def test_of_two_trainings_in_one_file_the_second_is_judged():
 def test_topics_are_asked_for_by_name():
     (group,) = diagnose(watched(mvngrad.Adam, noise)[2]).groups
     assert next(iter(group)).topic == "signal"
-    with pytest.raises(KeyError, match="'sgnal' is no topic; there are signal, sign collapse"):
+    with pytest.raises(KeyError, match="'sgnal' is not a topic; the topics are signal, sign collapse"):
         group["sgnal"]
 
 
@@ -73,7 +73,7 @@ def test_a_training_with_signal(cell):
     diagnosis = diagnose(watched(CELLS[cell], signal)[2])
     (group,) = diagnosis.groups
     variance = cell in ("AdaBelief", "MVN-Grad")
-    assert group["sign collapse"].verdict == ("avoided" if variance else "there")
+    assert group["sign collapse"].verdict == ("avoided" if variance else "present")
     assert group["normalizer"].verdict == "variance"
     if cell == "LaProp":  # keeps no m: nothing is said of it
         assert group["signal"].verdict == "cannot tell"
@@ -202,12 +202,12 @@ def test_a_real_training():
 def test_what_counts_as_back_is_what_the_monitor_counted():
     """An update that stays at 1.6 medians is never back under 1.5, and is under 4 at once; it does not rise again."""
     for recovered, steps in ((1.5, 1001), (4.0, 0)):
-        spikes = Spikes(recovered=recovered)
+        spikes = SpikeTracker(recovered=recovered)
         for step in range(1, 1400):
-            spikes.feed(step, 100.0 if step == 100 else 1.0, 1.6 if step >= 100 else 1.0)
-        (spike,) = spikes.report()
+            spikes.add(step, 100.0 if step == 100 else 1.0, 1.6 if step >= 100 else 1.0)
+        (spike,) = spikes.pop_spikes()
         assert (spike["recovered"], spike["recovery_steps"]) == (recovered, steps)
         assert spike["ended"] == ("given up" if steps else "recovered")
-        found = _spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
+        found = _judge_spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
         assert found.verdict == "absorbed"
         assert f"for at most {steps} steps above {recovered:g} times" in found.because

@@ -56,7 +56,7 @@ def test_the_gap_of_symmetric_innovations_is_that_of_the_theorem(make):
 def test_with_the_cells_swapped_the_theorem_would_not_hold(monkeypatch):
     weight, optimizer = trained(mvngrad.MVNGrad)
     grads = symmetric(optimizer.state[weight]["m"])
-    monkeypatch.setattr(gap_module, "orders", lambda rule: (MVNGRAD, ADABELIEF))
+    monkeypatch.setattr(gap_module, "cells_by_order", lambda rule: (MVNGRAD, ADABELIEF))
     result = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
     assert result.gap == pytest.approx(-closed_form(optimizer, weight, grads), rel=1e-9)
 

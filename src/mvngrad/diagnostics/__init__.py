@@ -1,4 +1,4 @@
-"""What the paper measures, for anyone's model: variance gap, signal to noise, sign collapse, spikes."""
+"""Measure on any model what the paper measures: variance gap, signal to noise, sign collapse, spikes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,27 @@ if TYPE_CHECKING:
         TensorBoard as TensorBoard,
         read_records as read_records,
     )
+    from mvngrad.diagnostics.spikes import SpikeRule as SpikeRule, find_spikes as find_spikes
 
-# By need: a record is read and judged without torch.
-_FILES = {
+# Imported on first use: records are read and judged, and spikes found, without torch.
+_MODULES = {
     "Diagnosis": "diagnosis",
     "JSONLines": "sinks",
     "Monitor": "monitor",
+    "SpikeRule": "spikes",
     "TensorBoard": "sinks",
     "VarianceGap": "gap",
     "diagnose": "diagnosis",
+    "find_spikes": "spikes",
     "read_records": "sinks",
     "variance_gap": "gap",
 }
-__all__ = [
-    "Diagnosis",
-    "JSONLines",
-    "Monitor",
-    "TensorBoard",
-    "VarianceGap",
-    "diagnose",
-    "read_records",
-    "variance_gap",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FILES:
-        return getattr(import_module(f"mvngrad.diagnostics.{_FILES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"mvngrad.diagnostics.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,6 +1,6 @@
-"""The variance gap between the two orders of momentum, at a frozen state of a real training: app:mnist-vgap.
+"""The variance gap between the two orders of momentum, at a frozen state of a real training (app:mnist-vgap).
 
-Theorem thm:var_adabelief_mvngrad: given the past, the next update of AdaBelief varies more than that of MVN-Grad.
+thm:var_adabelief_mvngrad: given the past, the next update of AdaBelief varies more than that of MVN-Grad.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from mvngrad.diagnostics import reading
-from mvngrad.diagnostics.reading import Reading
-from mvngrad.diagnostics.welford import Welford
+from mvngrad.diagnostics.state import GroupView, load_state, view_group
 from mvngrad.optim.eager import OUT_OF_PLACE
 from mvngrad.optim.gather import local, local_part
 from mvngrad.optim.state import real
@@ -43,28 +41,28 @@ class ParameterGap:
 
 @dataclass(frozen=True)
 class VarianceGap:
-    """Variances of the one-step update over lr, from one frozen state, averaged over all coordinates."""
+    """Variances of the next update over lr, from one frozen state, averaged over all coordinates."""
 
     cells: tuple[str, str]
-    """Momentum then normalize, and normalize then momentum."""
+    """The cells with momentum before and after normalizing."""
     before: float
-    """Of the first: Var(Delta_t^AB | F_{t-1}) where they are AdaBelief and MVN-Grad."""
+    """Variance of the first cell's update: Var(Delta_t^AB | F_{t-1}) for AdaBelief."""
     after: float
-    """Of the second: Var(Delta_t^MV | F_{t-1})."""
+    """Variance of the second cell's update: Var(Delta_t^MV | F_{t-1}) for MVN-Grad."""
     error: float
-    """The standard error of the gap, over batches."""
+    """The standard error of the gap over batches."""
     batches: int
     coordinates: int
     parameters: tuple[ParameterGap, ...]
 
     @property
     def gap(self) -> float:
-        """Delta Var_t: positive where the second order is the steadier one."""
+        """Delta Var_t: positive if the update varies less with momentum after normalizing."""
         return self.before - self.after
 
     @property
     def relative(self) -> float:
-        """The gap as a share of the first order's variance: what the second saves, or costs where it is negative."""
+        """The gap as a share of `before`: what momentum after normalizing saves, or costs if negative."""
         return self.gap / self.before if self.before else 0.0
 
     def __str__(self) -> str:
@@ -75,44 +73,83 @@ class VarianceGap:
         )
 
 
-class _Frozen:
-    """A parameter with the state it had, and the variances of the updates that would follow."""
+class Welford:
+    """Coordinate-wise mean and variance by Welford's recursion, without keeping values or subtracting large sums.
 
-    def __init__(self, name: str, param: Tensor, kept: dict[str, Any], how: Reading, dtype: torch.dtype) -> None:
+    >>> welford = Welford()
+    >>> for value in (1.0, 2.0, 6.0):
+    ...     _ = welford.add(torch.tensor([value]))
+    >>> welford.variance
+    tensor([7.])
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = torch.zeros(())
+        self.squares = torch.zeros(())
+
+    def add(self, value: Tensor) -> Tensor:
+        """Add a value and return its squared Helmert contrast with the values before it.
+
+        Contrasts are independent and have the variance as their mean; the first is 0.
+        """
+        if self.count == 0:
+            self.mean, self.squares = torch.zeros_like(value), torch.zeros_like(value)
+        self.count += 1
+        deviation = value - self.mean
+        self.mean.add_(deviation, alpha=1 / self.count)
+        contrast = deviation * (value - self.mean)
+        self.squares.add_(contrast)
+        return contrast
+
+    @property
+    def variance(self) -> Tensor:
+        """The unbiased estimate, divided by count - 1."""
+        return self.squares / (self.count - 1)
+
+
+class _FrozenParameter:
+    """A parameter with a copy of its state, and the variances of the updates that would follow."""
+
+    def __init__(self, name: str, param: Tensor, state: dict[str, Any], view: GroupView, dtype: torch.dtype) -> None:
         self.name, self.param, self.dtype = name, param, dtype
-        self.t = float(kept["step"]) + 1
-        self.before_rule, self.after_rule = orders(how.rule)
-        hyper = how.hyper
+        self.t = float(state["step"]) + 1
+        self.rules = cells_by_order(view.rule)
+        hyper = view.hyper
         self.decay = 0.0 if hyper.decoupled else float(hyper.weight_decay)
         self.sign = -1.0 if hyper.maximize else 1.0
-        self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False)  # a shrinking x has no variance
-        state = {slot: reading.whole(kept, name, dtype) for slot, name in how.names.items()}
-        if how.rule.lean:
-            state["m"] = how.rule.rebuilt_mean(state, self.t, hyper, OUT_OF_PLACE)
-        # Any u of the past is a constant here, and 0 is one that AdaBelief's state has too.
-        self.state: dict[str, Any] = {"m": state["m"], how.root: state[how.root], "u": 0.0}
-        self.before, self.after = Welford(), Welford()
+        self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False)  # decoupled decay adds no variance
+        values = {letter: load_state(state, name, dtype) for letter, name in view.names.items()}
+        if view.rule.lean:
+            values["m"] = view.rule.reconstruct_mean(values, self.t, hyper, OUT_OF_PLACE)
+        # u is a constant given the past, so 0 gives the same variance; AdaBelief's state has no other.
+        self.state: dict[str, Any] = {**values, "u": 0.0}
+        self.variances = Welford(), Welford()
 
-    def add(self, grad: Tensor) -> Tensor:
-        """Take a gradient in; returns its part of the gap, summed over coordinates."""
+    def add_gradient(self, grad: Tensor) -> Tensor:
+        """Add a gradient and return its contribution to the gap, summed over coordinates."""
         g = self.sign * real(local_part(grad, self.param)).to(self.dtype)
         if self.decay:
             g = g + self.decay * real(local(self.param)).to(self.dtype)
-        parts = []
-        for rule, variance in ((self.before_rule, self.before), (self.after_rule, self.after)):
-            state = {slot: self.state[slot] for slot in rule.slots}
+        contrasts = []
+        for rule, variance in zip(self.rules, self.variances, strict=True):
+            state = {letter: self.state[letter] for letter in rule.state_names}
             x, _ = rule.update(0.0, g, state, self.t, self.hyper, OUT_OF_PLACE)
-            parts.append(variance.add(-x))
-        return (parts[0] - parts[1]).sum()
+            contrasts.append(variance.add(-x))
+        return (contrasts[0] - contrasts[1]).sum()
+
+    @property
+    def batches(self) -> int:
+        return self.variances[0].count
 
     def result(self) -> ParameterGap:
-        before, after = (float(each.variance.mean()) for each in (self.before, self.after))
-        return ParameterGap(self.name, self.before.mean.numel(), self.before.count, before, after)
+        before, after = (float(each.variance.mean()) for each in self.variances)
+        return ParameterGap(self.name, self.variances[0].mean.numel(), self.batches, before, after)
 
 
-def orders(rule: Rule) -> tuple[Rule, Rule]:
-    """The cell with momentum before, and that with momentum after, in a cell's own row of the table."""
-    return (ADABELIEF, MVNGRAD) if rule.variance else (ADAM, LAPROP)
+def cells_by_order(rule: Rule) -> tuple[Rule, Rule]:
+    """The cells with momentum before and after normalizing, with the same normalizer as `rule`."""
+    return (ADABELIEF, MVNGRAD) if rule.centered else (ADAM, LAPROP)
 
 
 def variance_gap(
@@ -124,29 +161,30 @@ def variance_gap(
     model: nn.Module | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> VarianceGap:
-    r"""The variance of the next update with momentum before and after normalizing, over K mini-batches.
+    r"""Compare the variance of the next update with momentum before and after normalizing, over K mini-batches.
 
     .. math::
         \Delta\mathrm{Var}_t = \mathrm{Var}(\Delta_t^{AB} \mid F_{t-1}) - \mathrm{Var}(\Delta_t^{MV} \mid F_{t-1})
 
-    The state (x, m, s, t) stands still. For each batch the gradient is computed, and from it both updates by
-    `Rule.update`, with bias correction, coupled weight decay and epsilon as the optimizer has them, divided by lr.
-    Variances are coordinate-wise, then averaged over coordinates. No gradient is kept: four numbers a coordinate are.
-    The standard error of the gap comes from the contrasts of each batch with those before it, which are independent.
+    The state (x, m, s, t) is frozen. For each batch, `Rule.update` computes both updates from its gradient, with the
+    optimizer's bias correction, coupled weight decay and epsilon, divided by lr. Variances are computed for each
+    coordinate, then averaged. No gradient is kept; four numbers per coordinate are. The standard error of the gap comes
+    from the contrasts of each batch with those before it, which are independent.
 
-    The optimizer is AdaBelief, MVN-Grad or lean MVN-Grad; of an Adam, torch's included, the same is asked of Adam and
-    LaProp in its v, to which the theorem does not apply. It, its parameters and their `.grad` are left as they were.
-    No random number is drawn. Whatever else `loss` changes is its own: give `model`, and its buffers (the running
-    statistics of batch norm) are put back too.
+    The optimizer is AdaBelief, MVN-Grad or lean MVN-Grad. For Adam, including torch's, Adam and LaProp are compared
+    with its v; the theorem does not cover them. The optimizer, its parameters and their `.grad` are not changed, and no
+    random number is drawn. `loss` may change other things; with `model`, its buffers (the running statistics of batch
+    norm) are restored too.
 
     Args:
-        optimizer: one that has taken a step.
-        loss: batch -> a scalar loss to differentiate, or the gradients themselves, one for each parameter in the order
-            of the groups, None where there is none: for those who must call `backward` on their own (FSDP).
-        batches: independent mini-batches, of which at most K are taken, and at least two.
-        K: how many; the paper's 128.
-        model: whose buffers are put back, and whose names are used.
-        dtype: of the arithmetic.
+        optimizer: an optimizer that has taken a step.
+        loss: a function of a batch that returns a scalar loss to differentiate, or the gradients, one for each
+            parameter in the order of the groups and None where there is none (if you must call `backward` yourself,
+            as under FSDP).
+        batches: independent mini-batches, at least two; at most K are used.
+        K: the number of batches; 128 in the paper.
+        model: the model whose buffers are restored and whose parameter names are used.
+        dtype: the dtype of the arithmetic.
 
     >>> import torch
     >>> from mvngrad import MVNGrad
@@ -162,59 +200,62 @@ def variance_gap(
     >>> result.gap > 0
     True
     """
-    frozen, place = _freeze(optimizer, model, dtype)
+    frozen, positions = _freeze(optimizer, model, dtype)
     params = [each.param for each in frozen]
     buffers = [] if model is None else [(buffer, buffer.clone()) for buffer in model.buffers()]
-    parts: list[list[Tensor]] = []
+    contributions: list[list[Tensor]] = []
+    """For each batch, those of the parameters that had a gradient."""
     try:
         for batch in islice(batches, K):
             with torch.enable_grad():
-                given = loss(batch)
+                value = loss(batch)
                 grads: Sequence[Tensor | None]
-                if isinstance(given, Tensor):
-                    grads = torch.autograd.grad(given, params, allow_unused=True)
+                if isinstance(value, Tensor):
+                    grads = torch.autograd.grad(value, params, allow_unused=True)
                 else:
-                    grads = [given[i] for i in place]
+                    grads = [value[i] for i in positions]
             with torch.no_grad():
-                given_to = zip(frozen, grads, strict=True)
-                parts.append([each.add(grad) for each, grad in given_to if grad is not None])
-            del given, grads
+                pairs = zip(frozen, grads, strict=True)
+                contributions.append([each.add_gradient(grad) for each, grad in pairs if grad is not None])
+            del value, grads
     finally:
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-    count = len(parts)
-    results = tuple(each.result() for each in frozen if each.before.count > 1 and each.before.mean.numel())
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+    count = len(contributions)
+    results = tuple(result for each in frozen if each.batches > 1 and (result := each.result()).coordinates)
     if not results:
         raise ValueError(f"variance_gap: {count} batches gave no parameter two gradients; a variance needs at least 2")
     total = sum(each.coordinates for each in results)
     before, after = (sum(getattr(r, name) * r.coordinates for r in results) / total for name in ("before", "after"))
-    cells = orders(reading.read(optimizer, optimizer.param_groups[0]).rule)
-    gaps = torch.tensor([sum(part.item() for part in each) / total for each in parts[1:]], dtype=torch.float64)
-    error = float(gaps.std() / (count - 1) ** 0.5) if count > 2 else math.inf
+    cells = cells_by_order(view_group(optimizer, optimizer.param_groups[0]).rule)
+    gaps = [sum(part.item() for part in parts) / total for parts in contributions[1:]]
+    error = float(torch.tensor(gaps, dtype=torch.float64).std() / (count - 1) ** 0.5) if count > 2 else math.inf
     return VarianceGap((cells[0].name, cells[1].name), before, after, error, count, total, results)
 
 
-def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -> tuple[list[_Frozen], list[int]]:
-    """The parameters that have state and can have a gradient, and the place of each among all."""
-    known = {} if model is None else {id(param): name for name, param in model.named_parameters()}
-    frozen, place, position = [], [], -1
+def _freeze(
+    optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype
+) -> tuple[list[_FrozenParameter], list[int]]:
+    """The parameters that have state and require gradients, and their positions among all parameters."""
+    model_names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
+    frozen, positions, position = [], [], -1
     for number, group in enumerate(optimizer.param_groups):
-        how = reading.read(optimizer, group)
-        if not how.rule.lean and "m" not in how.rule.slots:
-            raise ValueError(f"variance_gap: {how.rule.name} keeps no m; train with Adam, AdaBelief or MVN-Grad")
-        if how.hyper.beta_mean is not None:
+        view = view_group(optimizer, group)
+        if not view.rule.lean and "m" not in view.rule.state_names:
+            raise ValueError(f"variance_gap: {view.rule.name} keeps no m; train with Adam, AdaBelief or MVN-Grad")
+        if view.hyper.beta_mean is not None:
             raise ValueError("variance_gap: AdaBelief has no beta_mean, so the two orders would not share an m")
         if group.get("amsgrad"):
-            raise ValueError("variance_gap: the largest v of amsgrad=True has no order of its own to compare with")
+            raise ValueError("variance_gap: the largest v of amsgrad=True has no counterpart in LaProp to compare with")
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
         for param, name in zip(group["params"], names, strict=True):
             position += 1
-            kept = optimizer.state.get(param)
-            if kept and param.requires_grad:
+            state = optimizer.state.get(param)
+            if state and param.requires_grad:
                 with torch.no_grad():
-                    frozen.append(_Frozen(known.get(id(param), name), param, kept, how, dtype))
-                place.append(position)
+                    frozen.append(_FrozenParameter(model_names.get(id(param), name), param, state, view, dtype))
+                positions.append(position)
     if not frozen:
         raise ValueError("variance_gap: the optimizer has taken no step, so there is no state to freeze")
-    return frozen, place
+    return frozen, positions

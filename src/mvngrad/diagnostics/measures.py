@@ -1,6 +1,6 @@
-"""What is measured of a group's state after a step, from samples of m, v or s, and u on the host.
+"""Measures of a group's state after a step, from samples of m, v or s, and u on the host.
 
-All ratios are of bias-corrected averages; `Delta` is the update over lr, without decoupled weight decay.
+All ratios are of bias-corrected averages; an update is divided by lr and does not include decoupled weight decay.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from mvngrad.rule import Hyper, Rule
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 SATURATION = 0.05
-"""How near to 1 the update over lr is in sign collapse. For gradients of mean mu and deviation sigma, |mu|/sqrt(v) is
-above 0.95 from |mu|/sigma = 3.04 on: there, a coordinate's step says nothing but its sign. Much less than 5% would be
-lost in the noise of m itself, whose deviation at beta1 = 0.9 and |mu|/sigma = 5 is 4.6% of mu."""
+"""A coordinate is in sign collapse if its update over lr is this close to 1. For gradients of mean mu and deviation
+sigma, |mu|/sqrt(v) is above 0.95 from |mu|/sigma = 3.04 on: from there, the step depends on the sign alone. A much
+smaller bound would be lost in the noise of m, whose deviation at beta1 = 0.9 and |mu|/sigma = 5 is 4.6% of mu."""
 
 AT_FLOOR = 2.0
-"""A coordinate stands on the floor of eps_s where s is at most this multiple of it: half of s, or more, is epsilon."""
+"""A coordinate is at the floor of eps_s if s is at most this multiple of it: at least half of s is epsilon."""
 
 
 def mean_noise(beta: float) -> float:
-    """The deviation of m over that of the gradient: what |m| shows where there is no signal at all.
+    """The deviation of m over that of the gradient: the size of |m| if there is no signal.
 
     >>> round(mean_noise(0.9), 4)
     0.2294
@@ -37,89 +37,88 @@ def mean_noise(beta: float) -> float:
 def signal_to_noise(rule: Rule, hyper: Hyper, ratio: float) -> float:
     """|mu|/sigma of gradients mu + sigma xi with independent xi, from |m|/sqrt(s) or |m|/sqrt(v).
 
-    Algorithm 1 centres with m_t, which contains g_t: E s = beta^2 2/(1+beta) sigma^2. And E v = mu^2 + sigma^2.
+    Algorithm 1 centers with m_t, which contains g_t, so E s = beta^2 2/(1+beta) sigma^2. And E v = mu^2 + sigma^2.
     """
-    if rule.variance:
+    if rule.centered:
         beta = hyper.mean_decay
         return ratio * beta * math.sqrt(2 / (1 + beta))
     return ratio / math.sqrt(1 - ratio**2) if ratio < 1 else math.inf
 
 
 class Corrections(NamedTuple):
-    """1 - beta^t of each coordinate, for u or Adam's m, for the mean m, and for v or s."""
+    """1 - beta^t of each coordinate: for u or Adam's m, for the mean m, and for v or s."""
 
     momentum: Tensor
     mean: Tensor
     square: Tensor
 
     @classmethod
-    def at(cls, hyper: Hyper, t: Tensor, spread: Callable[[Tensor], Tensor]) -> Corrections:
-        """From the step count of each parameter; `spread` makes a value for each coordinate of that."""
-        momentum, square = (spread(OUT_OF_PLACE.correction(beta, t)) for beta in (hyper.beta1, hyper.beta2))
-        kept_apart = hyper.beta_mean is not None
-        return cls(momentum, spread(OUT_OF_PLACE.correction(hyper.mean_decay, t)) if kept_apart else momentum, square)
+    def at(cls, hyper: Hyper, t: Tensor, per_coordinate: Callable[[Tensor], Tensor]) -> Corrections:
+        """From the step count of each parameter; `per_coordinate` repeats a value for its coordinates."""
+        momentum, square = (per_coordinate(OUT_OF_PLACE.correction(beta, t)) for beta in (hyper.beta1, hyper.beta2))
+        if hyper.beta_mean is None:
+            return cls(momentum, momentum, square)
+        return cls(momentum, per_coordinate(OUT_OF_PLACE.correction(hyper.mean_decay, t)), square)
 
 
 def update_sizes(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[str, Tensor]) -> Tensor:
-    """|Delta_t| = |x_t - x_{t-1}| / lr."""
-    if rule.after:
+    """|x_t - x_{t-1}| / lr."""
+    if rule.momentum_last:
         return state["u"].abs() / corrections.momentum
     return state["m"].abs() / corrections.momentum / (_root(rule, corrections, state) + hyper.eps)
 
 
 def _root(rule: Rule, corrections: Corrections, state: Mapping[str, Tensor]) -> Tensor:
-    return (state["s" if rule.variance else "v"] / corrections.square).sqrt()
+    return (state["s" if rule.centered else "v"] / corrections.square).sqrt()
 
 
-def measured(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The measures of a sample; None for what this cell's state does not tell."""
-    moved = state["u" if rule.after else "m"]
-    live = moved != 0  # the others have never had a gradient, and would fill every quantile with zeros
+def measure_sample(rule: Rule, hyper: Hyper, corrections: Corrections, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The measures of a sample; None for those that this cell's state does not give."""
+    live = state["u" if rule.momentum_last else "m"] != 0  # the others have never had a gradient
     corrections = Corrections(*(values[live] for values in corrections))
-    state = {slot: values[live] for slot, values in state.items()}
+    state = {letter: values[live] for letter, values in state.items()}
     count = int(live.sum())
     root, update = _root(rule, corrections, state), update_sizes(rule, hyper, corrections, state)
     ratio = None
     if rule.lean:
-        ratio = update * (root + hyper.eps) / root  # m rebuilt from u, as the rule does: u (sqrt(s) + eps)
-    elif "m" in rule.slots:
+        ratio = update * (root + hyper.eps) / root  # m is rebuilt from u as in the rule: u (sqrt(s) + eps)
+    elif "m" in rule.state_names:
         ratio = state["m"].abs() / corrections.mean / root
-    if rule.variance and ratio is not None:
+    if rule.centered and ratio is not None:
         snr = ratio * signal_to_noise(rule, hyper, 1.0)
-        saturated = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
+        saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
     else:
-        saturated = update
+        saturation = update
     ratios = quantiles(ratio)
-    brink = max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
+    floor = max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
     return {
         "sampled": live.numel(),
-        "dead": share(~live, live.numel()),
+        "dead": _share(~live, live.numel()),
         "ratio": ratios,
-        "snr": ratios and each(ratios, lambda value: signal_to_noise(rule, hyper, value)),
-        "sign_collapse": share((saturated - 1).abs() <= SATURATION, count),
-        "sign_collapse_is": "implied" if rule.variance else "measured",
-        "epsilon_floor": share(root <= brink, count),
+        "snr": ratios
+        and {
+            q: None if value is None else finite_or_none(signal_to_noise(rule, hyper, value))
+            for q, value in ratios.items()
+        },
+        "sign_collapse": _share((saturation - 1).abs() <= SATURATION, count),
+        "sign_collapse_is": "implied" if rule.centered else "measured",
+        "epsilon_floor": _share(root <= floor, count),
         "update": quantiles(update),
     }
 
 
 def quantiles(values: Tensor | None) -> dict[str, float | None] | None:
-    """The nearest of the values to each quantile, by name; None where there are none."""
+    """The value nearest to each quantile, by name; None without values."""
     if values is None or not values.numel():
         return None
     ordered = values.sort().values
-    return {str(q): finite(ordered[round(q * (len(ordered) - 1))].item()) for q in QUANTILES}
+    return {str(q): finite_or_none(ordered[round(q * (len(ordered) - 1))].item()) for q in QUANTILES}
 
 
-def each(values: dict[str, float | None], change: Callable[[float], float]) -> dict[str, float | None]:
-    """Quantiles of an increasing function."""
-    return {name: None if value is None else finite(change(value)) for name, value in values.items()}
-
-
-def share(where: Tensor, count: int) -> float | None:
+def _share(where: Tensor, count: int) -> float | None:
     return where.sum().item() / count if count else None
 
 
-def finite(number: float) -> float | None:
+def finite_or_none(number: float) -> float | None:
     """JSON has no infinity and no NaN."""
     return number if math.isfinite(number) else None

@@ -1,10 +1,11 @@
-"""Where records go: a file of JSON lines, TensorBoard, or any callable. Standard library only."""
+"""Destinations of records: a file of JSON lines, TensorBoard, or any callable. Standard library only."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +14,7 @@ Sink = Callable[[Record], object]
 
 
 class JSONLines:
-    """Appends each record to a file as one line, in one write: what was recorded survives the death of the process."""
+    """Appends each record to a file as one line, in one write, so that records survive if the process is killed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -26,7 +27,7 @@ class JSONLines:
             self._file = self.path.open("ab+", buffering=0)
             if self._file.tell():
                 self._file.seek(-1, os.SEEK_END)
-                line = line if self._file.read(1) == b"\n" else b"\n" + line  # the last one was cut off
+                line = line if self._file.read(1) == b"\n" else b"\n" + line  # the last line is incomplete
         self._file.write(line)
 
     def close(self) -> None:
@@ -36,61 +37,75 @@ class JSONLines:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of a Monitor's file; a line that a crash of the machine cut off is left out.
+    """The records in a Monitor's file, without lines that a crash left incomplete.
 
     Raises:
-        ValueError: it has no record, or lines that are none.
+        ValueError: the file has no record, or lines that are not records.
     """
-    parsed = [_parsed(line) for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines()]
-    lines = [line for line in parsed if line is not None]
-    records = [line for line in lines if isinstance(line, dict) and {"step", "groups"} <= line.keys()]
-    if not records or len(records) < len(lines):
-        raise ValueError(f"{os.fspath(path)} has no records of a Monitor, or others too; name a file that one wrote")
+    values = []
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(json.JSONDecodeError):
+            values.append(json.loads(line))
+    records = [value for value in values if isinstance(value, dict) and {"step", "groups"} <= value.keys()]
+    if not records or len(records) < len(values):
+        raise ValueError(
+            f"{os.fspath(path)} does not consist of a Monitor's records; name a file that a Monitor has written"
+        )
     return records
 
 
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None
-
-
 class TensorBoard:
-    """Writes the numbers of each record as scalars: `mvngrad/group0/snr/0.5` and the like."""
+    """Writes scalars for TensorBoard. As the sink of a Monitor, it names them `mvngrad/group0/snr/0.5` and the like.
+
+    The first write hides later steps that an interrupted run has written to the same folder.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("TensorBoard needs the package tensorboard: pip install tensorboard") from error
-        self._writer: Any = SummaryWriter(os.fspath(folder))
+        self.folder = Path(folder)
+        self._open: Callable[..., Any] = SummaryWriter
+        self._writer: Any = None
 
     def __call__(self, record: Record) -> None:
-        for group in record["groups"]:
-            for name, value in scalars(group):
-                self._writer.add_scalar(f"mvngrad/group{group['group']}/{name}", value, record["step"])
+        self.add_scalars(named_scalars(record), record["step"])
+
+    def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        if self._writer is None:
+            self._writer = self._open(str(self.folder), purge_step=step)
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def scalars(entry: Record) -> list[tuple[str, float]]:
-    """The numbers of a group's entry that move, by name; the count of spikes among them."""
-    found: list[tuple[str, float]] = []
+    """The changing numbers of a group's entry by name, with the number of spikes; None is left out."""
+    pairs: list[tuple[str, float]] = []
     for name in ("ratio", "snr", "update", "gradient_norm"):
-        found += [(f"{name}/{key}", value) for key, value in (entry[name] or {}).items() if value is not None]
+        pairs += [(f"{name}/{key}", value) for key, value in (entry[name] or {}).items() if value is not None]
     for name in ("lr", "dead", "sign_collapse", "epsilon_floor"):
         if entry[name] is not None:
-            found.append((name, entry[name]))
-    return [*found, ("spikes", float(len(entry["spikes"])))]
+            pairs.append((name, entry[name]))
+    return [*pairs, ("spikes", float(len(entry["spikes"])))]
 
 
-def sink_of(given: str | os.PathLike[str] | Sink) -> Sink:
-    """A path is a file of JSON lines; a callable is called with each record."""
-    if callable(given):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return JSONLines(given)
-    raise TypeError(f"sink={given!r} is invalid; it must be a path, or a callable that takes a record")
+def named_scalars(record: Record) -> dict[str, float]:
+    """The numbers of a record as `mvngrad/group0/snr/0.5` and the like, for a logger."""
+    return {
+        f"mvngrad/group{group['group']}/{name}": value for group in record["groups"] for name, value in scalars(group)
+    }
+
+
+def make_sink(sink: str | os.PathLike[str] | Sink) -> Sink:
+    """A JSON-lines sink for a path; a callable is a sink already."""
+    if callable(sink):
+        return sink
+    if isinstance(sink, (str, os.PathLike)):
+        return JSONLines(sink)
+    raise TypeError(f"sink={sink!r} is invalid; it must be a path, or a callable that takes a record")

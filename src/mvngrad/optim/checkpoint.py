@@ -65,7 +65,7 @@ def _foreign(optimizer: RuleOptimizer) -> str:
     told = f"not a state_dict of {name}: it has exp_avg, as torch.optim's do"
     if optimizer.rule == ADAM:
         return f"{told}; load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
-    slots = ", ".join(optimizer._rule(own).slots)
+    slots = ", ".join(optimizer._rule(own).state_names)
     return f"{told}, and {name} keeps other averages, {slots}: start it anew, without loading"
 
 
@@ -120,7 +120,7 @@ def _named(kind: torch.dtype | str | None) -> str | None:
 
 def _sealed_state(optimizer: RuleOptimizer, place: tuple[Tensor, Group], saved: Any) -> dict[str, Sealed]:
     param, group = place
-    slots, kind = optimizer._rule(group).slots, state_kind(param, group)
+    slots, kind = optimizer._rule(group).state_names, state_kind(param, group)
     if not isinstance(saved, Mapping):
         raise ValueError(f"corrupted state_dict: the state of a parameter is {_shown(saved)}, not a dict")
     if not saved:
@@ -199,7 +199,7 @@ def portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, 
     states, groups = dict(state_dict["state"]), []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         groups.append({**saved, "state_dtype": _named(group["state_dtype"])})
-        slots = optimizer._rule(group).slots
+        slots = optimizer._rule(group).state_names
         for key, param in zip(saved["params"], group["params"], strict=True):
             if is_sharded(param) and f"{slots[0]}_scale" in states.get(key, {}):
                 values = storage.opened(slots, states[key], torch.float32)

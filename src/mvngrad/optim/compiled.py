@@ -25,7 +25,7 @@ class Corrected(OutOfPlace):
     def corrections(self, hyper: Hyper, t: Any) -> tuple[Any, Any]:
         return t[0], t[1]
 
-    def earlier(self, hyper: Hyper, t: Any) -> Any:
+    def previous_correction(self, hyper: Hyper, t: Any) -> Any:
         return t[2]
 
 
@@ -54,7 +54,7 @@ def compiled(
         hyper = fixed._replace(**dict(zip(given, values[3:], strict=True)))  # type: ignore[arg-type]
         kept = dict(zip(names, rows, strict=True))
         dtype = arithmetic_dtype(param)
-        old = storage.opened(rule.slots, kept, dtype)
+        old = storage.opened(rule.state_names, kept, dtype)
         x, new = rule.update(param.to(dtype), grad.to(dtype), old, values[:3], hyper, CORRECTED)
         noise = Noise(key, param.numel(), param.device) if any(rounding) else None
         storage.close(kept, new, noise if rounding[0] else None)
@@ -66,8 +66,12 @@ def compiled(
 
     # Not torch.compile: its checks at every call take longer than the step of a small tensor. The first size that the
     # compiler sees decides whether its loop runs on one thread or on all, for every size.
-    param, grad, *slots = (torch.ones(LARGE, dtype=dtype, device="cpu") for dtype in dtypes[: 2 + len(rule.slots)])
-    scales = [storage.empty([slot], param, "int8")[f"{slot}_scale"] for slot in rule.slots][: len(names) - len(slots)]
+    param, grad, *slots = (
+        torch.ones(LARGE, dtype=dtype, device="cpu") for dtype in dtypes[: 2 + len(rule.state_names)]
+    )
+    scales = [storage.empty([slot], param, "int8")[f"{slot}_scale"] for slot in rule.state_names][
+        : len(names) - len(slots)
+    ]
     numbers = torch.ones(3 + len(given), dtype=torch.float64, device="cpu")
     key = torch.ones((), dtype=torch.int32, device="cpu")
     example: list[Any] = [numbers, key, param, grad, *slots, *scales]
@@ -105,7 +109,7 @@ def step(
     values = hyper._asdict()
     given = tuple(name for name in NUMBERS if values[name] or name == "lr")  # which a warm-up begins at 0
     numbers: dict[float, Tensor] = {}
-    names, slots = tuple(state), len(rule.slots)
+    names, slots = tuple(state), len(rule.state_names)
     for i, (param, grad, count) in enumerate(zip(params, grads, steps, strict=True)):
         kept = [tensors[i] for tensors in state.values()]
         own = [param, *kept[:slots]]

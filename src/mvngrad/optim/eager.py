@@ -84,7 +84,7 @@ def step(
         count, x, g = steps[i], real(param), real(grads[i])
         dtype = arithmetic_dtype(x)
         kept = {name: tensors[i] for name, tensors in state.items()}
-        old = storage.opened(rule.slots, kept, dtype)
+        old = storage.opened(rule.state_names, kept, dtype)
         if differentiable:  # autograd keeps what it saw, and parameter and state are about to be overwritten
             x, old = x.clone(), {slot: value.clone() for slot, value in old.items()}
         if x.dtype != dtype:
@@ -94,7 +94,7 @@ def step(
         count += 1
         t = count.to(dtype) if capturable or count.is_cuda else count.item()
         x, new = rule.update(x, g, old, t, hyper, ops)
-        noise = rounding.noise(first + i, t, param, kept[rule.slots[0]])
+        noise = rounding.noise(first + i, t, param, kept[rule.state_names[0]])
         storage.close(kept, new, noise)
         if differentiable or param.dtype != x.dtype:
             storage.write(real(param), x, noise["x"] if noise and rounding.params else None)

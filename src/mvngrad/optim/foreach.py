@@ -151,16 +151,16 @@ def step(
         targets = [real(params[i]) for i in batch]
         dtype = arithmetic_dtype(targets[0])
         kept = [{name: tensors[i] for name, tensors in state.items()} for i in batch]
-        each = [storage.opened(rule.slots, one, dtype) for one in kept]
-        old = {slot: Tensors([one[slot] for one in each]) for slot in rule.slots}
+        each = [storage.opened(rule.state_names, one, dtype) for one in kept]
+        old = {slot: Tensors([one[slot] for one in each]) for slot in rule.state_names}
         wide = dtype != targets[0].dtype
         x = Tensors([param.to(dtype) for param in targets] if wide else targets)
         g = Tensors([real(grads[i]).to(dtype) for i in batch])
         t = Tensors([count.to(dtype) for count in counts]) if on_device else age
         x, new = rule.update(x, g, old, t, hyper, FOREACH)
-        if each[0][rule.slots[0]] is not kept[0][rule.slots[0]] or rounding.params:
+        if each[0][rule.state_names[0]] is not kept[0][rule.state_names[0]] or rounding.params:
             for j, (i, param, one) in enumerate(zip(batch, targets, kept, strict=True)):
-                noise = rounding.noise(i, steps[i] if on_device else age, param, one[rule.slots[0]])
+                noise = rounding.noise(i, steps[i] if on_device else age, param, one[rule.state_names[0]])
                 storage.close(one, {slot: value.items[j] for slot, value in new.items()}, noise)
                 storage.write(param, x.items[j], noise["x"] if noise and rounding.params else None)
         elif wide:

@@ -55,7 +55,7 @@ class Launch:
     ) -> None:
         """`places` are those of the parameters in their group, which tell their random numbers apart."""
         self.rule, self.params = rule, params
-        self.layout = state[rule.slots[0]]
+        self.layout = state[rule.state_names[0]]
         kept = real(self.layout[0]).dtype
         self.block, self.loops, warps = SHAPES[kept]
         self.options = {"num_warps": warps}
@@ -74,7 +74,7 @@ class Launch:
         self.sizes, self.owners, self.spots = (index.to(self.device) for index in (sizes, owners, spots))
         self.counts = [count.data_ptr() for count in steps]
         self.kept = places + [tensor.data_ptr() for kept in state.values() for tensor in kept]
-        self.slots_aligned = all(tensor.data_ptr() % 16 == 0 for slot in rule.slots for tensor in state[slot])
+        self.slots_aligned = all(tensor.data_ptr() % 16 == 0 for slot in rule.state_names for tensor in state[slot])
         self.shared = torch.empty(4 * len(params), device=self.device)
         nvidia = self.device.type == "cuda" and torch.version.cuda is not None
         self.fast = nvidia and kept != torch.float32
@@ -133,7 +133,8 @@ class Launch:
             float(hyper.eps), float(hyper.eps_s), decay, 1.0 if clip is None else float(clip),
         )  # fmt: skip
         constants = (
-            *self.dtypes, self.aligned, self.block, self.loops, self.rule.variance, self.rule.after, self.rule.lean,
+            *self.dtypes, self.aligned, self.block, self.loops,
+            self.rule.centered, self.rule.momentum_last, self.rule.lean,
             decay != 0 and not hyper.decoupled, decay != 0 and hyper.decoupled, hyper.maximize, clip is not None,
             grad_scale is not None, found_inf is not None, on_device,
             rounding.params and self.dtypes[0] == tl.bfloat16, self.fast, short,

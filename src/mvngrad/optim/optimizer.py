@@ -148,7 +148,7 @@ class RuleOptimizer(Optimizer):
         if not (pair and all(isinstance(beta, Real) for beta in betas)):
             raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1)")
         self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
-        if self.rule.variance and (floor := _hyper(group, 0.0).floor) >= 1:
+        if self.rule.centered and (floor := _hyper(group, 0.0).floor) >= 1:
             warnings.warn(
                 f"{name}: eps_s={group['eps_s']:g} puts a floor of {floor:.2g} under the root, which hardly normalizes "
                 "then; choose a smaller one. If a weight_decay was meant, give it by name: the fifth position is eps_s",
@@ -169,7 +169,7 @@ class RuleOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         text = super().__repr__()
-        if not self.rule.variance:
+        if not self.rule.centered:
             return text
         floors = ", ".join(f"{_hyper(group, 0.0).floor:.2g}" for group in self.param_groups)
         return f"{text[:-1]}floor under the root, sqrt(eps_s/(1-beta2)): {floors}\n)"
@@ -201,7 +201,7 @@ class RuleOptimizer(Optimizer):
                     "one: leave it out for this group, or train in bfloat16"
                 )
             state["step"] = step_count(0, param, group)
-            state.update(storage.empty(self._rule(group).slots, param, state_kind(param, group)))
+            state.update(storage.empty(self._rule(group).state_names, param, state_kind(param, group)))
         names = self._names(group)
         if not {*names} == state.keys() & storage.NAMES or not is_kind(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
@@ -215,7 +215,7 @@ class RuleOptimizer(Optimizer):
         return LEAN if group.get("lean") else self.rule
 
     def _names(self, group: Group) -> tuple[str, ...]:
-        return storage.names(self._rule(group).slots, group["state_dtype"])
+        return storage.names(self._rule(group).state_names, group["state_dtype"])
 
     def _init_group(
         self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *kept: list[Tensor]

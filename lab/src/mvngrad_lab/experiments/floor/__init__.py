@@ -1,1 +1,7 @@
 """Variance or epsilon: what a floor under the divisor does on CIFAR-100."""
+
+from mvngrad_lab.experiments import Experiment
+
+EXPERIMENTS = (
+    Experiment("floor", "a floor under the divisor, in every cell", (16_000, 16_000), f"{__name__}.run", gpu=True),
+)

@@ -10,12 +10,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from mvngrad.lab.recipes.cifar100 import Cifar100, paper
-from mvngrad.lab.recipes.language import STAND_IN, WikiText103, wikitext103
-from mvngrad.lab.recipes.sweeps import has_floor
-from mvngrad.lab.recipes.training import COUPLED, Training
+from mvngrad_lab.recipe import CELLS, COUPLED, TrainingRecipe
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103, wikitext103
 
-R = TypeVar("R", bound=Training)
+R = TypeVar("R", bound=TrainingRecipe)
 
 BETAS = ((0.7, 0.99), (0.8, 0.999), (0.9, 0.99), (0.95, 0.999))
 RATES = (1e-3, 4e-3, 1e-2, 1e-4)
@@ -33,16 +32,21 @@ SEEDS = (1, 2, 3)
 GRID_ARMS = {f"{cell}-{floor}": cell for floor in ("floor", "none") for cell in COUPLED}
 NEW_ARMS = ("adam-floor", "laprop-floor", "adabelief-none", "mvngrad-none")
 OLD_ARMS = tuple(arm for arm in GRID_ARMS if arm not in NEW_ARMS)
-"""Their grid is `cifar100_bs1024_scaled` of mvngrad.lab.recipes.sweeps."""
+"""Their grid is the sweep cifar100-bs1024-scaled."""
 Selected = Mapping[str, Cifar100]
 """The best recipe of each arm's grid, by the arm's name."""
+
+
+def has_eps_s(optimizer: str) -> bool:
+    """True for the cells that normalize by the variance."""
+    return CELLS[optimizer].centered
 
 
 def short_run(optimizer: str, **settings: Any) -> Cifar100:
     """A run of the grid: batch 1024, 30 epochs, one of warm-up, seed 0."""
     base = Cifar100(
         optimizer=optimizer, batch_size=1024, lr=1e-3, beta1=0.9, beta2=0.99, epochs=30, warmup_epochs=1,
-        eps_s=1e-8 if has_floor(optimizer) else None,
+        eps_s=1e-8 if has_eps_s(optimizer) else None,
     )  # fmt: skip
     return dataclasses.replace(base, **settings)
 
@@ -51,7 +55,7 @@ def grid_recipe(arm: str, beta1: float, beta2: float, lr: float) -> Cifar100:
     """One configuration of one of the eight arms."""
     cell = GRID_ARMS[arm]
     floor = FLOOR if arm.endswith("-floor") else NO_FLOOR
-    return short_run(cell, beta1=beta1, beta2=beta2, lr=lr, **floor[has_floor(cell)])
+    return short_run(cell, beta1=beta1, beta2=beta2, lr=lr, **floor[has_eps_s(cell)])
 
 
 def sgd_recipe(momentum: float, rate: float) -> Cifar100:
@@ -133,7 +137,7 @@ def no_decay_runs(selected: Selected) -> list[Cifar100]:
 
 def with_floor(recipe: R, floor: float) -> R:
     """The recipe with this floor under its divisor."""
-    if not has_floor(recipe.optimizer):
+    if not has_eps_s(recipe.optimizer):
         return dataclasses.replace(recipe, eps=floor)
     assert recipe.beta2 is not None
     return dataclasses.replace(recipe, eps_s=float(f"{floor**2 * (1 - recipe.beta2):.6g}"))
@@ -192,7 +196,7 @@ def batch_128_grid() -> dict[str, list[Cifar100]]:
     for arm in ("adam-floor", "laprop-floor", "mvngrad-none"):
         cell = GRID_ARMS[arm]
         floor = FLOOR if arm.endswith("-floor") else NO_FLOOR
-        base = dataclasses.replace(paper(cell, 128), epochs=30, warmup_epochs=1, **floor[has_floor(cell)])  # type: ignore[arg-type]
+        base = dataclasses.replace(paper(cell, 128), epochs=30, warmup_epochs=1, **floor[has_eps_s(cell)])  # type: ignore[arg-type]
         arms[arm] = [dataclasses.replace(base, lr=lr) for lr in BATCH_128_RATES]
     sgd = [dataclasses.replace(sgd_recipe(0.9, lr * SGD_SCALE), batch_size=128) for lr in BATCH_128_RATES]
     return {**arms, "sgd": sgd}

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mvngrad.lab import checkpoint, store
-from mvngrad.lab.events import Event
-from mvngrad.lab.metrics import rows
-from mvngrad.lab.recipes.training import Training
-from mvngrad.lab.train import train
+from mvngrad_lab import store
+from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.training import checkpoint
+from mvngrad_lab.training.events import Event
+from mvngrad_lab.training.train import require_gpu, train
 
 FINISHED = "finished.jsonl"
 """In the store: one line for each run as it ends, with its curve and the time. All that is worth keeping of a run."""
@@ -28,7 +31,7 @@ GRID_FILE = "floor-cifar100-grid.json"
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
 
 
-def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[Training]:
+def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingRecipe]:
     """The runs of a queue in their order; most depend on the results of a grid, which must be complete."""
     if name in FIXED:
         return FIXED[name]()
@@ -56,18 +59,22 @@ def _flat(grid: Mapping[str, list[Any]]) -> list[Any]:
     return [recipe for recipes in grid.values() for recipe in recipes]
 
 
-FIXED: dict[str, Callable[[], Sequence[Training]]] = {
+FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
     "grid": arms.grid_queue,
     "dial": arms.dial,
     "language-dial": arms.language_dial,
     "as-published": arms.as_published_runs,
 }
-QUEUES = (*FIXED, "double-rate", "table", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid", "batch-128")
+QUEUES = (
+    "grid", "double-rate", "table", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid", "batch-128",
+    "as-published", "dial", "language-dial",
+)  # fmt: skip
+"""In the order in which they can run."""
 
 
 def read_accuracies(*roots: Path) -> dict[str, float]:
     """Test accuracy by key, of all finished runs in stores and in exported grids; a diverged run has 0."""
-    found = {run.key: run.result.get("test_accuracy", 0.0) for run in store.runs(*roots)}
+    found = {run.key: run.result.get("test_accuracy", 0.0) for run in store.load_runs(*roots)}
     for path in [root / name for root in roots for name in (GRID_FILE, OLD_GRID_FILE)]:
         if path.exists():
             rows_of_grid = json.loads(path.read_text(encoding="utf-8"))["runs"]
@@ -76,7 +83,7 @@ def read_accuracies(*roots: Path) -> dict[str, float]:
 
 
 def train_queue(
-    queue: Sequence[Training],
+    queue: Sequence[TrainingRecipe],
     root: Path,
     *,
     finished: Mapping[str, Any],
@@ -90,23 +97,35 @@ def train_queue(
     `options` are those of `train`.
     """
     deadline = time.monotonic() + stop_after
-    waiting = [recipe for recipe in queue if recipe.key not in finished and store.Slot(recipe, root).run is None]
+    waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
     while waiting and time.monotonic() + run_seconds <= deadline:
         recipe = waiting.pop(0)
         run = train(recipe, root=root, on_event=on_event, **options)
         folder = root / recipe.key
         curve = [
             {name: value for name, value in row.items() if not isinstance(value, list)}  # no number of every step
-            for row in rows(folder / "metrics.jsonl")
+            for row in read_rows(folder / "metrics.jsonl")
         ]
         with (root / FINISHED).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**vars(run), "ended": store.now(), "curve": curve}) + "\n")
+            file.write(json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve}) + "\n")
         shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-        print(store.now(), len(waiting), "left", recipe.key, _summary(run), flush=True)
+        print(store.timestamp(), len(waiting), "left", recipe.key, _summary(run), flush=True)
     return len(waiting)
 
 
-def _summary(run: store.Run) -> str:
+def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+    """Train all queues, each after those whose results it needs."""
+    require_gpu("floor", "trains some 250 networks")
+    for number, name in enumerate(QUEUES, start=1):
+        accuracies = read_accuracies(root, store.RESULTS)
+        train_queue(
+            make_queue(name, accuracies), root, finished=accuracies, stop_after=math.inf, run_seconds=0,
+            on_event=on_event, data=data, device="cuda", compile=True,
+        )  # fmt: skip
+        tick(number / len(QUEUES))
+
+
+def _summary(run: store.FinishedRun) -> str:
     names = ("optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "seed")
     settings = [f"{name}={run.recipe[name]}" for name in names if run.recipe[name] is not None]
     return " ".join(
@@ -139,12 +158,12 @@ def export_grid(finished: Path, path: Path) -> int:
         "experiment": "floor",
         "grid": "cifar100, batch 1024, 30 epochs, seed 0",
         "metric": "test_accuracy",
-        "made": store.now(),
+        "made": store.timestamp(),
         "left": len(order) - len(ordered),
     }
     head = json.dumps(whole, indent=1).removesuffix("\n}")
     body = ",\n".join(json.dumps(row) for row in ordered)  # one line for each run
-    store.write(path, f'{head},\n "runs": [\n{body}\n]\n}}\n')
+    store.write_atomic(path, f'{head},\n "runs": [\n{body}\n]\n}}\n')
     return len(ordered)
 
 
@@ -152,10 +171,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queue", choices=QUEUES)
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
-    parser.add_argument("--results", type=Path, default=store.KEPT, help="results of earlier runs")
+    parser.add_argument("--results", type=Path, default=store.RESULTS, help="results of earlier runs")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
     parser.add_argument("--export", type=Path, help="only write the grid's finished runs to this JSON file")
     given = parser.parse_args()

@@ -1,0 +1,211 @@
+"""The command `mvngrad`: the only place that parses arguments. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg, subcommand
+
+from mvngrad import __version__
+from mvngrad_lab import store
+from mvngrad_lab.cli.data import DataSets
+from mvngrad_lab.cli.options import DataOrSample, Runs
+from mvngrad_lab.cli.sweep import SweepCommand
+from mvngrad_lab.errors import UserError
+from mvngrad_lab.experiments import find_experiments
+
+DESCRIPTION = (
+    "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training. "
+    "`mvngrad --version` says which version this is."
+)
+CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
+REPORT = "report.html"
+STDOUT = 1
+
+
+@dataclass
+class Reproduce:
+    """Run the paper's theorems and figures on this machine and write a report. What is done is not done again."""
+
+    experiments: Annotated[
+        Positional[tuple[str, ...]],
+        arg(
+            metavar="[EXPERIMENT ...]",
+            help=", ".join(find_experiments()),
+            help_behavior_hint="(default: all that need no GPU)",
+        ),
+    ] = ()
+    quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False
+    data: DataOrSample = None
+    runs: Runs = store.ROOT
+
+    def __call__(self) -> int:
+        from rich.console import Console
+
+        from mvngrad_lab.cli.progress import Bars
+        from mvngrad_lab.reproduce import reproduce, select_experiments
+
+        selected, console = select_experiments(self.experiments), Console()
+        display = Bars(console)
+        try:
+            with display:
+                outcomes = reproduce(selected, display, root=self.runs, quick=self.quick, data=self.data)
+        except KeyboardInterrupt:
+            console.print("Interrupted. Finished results are stored; run the same command to continue.")
+            return 130
+        Report(runs=self.runs)()
+        return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+@dataclass
+class Report:
+    """Write the report from the results there are: one HTML file that needs nothing else."""
+
+    runs: Runs = store.ROOT
+    out: Annotated[
+        Path | None,
+        arg(metavar="FILE", help="the page", help_behavior_hint=f"(default: {REPORT} in the folder of results)"),
+    ] = None
+    keep: Annotated[
+        Path | None,
+        arg(
+            metavar="FILE",
+            help=f"first put the trainings behind the tables there, as {store.RESULTS / store.BUNDLE}",
+            help_behavior_hint="",
+        ),
+    ] = None
+
+    def __call__(self) -> int:
+        from mvngrad_lab.report.benchmarks import benchmarks
+        from mvngrad_lab.report.exports import PREFIX, sweeps
+        from mvngrad_lab.report.gather import gathered, worth_keeping
+        from mvngrad_lab.report.monitors import keep, monitors
+        from mvngrad_lab.report.page import render
+        from mvngrad_lab.report.verdicts import judge
+        from mvngrad_lab.store import timestamp
+
+        if not self.runs.is_dir() and self.runs != store.ROOT:
+            raise FileNotFoundError(f"--runs {self.runs} is not a folder; name the one that has your results")
+        if self.keep is not None:
+            found = worth_keeping(store.load_runs(self.runs))
+            store.write_bundle(self.keep, found)
+            keep(found, self.runs, self.keep.parent)
+            print(f"{len(found)} runs of {self.runs} are in {self.keep}")
+        roots, path = (self.runs, store.RESULTS), self.out or self.runs / REPORT
+        trained = store.load_runs(*roots)
+        runs = gathered(trained, monitors(trained, *roots, tell=_warn))
+        runs += sweeps(*roots, tell=_warn) + benchmarks(*roots, tell=_warn)
+        if not store.load_runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
+            _warn(f"there is no result in {self.runs}; name a folder that has some with --runs")
+        store.write_atomic(path, render(judge(runs), runs, version=__version__, made=timestamp()))
+        print(path.resolve())
+        return 0
+
+
+@dataclass
+class Diagnose:
+    """Say which regime a training is in, from the record of a Monitor, and write a page about it."""
+
+    record: Annotated[Positional[Path], arg(metavar="RUN", help="a JSONL file of a Monitor, or a folder with one")]
+    out: Annotated[
+        Path | None, arg(metavar="FILE", help="the page", help_behavior_hint="(default: beside the record)")
+    ] = None
+
+    def __call__(self) -> int:
+        from mvngrad.diagnostics import diagnose, read_records
+        from mvngrad_lab.report.diagnosis import render
+
+        path = self.record / store.MONITOR if self.record.is_dir() else self.record
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is not there; train with --monitored, or attach a Monitor")
+        records = read_records(path)
+        found = diagnose(records)
+        print(found)
+        page = self.out or path.with_suffix(".html")
+        store.write_atomic(page, render(records, found, source=path.name))
+        print(page.resolve())
+        return 0
+
+
+@dataclass
+class Train:
+    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run goes on."""
+
+    def __call__(self) -> int:
+        """Never: `main` asks `mvngrad_lab.cli.train` itself, whose defaults depend on the other arguments."""
+        raise AssertionError
+
+
+Command = (
+    Annotated[Reproduce, subcommand("reproduce")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[Diagnose, subcommand("diagnose")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[SweepCommand, subcommand("sweep")]
+    | Annotated[DataSets, subcommand("data")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; errors that a person can mend are one line on stderr and exit code 2, Ctrl-C is 130.
+
+    With MVNGRAD_DEBUG in the environment they are raised.
+    """
+    try:
+        try:
+            return _command(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            _flush()
+    except (UserError, ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, BrokenPipeError) and _unread():  # as by `head`: no error, and nothing to say at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+            return 141  # that of a process that SIGPIPE ended
+        if os.environ.get("MVNGRAD_DEBUG"):
+            raise
+        print(f"mvngrad: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)
+        return 130
+
+
+def _command(given: list[str]) -> int:
+    if given in (["--version"], ["-V"]):
+        print(f"mvngrad {__version__}")
+        return 0
+    if given[:1] == ["train"]:
+        from mvngrad_lab.cli import train
+
+        command: Callable[[], int] = tyro.cli(
+            train.commands(given[1:]),
+            prog="mvngrad train",
+            description=Train.__doc__,
+            args=given[1:],
+            config=CONFIG,
+        )
+    else:
+        command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)
+    return command()
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as with `>&-`
+        sys.stdout.flush()
+
+
+def _unread() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    watch = select.poll()
+    watch.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -1,0 +1,10 @@
+"""Errors that the user can fix."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """The cause is an argument, a file or the machine, and the message names the remedy.
+
+    The command prints the message alone and exits with 2. Any other exception is a bug and keeps its traceback.
+    """

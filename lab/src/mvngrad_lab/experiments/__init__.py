@@ -1,0 +1,86 @@
+"""Experiments, one folder for each topic; to add one is to add a folder, because nothing else lists them.
+
+A folder mvngrad_lab/experiments/<topic>/ is found here and in every other folder of sys.path. It holds
+
+    __init__.py   EXPERIMENTS: what `mvngrad reproduce` can run. Read to print help, so it imports nothing heavy.
+    run.py        make_recipe and run, or train_all for an experiment that needs a GPU: see RunModule
+    judge.py      one function for each claim, marked with `mvngrad_lab.report.verdicts.judges`
+    figure.py     FIGURES: a function for each record that it draws
+    claims.toml   the claims and their rules, as `mvngrad_lab.report.claims` reads them
+    README.md     the question, what runs, what decides
+
+Only `__init__.py` is required. judge.py and figure.py import neither torch nor the training.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+from mvngrad_lab.recipe import Recipe
+
+__path__ = pkgutil.extend_path(__path__, __name__)
+
+Tick = Callable[[float], None]
+"""Called with the share of an experiment that is done."""
+OnEvent = Callable[[Any], Any]
+"""Called with each event of a training (mvngrad_lab.training.events)."""
+
+
+class RunModule(Protocol):
+    """What the run module of an experiment defines: the first two functions, or with `gpu` the third."""
+
+    __file__: str
+
+    def make_recipe(self, quick: bool, data: Path | None) -> Recipe:
+        """The settings of a run; `data` is the folder given on the command line, if any."""
+
+    def run(self, recipe: Any, data: Path | None, tick: Tick) -> dict[str, Any]:
+        """Run and return the result as plain JSON values."""
+
+    def train_all(self, root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+        """Train many networks, each stored as a run of its own."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something that `mvngrad reproduce` can run."""
+
+    name: str
+    """On the command line; also the name of its runs and the `target` of its claims."""
+    summary: str
+    seconds: tuple[int, int]
+    """Expected duration on two cores (or on a GPU): in full, and with `quick`."""
+    module: str
+    """The full name of its run module."""
+    gpu: bool = False
+    """Needs a GPU, so it runs only if named on the command line."""
+
+    def load(self) -> RunModule:
+        return cast(RunModule, import_module(self.module))
+
+
+def find_topics() -> list[str]:
+    """The names of all folders, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+
+
+def find_experiments() -> dict[str, Experiment]:
+    """All experiments by name: those for a CPU first, the shortest first."""
+    topics = (import_module(f"{__name__}.{topic}") for topic in find_topics())
+    experiments = [experiment for topic in topics for experiment in getattr(topic, "EXPERIMENTS", ())]
+    experiments.sort(key=lambda each: (each.gpu, each.seconds[0], each.name))
+    return {experiment.name: experiment for experiment in experiments}
+
+
+def import_all(part: str) -> Iterator[ModuleType]:
+    """Import the module `part`, such as "judge", of every topic that has one."""
+    for topic in find_topics():
+        if find_spec(name := f"{__name__}.{topic}.{part}") is not None:
+            yield import_module(name)

@@ -1,0 +1,117 @@
+"""fig:thm_vgap_ada_prop_cifar: the variance gap at frozen states of CIFAR-100 trainings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mvngrad.diagnostics import VarianceGap, variance_gap
+from mvngrad_lab.experiments import OnEvent, Tick
+from mvngrad_lab.experiments.mnist.gap import NAMES, OTHER_BATCHES
+from mvngrad_lab.recipe import CELLS, Recipe, TrainingRecipe
+from mvngrad_lab.store import FinishedRun, RunFolder, timestamp
+from mvngrad_lab.store.environment import changes, environment
+from mvngrad_lab.store.metrics import MetricsFile, read_rows
+from mvngrad_lab.tasks.cifar100.recipe import paper
+from mvngrad_lab.training.step import TrainingStep
+from mvngrad_lab.training.task import StepPlan
+from mvngrad_lab.training.train import Interrupted, require_gpu, stored_keys, train
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Recipe):
+    """The paper gives neither the batch size nor the checkpoints of its figure; ours are of two runs of Table 1."""
+
+    name: ClassVar[str] = "cifar-gap"
+    trainings: tuple[TrainingRecipe, ...] = (paper("adabelief", 128, seed=1), paper("mvngrad", 128, seed=1))
+    K: int = 128
+    epochs: tuple[int, ...] = (1, 5, 20, 50, 100, 150, 199)
+    """After which the state is frozen; after the last epoch, where lr is 0, nothing more would be learnt."""
+
+
+def gap(training: TrainingRecipe, stepper: TrainingStep, epoch: int, K: int) -> VarianceGap:
+    """The gap at the state of `stepper`, over fresh batches, augmented and mixed as those of the training are.
+
+    The model is in the mode of training, as it is where the optimizer gets its gradients. Nothing is compiled or
+    captured: gradients are torch.autograd.grad's, and `.grad`, where a captured step writes, is not touched.
+    """
+    task, fresh = stepper.task, dataclasses.replace(training, seed=OTHER_BATCHES + training.seed)
+
+    def batches() -> Iterator[StepPlan]:
+        for later in count(epoch, training.epochs):
+            plan = {name: value.to(task.device) for name, value in task.plan_epoch(fresh, later).items()}
+            for at in range(task.steps_per_epoch - (task.last_batch_size > 0)):
+                yield {name: value[at] for name, value in plan.items()}
+
+    def loss(row: StepPlan) -> Tensor:
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=stepper.autocast):
+            return task.loss(stepper.model, task.make_batch(row))
+
+    stepper.model.train()
+    return variance_gap(stepper.optimizer, loss, batches(), K, model=stepper.model)
+
+
+def measure(recipe: Frozen, root: Path, data: Path | None, tick: Tick, **options: Any) -> FinishedRun:
+    """Train, and measure along the way; `options` are those of `train`.
+
+    A training lies in the measurement's own folder, because a finished one of the store has no way back to its
+    checkpoints. Measuring does not change it: where the store has no such run yet, it becomes one.
+    """
+    folder = RunFolder(recipe, root)
+    if (finished := folder.run) is not None:
+        return finished
+    folder.start(measured_on := {**environment(str(options["device"])), "made": timestamp()}, changes())
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number, training in enumerate(recipe.trainings, start=1):
+        path = folder.path / f"{training.optimizer}.jsonl"
+        if _epochs(path) != recipe.epochs:
+            _train(recipe, training, path, root, data, options)
+        found[CELLS[training.optimizer.removesuffix("w")].name] = read_rows(path)
+        tick(number / len(recipe.trainings))
+    first = next(iter(found.values()))[0]
+    result = {
+        "data": first["data"],
+        "K": recipe.K,
+        "epochs": list(recipe.epochs),
+        "trained_with": {cell: {name: [row[name] for row in each] for name in NAMES} for cell, each in found.items()},
+    }
+    folder.finish(result)
+    return FinishedRun(recipe.key, recipe.name, recipe.settings, measured_on, result)
+
+
+def _epochs(path: Path) -> tuple[int, ...]:
+    return tuple(row["epoch"] for row in read_rows(path))
+
+
+def _train(
+    recipe: Frozen, training: TrainingRecipe, path: Path, root: Path, data: Path | None, options: dict[str, Any]
+) -> None:
+    def observe(epoch: int, stepper: TrainingStep) -> None:
+        if epoch in recipe.epochs:
+            measured, step = gap(training, stepper, epoch, recipe.K), epoch * stepper.task.steps_per_epoch
+            row = {name: getattr(measured, name) for name in NAMES}
+            # Rows of this epoch and later ones are of a sitting that was killed before it could save.
+            MetricsFile(path, step - 1).add({"step": step, "epoch": epoch, **row, "data": stepper.task.source})
+
+    trained = train(training, root=path.parent, data=data, observe=observe, **options)
+    if _epochs(path) != recipe.epochs:
+        raise RuntimeError(
+            f"{training.key} was measured after epochs {_epochs(path)} and not {recipe.epochs}: it is "
+            f"{trained.result['status']}; delete {path.parent} to begin anew"
+        )
+    if training.key not in stored_keys(root) and not (root / training.key).exists():
+        (path.parent / training.key).rename(root / training.key)
+
+
+def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+    require_gpu("cifar-gap", "trains 2 networks for 200 epochs each")
+    try:
+        measure(Frozen(), root, data, tick, device="cuda", compile=True, on_event=on_event)
+    except Interrupted as stop:
+        raise KeyboardInterrupt from stop

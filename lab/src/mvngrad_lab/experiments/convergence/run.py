@@ -1,0 +1,31 @@
+"""thm:mvngrad_convergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mvngrad_lab.arrays import to_json
+from mvngrad_lab.experiments import Tick
+from mvngrad_lab.experiments.convergence import simulation as convergence
+from mvngrad_lab.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Rates(Recipe):
+    name: ClassVar[str] = "convergence"
+    longest: int = 30_000
+    """T."""
+    runs: int = 32
+    points: int = 7
+    """Values of 1 - beta2."""
+
+
+def make_recipe(quick: bool, data: Path | None) -> Rates:
+    return Rates(longest=3000, runs=16, points=5) if quick else Rates()
+
+
+def run(recipe: Rates, data: Path | None, tick: Tick) -> dict[str, Any]:
+    result: dict[str, Any] = to_json(convergence.convergence(recipe.longest, recipe.runs, recipe.points))
+    return result

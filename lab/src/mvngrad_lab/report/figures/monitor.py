@@ -1,0 +1,127 @@
+"""What a `Monitor` recorded of one parameter group, over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from mvngrad_lab.report.figures.style import ADAM, BOUND, LIGHT, RC, Mark, axes, band, cell, curve, number
+from mvngrad_lab.report.figures.svg import Figure, Panel, panel
+
+COLLAPSE = Mark("sign collapse", "mvngrad", marker="D", width=2.2)
+FLOOR = Mark("epsilon's floor", "laprop", (7, 2, 1.2, 2), "o")
+DEAD = Mark("never had a gradient", "adam", (5, 2.4), "s")
+LARGEST = ADAM.named("largest since the last record")
+SPIKE = Mark("spike, as high as its norm", "mvngrad", marker="^", line=False)
+
+Entries = Sequence[tuple[int, dict[str, Any]]]
+"""(step, a group's entry) of each record."""
+
+
+def draw(name: str, entries: Entries) -> list[Figure]:
+    """`name` tells this group from the others on a page."""
+    with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
+        last = entries[-1][1]
+        mark = cell(last["cell"])
+        slot = "s" if last["cell"] in ("AdaBelief", "MVN-Grad") else "v"
+        quantiles = [
+            shown
+            for key, title, label in (
+                ("ratio", "Signal to noise", f"|m| / √{slot} of a coordinate"),
+                ("update", "Size of a step", "|update| / lr of a coordinate"),
+            )
+            if (shown := _quantiles(mark, entries, key, title, label)) is not None
+        ]
+        gradients = [shown for shown in [_gradients(mark, entries)] if shown is not None]
+        spikes = any(entry["spikes"] for _, entry in entries)
+        found = [
+            Figure(
+                "Coordinates, over steps",
+                "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them.",
+                tuple(quantiles),
+                (mark.named(f"{mark.label}, median"),),
+            ),
+            Figure(
+                "Where normalizing is at its limits",
+                "Shares of coordinates; for a normalizer that keeps the variance, sign collapse is what a second "
+                "moment would have made of it.",
+                (_shares(entries),),
+                (COLLAPSE, FLOOR, DEAD),
+            ),
+            Figure(
+                "Gradient norms",
+                "Of all steps since the last record: their median and their largest.",
+                tuple(gradients),
+                (mark.named("median"), LARGEST, *([SPIKE] if spikes else [])),
+            ),
+        ]
+        return [figure for figure in found if figure.panels]
+
+
+def _column(entries: Entries, *keys: str) -> Any:
+    """The values under nested keys, nan where there is none."""
+    found = []
+    for _, entry in entries:
+        value: Any = entry
+        for key in keys:
+            value = None if value is None else value.get(key)
+        found.append(np.nan if value is None else float(value))
+    return np.array(found)
+
+
+def _steps(entries: Entries) -> list[int]:
+    return [step for step, _ in entries]
+
+
+def _quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -> Panel | None:
+    low, lower, middle, upper, high = (_column(entries, key, q) for q in ("0.05", "0.25", "0.5", "0.75", "0.95"))
+    if not np.isfinite(middle).any():
+        return None
+    at = axes("step", label, log="y")
+    for bottom, top in ((low, high), (lower, upper)):
+        positive = np.where(bottom > 0, bottom, np.nan)  # a quantile of 0 has no place on this axis
+        band(at, mark, _steps(entries), positive, top)
+    curve(at, mark, _steps(entries), np.where(middle > 0, middle, np.nan))
+    known = middle[np.isfinite(middle)]
+    words = f"The median goes from {number(float(known[0]))} to {number(float(known[-1]))}."
+    return panel(at, title, words)
+
+
+def _shares(entries: Entries) -> Panel:
+    at = axes("step", "share of coordinates")
+    words = []
+    for mark, key in ((COLLAPSE, "sign_collapse"), (FLOOR, "epsilon_floor"), (DEAD, "dead")):
+        shares = _column(entries, key)
+        curve(at, mark, _steps(entries), shares)
+        if np.isfinite(shares[-1]):
+            words.append(f"{mark.label} {shares[-1]:.1%}")
+    at.set_ylim(-0.03, 1.03)
+    at.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    return panel(at, "Shares", "At the end: " + ", ".join(words) + ".")
+
+
+def _gradients(mark: Mark, entries: Entries) -> Panel | None:
+    middle, largest = (_column(entries, "gradient_norm", key) for key in ("median", "max"))
+    if not np.isfinite(middle).any():
+        return None
+    at = axes("step", "norm of the gradient", log="y")
+    curve(at, LARGEST, _steps(entries), largest)
+    curve(at, mark, _steps(entries), middle)
+    found = {spike["step"]: spike for _, entry in entries for spike in entry["spikes"]}
+    _spikes(at, list(found.values()))
+    sizes = [spike["multiple"] for spike in found.values() if spike["multiple"] is not None]
+    words = f"{len(found)} spikes" + (f", the largest {number(max(sizes))} times the median." if sizes else ".")
+    return panel(at, "Gradients and their spikes", words)
+
+
+def _spikes(at: Axes, spikes: list[dict[str, Any]]) -> None:
+    for spike in spikes:
+        at.axvline(spike["step"], color=LIGHT["line"], linewidth=BOUND.width, zorder=0)
+    heights = [(spike["step"], spike["median"] * spike["multiple"]) for spike in spikes if spike["multiple"]]
+    if heights:
+        at.plot(*zip(*heights, strict=True), **SPIKE.points)

@@ -1,0 +1,98 @@
+"""A matplotlib drawing as an SVG that lives inside a page: themed, named, small, and with ids of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from typing import cast
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from mvngrad_lab.report.figures.style import LIGHT, Mark, refine
+
+NAMESPACE = "http://www.w3.org/2000/svg"
+LINK = "{http://www.w3.org/1999/xlink}href"
+NUMBERS = re.compile(r"-?\d+\.\d+")
+COLORS = re.compile("|".join(LIGHT.values()))
+VARIABLES = {color: f"var(--{name},{color})" for name, color in LIGHT.items()}
+"""Of the page, or the light colour where the picture stands alone."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers that are better read than seen."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that share a legend and a caption."""
+
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    legend: tuple[Mark, ...] = ()
+    table: Table | None = None
+
+
+def panel(axes: Axes, title: str, description: str) -> Panel:
+    """The panel of `axes`. Ids depend on `title`, and on the salt that is set where a run is drawn."""
+    refine(axes)
+    text, salt = io.StringIO(), f"{matplotlib.rcParams['svg.hashsalt']} {title}"
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        cast(Canvas, axes.figure).savefig(text, format="svg", transparent=True)
+    name = "t" + hashlib.sha256(salt.encode()).hexdigest()[:10]
+    return Panel(title, inline(text.getvalue(), name, title, description))
+
+
+def inline(text: str, name: str, title: str, description: str) -> str:
+    """What a page needs of matplotlib's file, and the words for who cannot see it, with the id `name`."""
+    ElementTree.register_namespace("", NAMESPACE)
+    root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))
+    used = set(re.findall(r"url\(#([^)]*)\)", text)) | set(re.findall(r'xlink:href="#([^"]*)"', text))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith(("metadata", "}style")):
+                parent.remove(child)
+    for element in root.iter():
+        _tidy(element, used)
+        element.text, element.tail = (element.text or "").strip(), None
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-labelledby": f"{name} {name}d"}
+    for number, (tag, content) in enumerate((("title", title), ("desc", description))):
+        words = ElementTree.Element(f"{{{NAMESPACE}}}{tag}", {"id": name + "d" * number})
+        words.text = content
+        root.insert(number, words)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _tidy(element: ElementTree.Element, used: set[str]) -> None:
+    attributes = element.attrib
+    if attributes.get("id") not in used:
+        attributes.pop("id", None)
+    if LINK in attributes:
+        attributes["href"] = attributes.pop(LINK)
+    if "style" in attributes:
+        style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", attributes["style"])
+        attributes["style"] = COLORS.sub(lambda found: VARIABLES[found[0]], style).replace(": ", ":").replace("; ", ";")
+    for name in attributes.keys() & {"d", "x", "y", "width", "height", "transform"}:
+        attributes[name] = " ".join(NUMBERS.sub(_rounded, attributes[name]).split())
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,105 @@
+"""Run experiments and store their results. Finished ones are not repeated, and a failure does not stop the others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mvngrad_lab.errors import UserError
+from mvngrad_lab.experiments import Experiment, RunModule, Tick, find_experiments
+from mvngrad_lab.store import RunFolder, timestamp
+from mvngrad_lab.store.environment import LIBRARY, environment
+
+LAB = Path(__file__).parent
+SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
+"""Files of the lab that results of every experiment may depend on."""
+AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
+"""Files of an experiment that no result depends on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    experiment: Experiment
+    status: str
+    """ran, stored (it had finished before) or failed."""
+    seconds: float = 0.0
+    error: str = ""
+
+
+class Display(Protocol):
+    """What a person sees while experiments run."""
+
+    def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
+        """Called once with what will run."""
+
+    def begin(self, experiment: Experiment, interrupted: bool) -> Tick: ...
+
+    def event(self, event: Any) -> None:
+        """Called with each event of a training."""
+
+    def end(self, outcome: Outcome) -> None: ...
+
+
+def select_experiments(names: Sequence[str]) -> list[Experiment]:
+    """The experiments of these names, in the order of `find_experiments`; without names all that need no GPU."""
+    experiments = find_experiments()
+    if unknown := [name for name in names if name not in experiments]:
+        raise UserError(f"no experiment {', '.join(map(repr, unknown))}; choose from {', '.join(experiments)}")
+    return [each for name, each in experiments.items() if name in names or not (names or each.gpu)]
+
+
+def code_hash(experiment: Experiment) -> str:
+    """Hash the code that the experiment's results depend on; a stored result of other code is not reused."""
+    folder = Path(experiment.load().__file__).parent
+    paths = {*LIBRARY.rglob("*.py"), *(path for pattern in SHARED for path in LAB.glob(pattern))}
+    paths |= {path for path in folder.glob("*.py") if path.name not in AFTER_THE_RUN}
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
+
+
+def reproduce(
+    experiments: Iterable[Experiment], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
+) -> list[Outcome]:
+    """Run what the store does not have yet. An exception ends its experiment, Ctrl-C ends all."""
+    outcomes = list[Outcome]()
+    waiting: list[tuple[Experiment, RunModule, RunFolder | None, str]] = []
+    for experiment in experiments:
+        module, code = experiment.load(), code_hash(experiment)
+        # train_all stores each training as a run of its own, and skips those that are stored.
+        run_folder = None if experiment.gpu else RunFolder(module.make_recipe(quick, data), root)
+        run = run_folder.run if run_folder else None
+        if run is not None and run.environment.get("code") == code:
+            outcomes.append(Outcome(experiment, "stored", run.result["seconds"]))
+            display.end(outcomes[-1])
+        else:
+            waiting.append((experiment, module, run_folder, code))
+    display.plan([experiment for experiment, *_ in waiting], quick)
+    for experiment, module, run_folder, code in waiting:
+        tick, start = display.begin(experiment, run_folder is not None and run_folder.interrupted), time.perf_counter()
+        try:
+            if run_folder is None:
+                module.train_all(root, data, tick, display.event)
+            else:
+                run_folder.start({**environment(), "code": code, "quick": quick, "made": timestamp()})
+                result = module.run(run_folder.recipe, data, tick)
+                run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
+            outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
+        except Exception as error:
+            if os.environ.get("MVNGRAD_DEBUG"):
+                raise
+            outcomes.append(Outcome(experiment, "failed", error=_describe(error)))
+        display.end(outcomes[-1])
+    return outcomes
+
+
+def _describe(error: Exception) -> str:
+    """One line: the message, and for a bug its type and place."""
+    if isinstance(error, UserError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"

@@ -1,0 +1,71 @@
+"""What a number was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mvngrad
+
+PACKAGE = Path(__file__).parents[1]
+LIBRARY = Path(mvngrad.__file__).parent
+GIT = ("git", "-C", str(PACKAGE))
+LONGEST_DIFF = 1_000_000
+"""Characters."""
+
+
+def commit(*parts: Path) -> str:
+    """The commit of the working tree, "+changes" if the packages or `parts` differ; MVNGRAD_COMMIT overrides it."""
+    if given := os.environ.get("MVNGRAD_COMMIT"):
+        return given
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py")  # not a repository that only contains the environment
+        head = _git("rev-parse", "--short=12", "HEAD").strip()
+        dirty = _git("status", "--porcelain", "--", str(PACKAGE), str(LIBRARY), *map(str, parts))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if dirty else "")
+
+
+def changes() -> str:
+    """How the packages differ from their commit, as a diff; "" if they do not, or without a repository.
+
+    Of files that were never added only the names: what lies about may be anything, and results are passed around.
+    """
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        found = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE), str(LIBRARY))
+        added = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE), str(LIBRARY)).splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    if len(found) > LONGEST_DIFF:
+        found = f"{found[:LONGEST_DIFF]}\n# cut off: {len(found)} characters in all\n"
+    return found + "".join(f"# not in the repository: {name}\n" for name in added)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run([*GIT, *arguments], capture_output=True, encoding="utf-8", errors="replace", check=True)
+    return done.stdout
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def environment(device: str = "cpu", *parts: Path) -> dict[str, Any]:
+    """Device, threads, versions and commit."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit(*parts),
+    }

@@ -1,0 +1,33 @@
+"""A small network on MNIST, for sweeps on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from mvngrad_lab.recipe import COUNT, Bound, TrainingRecipe
+
+Digits = Literal["mnist", "mnist-5k"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mnist(TrainingRecipe):
+    """The two-layer MLP of fig:loss_smallbatch at a constant rate. One training digit in six is for validation.
+
+    >>> Mnist(optimizer="adam", lr=1e-3, beta1=0.9, beta2=0.999).learning_rate(7, 100)
+    0.001
+    """
+
+    name: ClassVar[str] = "mnist"
+    trained: ClassVar[str] = "mnist"
+    bounds: ClassVar[dict[str, Bound]] = {**TrainingRecipe.bounds, "epochs": COUNT, "hidden": COUNT}
+
+    batch_size: int = 128
+    epochs: int = 3
+    precision: Literal["bf16", "float32"] = "float32"
+    hidden: int = 128
+    digits: Digits = "mnist"
+    """All of MNIST, or the 5,000 digits in this package."""
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        return self.lr

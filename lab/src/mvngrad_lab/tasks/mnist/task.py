@@ -1,0 +1,83 @@
+"""A small network on MNIST: digits in memory, some of the training digits held out for validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mvngrad_lab.tasks.mnist import data as data
+from mvngrad_lab.tasks.mnist.model import two_layer_mlp
+from mvngrad_lab.tasks.mnist.recipe import Mnist
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
+
+VALIDATION = 6
+"""One training digit in so many is held out."""
+SHUFFLE = 28
+"""Seed of the order in which they are held out: the same for every run."""
+
+Labelled: TypeAlias = tuple[Tensor, Tensor]
+
+
+class MnistTask(Task):
+    """Batches in a new order each epoch, without the last partial one."""
+
+    def __init__(self, recipe: Mnist, folder: Path | None, device: torch.device) -> None:
+        digits = _digits(recipe, folder)
+        self.device, self.source, self.hidden = device, digits.source, recipe.hidden
+        order = torch.randperm(len(digits.train_labels), generator=torch.Generator().manual_seed(SHUFFLE))
+        held, rest = order[: len(order) // VALIDATION], order[len(order) // VALIDATION :]
+        images = data.normalize(digits.train_images)
+        self.train = self._placed(images[rest], digits.train_labels[rest])
+        self.sets = {
+            "validation": self._placed(images[held], digits.train_labels[held]),
+            "test": self._placed(data.normalize(digits.test_images), digits.test_labels),
+        }
+        self.steps_per_epoch = len(rest) // recipe.batch_size
+        if not self.steps_per_epoch:
+            raise ValueError(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
+
+    def _placed(self, images: Tensor, labels: Tensor) -> Labelled:
+        return images.to(self.device), labels.to(self.device)
+
+    def build_model(self) -> nn.Module:
+        return two_layer_mlp(self.hidden)
+
+    def plan_epoch(self, recipe: Mnist, epoch: int) -> EpochPlan:
+        _, generator = make_generators(recipe.seed, epoch)
+        order = torch.randperm(len(self.train[1]), generator=generator)
+        return {"order": order[: self.steps_per_epoch * recipe.batch_size].view(self.steps_per_epoch, -1)}
+
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
+        return self.train[0][row["order"]], self.train[1][row["order"]]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
+        """Accuracy in percent and loss on the validation digits and, at the end, on test and training digits."""
+        found = {}
+        for name, (images, labels) in {**self.sets, "train": self.train}.items():
+            if final or name == "validation":
+                scores = model(images)
+                found[f"{name}_accuracy"] = 100 * (scores.argmax(1) == labels).double().mean().item()
+                found[f"{name}_loss"] = cross_entropy(scores, labels).item()
+        return found
+
+
+task = MnistTask
+
+
+def _digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
+    if recipe.digits == "mnist-5k":
+        return data.load_sample()
+    if not (found := data.load(folder)).complete:
+        raise FileNotFoundError(
+            "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "
+            "or use digits='mnist-5k'"
+        )
+    return found

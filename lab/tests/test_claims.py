@@ -1,0 +1,106 @@
+"""Every claim has a rule and a way to be decided, and points into the paper."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from mvngrad_lab.experiments import find_experiments
+from mvngrad_lab.report.benchmarks import FILES
+from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.exports import PREFIX
+from mvngrad_lab.report.statistics import mean_and_deviation, student_above, welch
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, judge, latest
+from mvngrad_lab.store import FinishedRun
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "mvn-grad.tex"
+CLAIMS, EXPERIMENTS = load_claims(), find_experiments()
+
+
+def test_every_claim_is_whole():
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+    for claim in CLAIMS:
+        assert claim.says and claim.value and claim.rule and claim.target, claim.id  # noqa: PT018
+        assert claim.where or claim.says.startswith("Ours"), claim.id
+
+
+def test_what_can_be_run_is_judged_and_what_cannot_says_why():
+    judges = find_judges()
+    for claim in CLAIMS:
+        elsewhere = claim.target.startswith(PREFIX) or claim.target in FILES.values()
+        assert (claim.id in judges) == (elsewhere or claim.target in EXPERIMENTS), claim.id
+        assert bool(claim.needs) != (claim.target in EXPERIMENTS), claim.id
+    assert judges.keys() <= {claim.id for claim in CLAIMS}
+    assert EXPERIMENTS.keys() <= {claim.target for claim in CLAIMS}
+
+
+def test_every_label_is_one_of_the_paper():
+    if not PAPER.exists():
+        pytest.skip("the paper is not here")
+    text = PAPER.read_text()
+    labels = set(re.findall(r"\\label\{([^}]*)\}", text))
+    for claim in CLAIMS:
+        missing = [label for label in claim.where if label not in labels and not label.startswith("app: ")]
+        assert not missing, claim.id
+
+
+def test_every_number_of_a_column_stands_in_the_paper():
+    if not PAPER.exists():
+        pytest.skip("the paper is not here")
+    text = PAPER.read_text().replace("k\\,s", "k")
+    for claim in CLAIMS:
+        for name, number in claim.values.items():
+            forms = [f"{number:.{digits}f}" for digits in range(5)] + [f"{number / 1000:.1f}k"]
+            assert any(re.search(rf"(?<![\d.]){re.escape(form)}(?!\d)", text) for form in forms), (claim.id, name)
+
+
+def test_without_results_nothing_is_claimed():
+    verdicts = judge([])
+    assert [claim for claim, _ in verdicts] == list(CLAIMS)
+    assert {verdict.status for _, verdict in verdicts} == {NOT_RUN}
+    assert all(verdict.note for _, verdict in verdicts)
+
+
+def made(name="memory", quick=False, made="2026-01-01", state=3.0, **recipe):
+    cells = {"AdamW": 2.0, "LaPropW": 2.0, "AdaBeliefW": 2.0, "MVN-GradW": state}
+    return FinishedRun(f"{name}-{made}", name, recipe, {"quick": quick, "made": made}, {"state": cells, "smaller": {}})
+
+
+def test_a_full_run_is_taken_before_a_quick_and_a_new_one_before_an_old():
+    old, new, quick = made(), made(made="2026-01-02"), made(quick=True, made="2026-01-03")
+    assert latest([quick, new, old])["memory"] is new
+    assert latest([quick])["memory"] is quick
+    sample, whole = made(made="2026-01-05", data="mnist-5k"), made(data="mnist")
+    assert latest([whole, sample])["memory"] is whole
+
+
+def test_small_sizes_are_said_to_be_small():
+    found = {claim.id: verdict for claim, verdict in judge([made(quick=True)])}
+    assert found["memory-states"].status == "reproduced"
+    assert "--quick" in found["memory-states"].note
+    for quick, expected in ((False, STATUSES[2]), (True, NOT_RUN)):
+        found = {claim.id: verdict for claim, verdict in judge([made(state=2.5, quick=quick)])}
+        assert found["memory-states"].status == expected
+
+
+# Statistics: the values are those of scipy.stats.ttest_ind(..., equal_var=False, alternative="less")
+
+
+def test_welch():
+    assert welch([1.0, 2.0, 3.0], [2.0, 3.0, 5.0]) == pytest.approx(0.14231358938071087, abs=1e-10)
+    assert welch([2.0, 3.0, 5.0], [1.0, 2.0, 3.0]) == pytest.approx(1 - 0.14231358938071087, abs=1e-10)
+    assert welch([1.0, 1.0], [2.0, 2.0]) == 0
+    assert welch([1.0, 1.0], [1.0, 1.0]) == 1
+    assert math.isnan(welch([1.0], [2.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "expected"), [(1.0, 1, 0.25), (2.7764451, 4, 0.025), (-1.0, 1, 0.75), (0, 7.5, 0.5)]
+)
+def test_student(t, freedom, expected):
+    assert student_above(t, freedom) == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_single_value_has_no_deviation():
+    assert mean_and_deviation([1.234]) == "1.23"

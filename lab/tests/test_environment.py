@@ -1,0 +1,74 @@
+"""A result says which code it is of: the commit, and how the working tree differs from it."""
+
+import subprocess
+
+import pytest
+
+from mvngrad_lab import store
+from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store import environment
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A repository with a package in it, and something beside the package."""
+    package = tmp_path / "src" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "rule.py").write_text("beta1 = 0.9\n")
+    (tmp_path / "secrets.env").write_text("token = 1\n")
+
+    def git(*arguments):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.delenv("MVNGRAD_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "PACKAGE", package)
+    monkeypatch.setattr(environment, "LIBRARY", package)
+    monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package)))
+    return package
+
+
+def test_a_clean_tree_has_no_changes(package):
+    assert environment.changes() == ""
+    assert not environment.commit().endswith("+changes")
+
+
+def test_changes_of_the_package_are_told_and_nothing_beside_it(package):
+    (package / "rule.py").write_text("beta1 = 0.8\n")
+    (package.parents[1] / "secrets.env").write_text("token = 2\n")
+    (package / "new.py").write_text("password = 3\n")
+    found = environment.changes()
+    assert "-beta1 = 0.9\n+beta1 = 0.8\n" in found
+    assert "# not in the repository: " in found
+    assert "new.py" in found
+    assert "token" not in found
+    assert "password" not in found
+    assert environment.commit().endswith("+changes")
+
+
+def test_a_long_diff_is_cut(package):
+    (package / "rule.py").write_text("x = 1\n" * 300_000)
+    found = environment.changes()
+    assert len(found) < environment.LONGEST_DIFF + 100
+    assert "# cut off: 2" in found
+
+
+def test_no_repository_is_no_changes(package, monkeypatch):
+    monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package / "none")))
+    assert environment.changes() == ""
+    assert environment.commit() == "unknown"
+
+
+def test_a_run_keeps_its_changes_and_not_those_of_the_run_before(tmp_path):
+    class Example(Recipe):
+        name = "example"
+
+    folder = store.RunFolder(Example(), tmp_path)
+    folder.start({}, "a diff")
+    assert (folder.path / "changes.diff").read_text() == "a diff"
+    folder.start({})
+    assert not (folder.path / "changes.diff").exists()

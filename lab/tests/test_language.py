@@ -1,0 +1,426 @@
+"""Language models: the paper's settings, windows that depend on seed and step alone, and losses that are right."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from mvngrad_lab.store import metrics
+from mvngrad_lab.tasks import files
+from mvngrad_lab.tasks.files import DamagedFile, KnownFile
+from mvngrad_lab.tasks.language import recipe as language
+from mvngrad_lab.tasks.language.data import text, text_corpora, tokens
+from mvngrad_lab.tasks.language.data.prepared import prepare_folder, prepared
+from mvngrad_lab.tasks.language.data.tokens import Manifest, Tokens
+from mvngrad_lab.tasks.language.recipe import WikiText103, openwebtext, wikitext103
+from mvngrad_lab.tasks.language.task import LanguageTask
+from mvngrad_lab.training import parallel, step
+from mvngrad_lab.training.optimizers import make_optimizer
+from mvngrad_lab.training.task import build_initial_model
+from mvngrad_lab.training.train import train
+
+CPU = torch.device("cpu")
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def _apart(no_data, letters):
+    yield
+    step.clear_cache()
+
+
+def write(path, *documents):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("\n<|endoftext|>\n".join(documents).encode())
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of data with the tokens of two real texts: this project's own pages, and the official validation."""
+    home = tmp_path / "data"
+    first, second, *pages = [path.read_bytes().decode("ascii", "ignore") for path in sorted(DOCS.rglob("*.md"))]
+    write(tmp_path / "pages" / "a.txt", *pages)
+    write(tmp_path / "pages" / "validation.txt", second[:1500])
+    name, _ = prepare_folder(tmp_path / "pages", home, workers=1)
+    (home / "tokens" / name).rename(home / "tokens" / "pages")
+    text.prepare(
+        [write(tmp_path / "official.txt", first[:700])],
+        home / "tokens" / "wikitext103-validation",
+        source="official",
+        validation=1.0,
+    )
+    return home
+
+
+def small(**settings):
+    given = {
+        "text": "pages", "model": "tiny", "batch_size": 4, "micro_batch_size": 2, "steps": 8, "epoch_steps": 4,
+        "warmup_steps": 2, "eval_every": 1, "precision": "float32",
+    }  # fmt: skip
+    return dataclasses.replace(wikitext103("mvngrad"), **{**given, **settings})
+
+
+def as_rank(monkeypatch, rank, ranks):
+    monkeypatch.setattr(parallel, "rank", lambda: rank)
+    monkeypatch.setattr(parallel, "ranks", lambda: ranks)
+
+
+# The recipes
+
+
+def test_the_papers_settings():
+    """As in subsec:lm, tab:hparams-gpt-wiki and tab:hparams-gpt-owt."""
+    table = """
+        wikitext103 adam 1e-3 0.95 0.99 -
+        wikitext103 laprop 1e-3 0.95 0.99 -
+        wikitext103 adabelief 1e-3 0.95 0.99 0
+        wikitext103 mvngrad 1e-3 0.95 0.99 0
+        openwebtext adamw 1e-4 0.6 0.99 -
+        openwebtext lapropw 1e-4 0.6 0.999 -
+        openwebtext adabeliefw 1e-4 0.6 0.999 0
+        openwebtext mvngradw 1e-4 0.6 0.999 0
+    """
+    keys = set()
+    for line in table.strip().splitlines():
+        name, optimizer_name, *numbers = line.split()
+        recipe = getattr(language, name)(optimizer_name, seed=3)
+        assert (recipe.name, recipe.text, recipe.optimizer, recipe.seed) == (name, name, optimizer_name, 3)
+        assert [recipe.lr, recipe.beta1, recipe.beta2, recipe.eps_s] == [
+            None if number == "-" else float(number) for number in numbers
+        ]
+        keys.add(recipe.key)
+    assert len(keys) == 8
+    wiki, owt = wikitext103("adam"), openwebtext("adamw")
+    assert (wiki.model, wiki.batch_size, wiki.steps, wiki.epochs) == ("30M", 128, 100_000, 1000)
+    assert (owt.model, owt.batch_size, owt.micro_batch_size, owt.steps) == ("124M", 480, 12, 120_000)
+    assert (owt.warmup_steps, owt.clip, owt.weight_decay, owt.precision) == (2000, 1.0, 0.1, "bf16")
+
+
+def test_what_we_run_on_the_stand_in():
+    table2, rates, shortened = language.table2(), language.rates(), language.shortened()
+    assert [len(set(runs)) for runs in (table2, rates, shortened)] == [12, 16, 4]
+    assert {recipe.text for recipe in language.on_stand_in()} == {"wikipedia_en"}
+    assert {(recipe.optimizer, recipe.seed) for recipe in table2} == {
+        (name, seed) for name in ("adam", "laprop", "adabelief", "mvngrad") for seed in range(3)
+    }
+    assert {(recipe.model, recipe.batch_size, recipe.steps, recipe.lr) for recipe in table2} == {
+        ("30M", 128, 3000, 1e-3)
+    }
+    assert {(recipe.optimizer, recipe.lr) for recipe in rates} == {
+        (name, lr) for name in ("adam", "laprop", "adabelief", "mvngrad") for lr in (3e-4, 1e-3, 3e-3, 1e-2)
+    }
+    assert [recipe.optimizer for recipe in shortened] == ["adamw", "lapropw", "adabeliefw", "mvngradw"]
+    assert {(recipe.model, recipe.batch_size, recipe.lr) for recipe in shortened} == {("124M", 480, 1e-4)}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(wikitext103, "adamw"), "nothing for optimizer='adamw' on wikitext103; it has adam, laprop"),
+        (partial(openwebtext, "adam"), "it has adamw, .*: make an OpenWebText with"),
+        (partial(small, micro_batch_size=3), "batch_size=4 is not a multiple of micro_batch_size=3; .*=1 would fit"),
+        (partial(small, steps=10), "steps=10 is not a multiple of epoch_steps=4; epoch_steps=2 would fit"),
+        (partial(small, epoch_steps=0), "epoch_steps=0 is invalid"),
+        (partial(small, warmup_steps=8), "warmup_steps=8 does not fit steps=8"),
+        (partial(small, lr_end=2.0), r"lr_end=2\.0 is invalid"),
+        (partial(small, clip=0.0), r"clip=0\.0 is invalid"),
+        (partial(small, eval_windows=0), "eval_windows=0 is invalid"),
+        (partial(small, model="1B"), "model='1B' is invalid; choose of 30M, 124M, tiny"),
+        (partial(small, decayed="none"), "decayed='none' is invalid"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_when_it_is_written_down(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("recipe", [wikitext103("adam"), openwebtext("adamw")], ids=lambda recipe: recipe.name)
+def test_the_rate_rises_to_its_height_and_falls_to_its_end(recipe):
+    rates = [recipe.learning_rate(at, recipe.epoch_steps) for at in range(recipe.steps + 1)]
+    warmup = recipe.warmup_steps
+    assert rates[0] == recipe.lr / warmup
+    assert rates[warmup - 1] == rates[warmup] == max(rates) == recipe.lr
+    assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
+    assert rates[-1] == pytest.approx(recipe.lr / 10)
+    assert dataclasses.replace(recipe, warmup_steps=0).learning_rate(0, 1) == recipe.lr
+
+
+@pytest.mark.parametrize(("decayed", "names"), [("matrices", {"weight"}), ("all", {"weight", "bias", "norm"})])
+def test_what_is_decayed(data, decayed, names):
+    recipe = small(decayed=decayed, weight_decay=0.5)
+    model = build_initial_model(LanguageTask(recipe, data, CPU), 0)
+    groups = make_optimizer(recipe, model, torch.zeros(())).param_groups
+    decays = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+    found = {
+        "norm" if "norm" in name else name.split(".")[-1]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in decays
+    }
+    assert found == names
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def loaded_by(statement, names):
+    code = f"import sys; {statement}; print([name for name in {names!r} if name in sys.modules])"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_recipes_are_read_without_torch_and_trained_without_the_labs_other_packages():
+    assert loaded_by("import mvngrad_lab.tasks.language.recipe", ["torch", "numpy"]) == "[]"
+    others = ["tyro", "rich", "optuna", "matplotlib", "jinja2", "requests", "tiktoken"]
+    assert loaded_by("import mvngrad_lab.training.train, mvngrad_lab.tasks.language.task", others) == "[]"
+
+
+# The task
+
+
+def test_the_task_says_what_it_trains_on(data):
+    task = LanguageTask(small(), data, CPU)
+    assert task.source.startswith("text of the folder pages (")
+    assert task.train.manifest.train.sha256[:12] in task.source
+    with pytest.raises(FileNotFoundError, match=r"text='mine' are in .*tokens.mine, .*`mvngrad data prepare FOLDER`"):
+        LanguageTask(small(text="mine"), data, CPU)
+    with pytest.raises(ValueError, match=r"text='\.\./mine' is not the name of a text; .*data prepare FOLDER"):
+        LanguageTask(small(text="../mine"), data, CPU)
+    with pytest.raises(ValueError, match=r"has 0 tokens in train\.bin, and model='tiny' needs 65"):
+        LanguageTask(small(text="wikitext103-validation"), data, CPU)
+
+
+def test_the_windows_of_a_step_are_those_of_its_number_in_the_run(data):
+    short, long = small(seed=5), small(seed=5, epoch_steps=8)
+    task = LanguageTask(short, data, CPU)
+    plans = [task.plan_epoch(short, epoch)["tokens"] for epoch in (0, 1)]
+    assert plans[0].shape == (4, 4, 65)
+    assert plans[0].dtype == torch.int16
+    assert torch.equal(torch.cat(plans), LanguageTask(long, data, CPU).plan_epoch(long, 0)["tokens"])
+    assert not torch.equal(plans[0], task.plan_epoch(small(seed=6), 0)["tokens"])
+    inputs, targets = task.make_batch({"tokens": plans[1][2]})
+    starts = tokens.offsets(5, 6, 4, 64, len(task.train))
+    for at, start in enumerate(starts.tolist()):
+        assert torch.equal(inputs[at], tokens.numbers(task.train.data[start : start + 64]))
+        assert torch.equal(targets[at], tokens.numbers(task.train.data[start + 1 : start + 65]))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shares_of_several_processes_put_together_are_the_batch_of_one(data, monkeypatch, ranks):
+    recipe = small(batch_size=7, micro_batch_size=1)
+    task = LanguageTask(recipe, data, CPU)
+    whole, parts = task.plan_epoch(recipe, 1)["tokens"], []
+    for rank in range(ranks):
+        as_rank(monkeypatch, rank, ranks)
+        parts.append(task.plan_epoch(recipe, 1)["tokens"])
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+    assert {part.shape[1] for part in parts} <= {7 // ranks, 7 // ranks + 1}
+
+
+def plain(model, part, starts):
+    """The mean loss of the windows from `starts` on, one by one and with the logits of the whole."""
+    losses = []
+    for start in starts:
+        window = tokens.numbers(part.data[start : start + 65])
+        losses.append(cross_entropy(model(window[None, :-1])[0], window[1:]))
+    return torch.stack(losses).double().mean().item()
+
+
+@torch.no_grad()
+def test_evaluation_is_the_mean_over_windows_that_do_not_overlap(data):
+    task = LanguageTask(small(batch_size=3, micro_batch_size=3), data, CPU)
+    model = build_initial_model(task, 1).eval()
+    count = (len(task.validation["validation"]) - 1) // 64
+    assert count % 3  # the last chunk is a smaller one
+    found = task.evaluate(model, final=True)
+    expected = plain(model, task.validation["validation"], range(0, 64 * count, 64))
+    assert found["validation_loss"] == pytest.approx(expected, rel=1e-6)
+    assert found["validation_perplexity"] == pytest.approx(torch.tensor(expected).exp().item(), rel=1e-5)
+    official = Tokens.open(data / "tokens" / "wikitext103-validation", "validation")
+    expected = plain(model, official, range(0, (len(official) - 1) // 64 * 64, 64))
+    assert found["wikitext103_loss"] == pytest.approx(expected, rel=1e-6)
+    drawn = tokens.offsets(0, -1, count, 64, len(task.train)).tolist()
+    assert found["train_loss"] == pytest.approx(plain(model, task.train, drawn), rel=1e-6)
+    assert "train_loss" not in task.evaluate(model, final=False)
+
+
+@torch.no_grad()
+def test_evaluation_may_be_of_some_windows_evenly_spaced(data):
+    task = LanguageTask(small(eval_windows=2), data, CPU)
+    model = build_initial_model(task, 1).eval()
+    part = task.validation["validation"]
+    half = (len(part) - 1) // 64 // 2
+    expected = plain(model, part, [0, 64 * half])
+    assert task.evaluate(model, final=False)["validation_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_evaluation_is_spread_over_processes_that_call_the_model_equally_often(data, monkeypatch, ranks):
+    task = LanguageTask(small(eval_windows=5), data, CPU)
+    model, calls, parts = build_initial_model(task, 1).eval(), [], []
+    whole = task.evaluate(model, final=False)["validation_loss"]
+    monkeypatch.setattr(parallel, "average", lambda total: total)  # it is taken below
+    model.register_forward_hook(lambda *given: calls.append(given))
+    counts = set()
+    for rank in range(ranks):
+        as_rank(monkeypatch, rank, ranks)
+        parts.append(task.evaluate(model, final=False)["validation_loss"])
+        counts.add(len(calls))
+        calls.clear()
+    assert len(counts) == 1
+    assert sum(parts) / ranks == pytest.approx(whole, rel=1e-9)
+
+
+def test_the_official_text_is_not_evaluated_beside_itself(data):
+    assert list(LanguageTask(small(), data, CPU).validation) == ["validation", "wikitext103"]
+    shutil.copytree(data / "tokens" / "pages", data / "tokens" / "wikitext103")
+    assert list(LanguageTask(small(text="wikitext103"), data, CPU).validation) == ["validation"]
+
+
+# Training
+
+
+def test_training_lowers_the_loss_and_goes_on_where_it_was_stopped(data, tmp_path):
+    recipe = small(steps=12, lr=5e-3, eval_windows=4)
+    quiet = {"data": data, "on_event": lambda event: None}
+    done = train(recipe, root=tmp_path / "whole", **quiet)
+    assert done.result["status"] == "finished"
+    rows = metrics.read_rows(tmp_path / "whole" / recipe.key / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [4, 8, 12]
+    assert rows[0]["loss"] > 10  # chance is log(50304) = 10.8
+    assert done.result["validation_loss"] < rows[0]["validation_loss"] < 10.8
+    assert done.result["train_loss"] < 9
+    assert done.result["data"] == LanguageTask(recipe, data, CPU).source
+
+    def stop(epoch, stepper):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, root=tmp_path / "again", observe=stop, checkpoint_every=0, **quiet)
+    step.clear_cache()
+    assert train(recipe, root=tmp_path / "again", **quiet).result["weights"] == done.result["weights"]
+
+
+# From text to tokens
+
+
+def told(folder, split):
+    return tokens.numbers(Tokens.open(folder, split).data).tolist()
+
+
+def spelled(*documents):
+    return [number for document in documents for number in (*document.encode(), tokens.END_OF_TEXT)]
+
+
+def test_a_text_is_prepared_once_and_found_again(tmp_path, monkeypatch):
+    home, seen = tmp_path / "home", []
+    path = write(home / "wikipedia_en" / "wikipedia_en.0.txt", "one", "two")
+    folder = prepared("wikipedia_en", home, workers=1, on_progress=lambda *counts: seen.append(counts))
+    assert folder == home / "tokens" / "wikipedia_en" == tokens.located("wikipedia_en", home)
+    assert told(folder, "train") == spelled("one", "two")
+    assert "stand-in" in Manifest.read(folder).source
+    assert seen[-1] == (path.stat().st_size,) * 2
+    monkeypatch.setattr(text, "_make", None)
+    assert prepared("wikipedia_en", home, workers=1) == folder
+    path.unlink()  # the tokens are enough
+    assert prepared("wikipedia_en", home, workers=1) == folder
+    (folder / "train.bin").write_bytes(b"\0" * (folder / "train.bin").stat().st_size)
+    with pytest.raises(DamagedFile, match=r"sha256 .* Delete its folder"):
+        prepared("wikipedia_en", home, workers=1)
+
+
+def test_a_text_that_is_not_there_is_downloaded_if_it_can_be(tmp_path, monkeypatch):
+    def download(name, folder, on_progress):
+        write(files.data_folder(folder) / name / "openwebtext.tar")
+        return files.data_folder(folder)
+
+    monkeypatch.setattr(text_corpora, "download", download)
+    monkeypatch.setattr(text, "prepare", lambda files, folder, **options: folder.mkdir(parents=True))
+    assert prepared("openwebtext", tmp_path / "new") == tmp_path / "new" / "tokens" / "openwebtext"
+    monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "named"))
+    assert prepared("openwebtext") == tmp_path / "named" / "tokens" / "openwebtext"
+    with pytest.raises(FileNotFoundError, match=r"wikipedia_en is not in .*; name a folder that has it"):
+        prepared("wikipedia_en", tmp_path / "new")
+    with pytest.raises(ValueError, match="name='c4' is no known text"):
+        prepared("c4", tmp_path / "new")
+
+
+def test_wikitext103s_validation_text_alone_is_enough_to_validate_on(tmp_path, monkeypatch):
+    path = write(tmp_path / "wikitext103" / "wiki.valid.tokens", " \n = valid = \n \n words \n")
+    known = KnownFile(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(DamagedFile, match=r"is not wiki\.valid\.tokens as published"):
+        prepared("wikitext103-validation", tmp_path, workers=1)
+    monkeypatch.setattr(text_corpora, "WIKITEXT103_VALIDATION", known)
+    folder = prepared("wikitext103-validation", tmp_path, workers=1)
+    assert folder == tmp_path / "tokens" / "wikitext103-validation"
+    assert told(folder, "train") == []
+    assert told(folder, "validation") == spelled(path.read_text())
+
+
+def test_a_folder_of_ones_own_is_named_by_its_content(tmp_path):
+    mine, home = tmp_path / "My texts", tmp_path / "home"
+    write(mine / "a.txt", "one", "two")
+    write(mine / "validation.txt", "three")
+    name, folder = prepare_folder(mine, home, workers=1)
+    assert name.startswith("My-texts-")
+    assert folder == home / "tokens" / name == tokens.located(name, home)
+    assert dataclasses.replace(wikitext103("adam"), text=name).text == name
+    assert (told(folder, "train"), told(folder, "validation")) == (spelled("one", "two"), spelled("three"))
+    (mine / "a.txt").rename(mine / "b.txt")
+    assert prepare_folder(mine, home, workers=1) == (name, folder)
+    write(mine / "validation.txt", "four")
+    other, _ = prepare_folder(mine, home, workers=1)
+    (mine / "validation.txt").unlink()
+    write(mine / "b.txt", "one", "page 1016")  # whose sha256 begins below 0.5%
+    third, place = prepare_folder(mine, home, workers=1)
+    assert (told(place, "train"), told(place, "validation")) == (spelled("one"), spelled("page 1016"))
+    assert len({name, other, third}) == 3
+    assert json.loads((folder / "manifest.json").read_text())["validation"]["tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a": "one", "b": "two"},
+            r"nothing to validate on: none of its documents is among the 0\.5% .*validation\.txt",
+        ),
+        ({"a": "one", "validation": " \n"}, r"nothing to validate on: validation\.txt is blank; put .*validation\.txt"),
+        ({"a": "page 1016"}, "nothing to train on: its .txt files are blank, or held out"),
+        ({"a": "\n", "validation": "two"}, "nothing to train on"),
+    ],
+    ids=["few", "blank validation", "all held out", "blank"],
+)
+def test_a_folder_that_cannot_be_trained_on_is_refused_before_it_is_tokenized(tmp_path, monkeypatch, files, message):
+    for name, document in files.items():
+        write(tmp_path / "mine" / f"{name}.txt", document)
+    monkeypatch.setattr(text, "_make", None)
+    with pytest.raises(ValueError, match=message):
+        prepare_folder(tmp_path / "mine", tmp_path / "home", workers=1)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_text_whose_tokens_are_nowhere_is_told_with_what_there_is(data):
+    (data / "tokens" / ".trash").mkdir()
+    there = r"Prepared are: pages, wikitext103-validation$"
+    with pytest.raises(FileNotFoundError, match=rf"text='mine' .*; `mvngrad data prepare FOLDER` .*{there}") as told:
+        tokens.located("mine", data)
+    assert "data get" not in str(told.value)
+    with pytest.raises(FileNotFoundError, match=rf"; `mvngrad data get wikitext103` prepares it\. {there}"):
+        tokens.located("wikitext103", data)
+
+
+def test_recipes_that_differ_outside_the_step_share_theirs():
+    first, other = small(), small(steps=16, warmup_steps=1, lr_end=0.5, nonfinite_limit=3, lr=1.0, seed=2)
+    assert first.part(*WikiText103.outside_step) == other.part(*WikiText103.outside_step)
+    for settings in ({"epoch_steps": 8}, {"text": "other"}, {"eval_windows": 1}, {"micro_batch_size": 4}):
+        assert first.part(*WikiText103.outside_step) != small(**settings).part(*WikiText103.outside_step)
+    aside = (*WikiText103.outside_step, *WikiText103.of_optimizer)
+    assert first.part(*aside) == small(decayed="all", weight_decay=0.1).part(*aside)

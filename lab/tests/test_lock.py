@@ -1,0 +1,185 @@
+"""Two processes never train one run: the living keep their folder, and the dead give theirs up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny import Tiny, TinyTask
+
+from mvngrad_lab.store import lock
+from mvngrad_lab.store.lock import Locked, lock_folder
+from mvngrad_lab.training import step
+from mvngrad_lab.training.events import EpochEnd
+from mvngrad_lab.training.train import Interrupted, train
+
+HOLD = """
+import sys
+from pathlib import Path
+from mvngrad_lab.store.lock import Locked, lock_folder
+while not print("ready", flush=True) and sys.stdin.readline():
+    try:
+        with lock_folder(Path(sys.argv[1])):
+            print("held", flush=True)
+            sys.stdin.readline()
+    except Locked:
+        print("locked", flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Start processes that take the folder for every first line that they are sent, and let go for every second."""
+    made = []
+
+    def process():
+        command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+        made.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0))
+        return made[-1]
+
+    yield process
+    for each in made:
+        each.kill()
+        each.communicate()
+
+
+def heard(process):
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def holder(process):
+    holder = process()
+    holder.stdin.write("\n")
+    assert [heard(holder), heard(holder)] == ["ready", "held"]
+    return holder
+
+
+def test_a_living_process_is_named_and_keeps_its_folder(tmp_path, holder):
+    with pytest.raises(Locked, match=f"in use by process {holder.pid} on this machine"), lock_folder(tmp_path / "run"):
+        pass
+    assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == holder.pid
+    assert not (tmp_path / "run" / lock.TAKING).exists()
+
+
+def test_training_is_refused_where_another_process_trains(tmp_path, holder):
+    (tmp_path / "run").rename(tmp_path / Tiny().key)
+    with pytest.raises(Locked, match=str(holder.pid)):
+        train(Tiny(), root=tmp_path, task=TinyTask)
+    holder.kill()
+    holder.wait()
+    assert train(Tiny(), root=tmp_path, task=TinyTask, on_event=id).result["status"] == "finished"
+    step.clear_cache()
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, reaped):
+    holder.kill()
+    if reaped:
+        holder.wait()
+    else:  # a parent that does not ask leaves a zombie, which still has a number
+        while lock.process_start(holder.pid) is not None:
+            time.sleep(0.01)
+    with lock_folder(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_many_that_take_over_one_wins(tmp_path, process, holder):
+    dead = (tmp_path / "run" / "lock").read_text()
+    holder.kill()
+    holder.wait()
+    others = [process() for _ in range(4)]
+    for _ in range(50):
+        assert [heard(other) for other in others] == ["ready"] * 4
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "lock").write_text(dead)
+        for other in others:
+            other.stdin.write("\n")
+        assert sorted(heard(other) for other in others) == ["held", "locked", "locked", "locked"]
+        for other in others:
+            other.stdin.write("\n")
+
+
+def test_a_number_that_was_given_again_is_another_process(tmp_path):
+    (tmp_path / "lock").write_text(
+        json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
+    )
+    with lock_folder(tmp_path):
+        pass
+
+
+def test_what_is_not_known_is_left_to_a_person(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "began": "1"}))
+    with pytest.raises(Locked, match=r"process 1 on elsewhere; wait for it, or delete .*lock"), lock_folder(tmp_path):
+        pass
+    path.write_text("")
+    with pytest.raises(Locked, match="cannot be read"), lock_folder(tmp_path):
+        pass
+    path.unlink()
+    with lock_folder(tmp_path):
+        (tmp_path / "result.json").write_text("{}")
+    assert [left.name for left in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("successor", ["another's lock", None], ids=["at work", "done"])
+def test_who_was_thought_dead_is_told_and_leaves_the_lock_of_the_next(tmp_path, successor):
+    path = tmp_path / "run" / "lock"
+    with lock_folder(tmp_path / "run") as check:
+        check()
+        path.unlink()
+        if successor is not None:
+            path.write_text(successor)
+        with pytest.raises(Locked, match="taken from this process, which was thought dead"):
+            check()
+    assert (path.read_text() if path.exists() else None) == successor
+
+
+def test_two_locks_of_one_process_are_not_the_same(tmp_path):
+    with lock_folder(tmp_path):
+        first = (tmp_path / "lock").read_text()
+    with lock_folder(tmp_path):
+        assert (tmp_path / "lock").read_text() != first
+
+
+def test_training_that_another_process_took_over_writes_nothing_more(tmp_path):
+    folder, seen = tmp_path / Tiny().key, []
+
+    def take_over(event):
+        """After the first row is written; the next process has begun with a checkpoint."""
+        if isinstance(event, EpochEnd) and not seen:
+            (folder / "lock").write_text("another's lock")
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            (folder / "checkpoints" / ".partial.elsewhere-1").write_text("half of it")
+            seen.extend(contents(folder))
+
+    def contents(folder):
+        return sorted((path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+
+    with pytest.raises(Locked, match="thought dead"):
+        train(Tiny(), root=tmp_path, task=TinyTask, on_event=take_over, checkpoint_every=0)
+    step.clear_cache()
+    assert len(seen) > 4
+    assert contents(folder) == seen
+
+
+def test_a_signal_to_who_was_thought_dead_is_an_end_all_the_same(tmp_path):
+    def stopped(event):
+        if isinstance(event, EpochEnd):
+            (tmp_path / Tiny().key / "lock").write_text("another's lock")
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(Tiny(), root=tmp_path, task=TinyTask, on_event=stopped)
+    step.clear_cache()
+    assert not list(tmp_path.rglob("step-*"))
+
+
+def test_one_process_does_not_hold_a_folder_twice(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(Locked, match=str(os.getpid())), lock_folder(tmp_path):
+        pass

@@ -1,0 +1,334 @@
+"""One training on several real processes: the run of one, and nothing lost to kill -9."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny import Tiny, TinyTask, ended, reached, rows, started
+
+from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
+from mvngrad_lab.tasks.language.recipe import wikitext103
+from mvngrad_lab.tasks.language.task import LanguageTask
+from mvngrad_lab.training import checkpoint, parallel as processes, step
+from mvngrad_lab.training.parallel import any_rank, broadcast_from_rank0, get_world_size, init_process_group
+from mvngrad_lab.training.train import train
+
+MODES = ["ddp", "fsdp"]
+RANKS = {"ddp": 3, "fsdp": 2}
+"""With two there is one order in which to add; what DDP does to it, only more can show."""
+RECIPE = dataclasses.replace(
+    wikitext103("mvngrad"),
+    text="made",
+    model="tiny",
+    precision="float32",
+    batch_size=6,
+    micro_batch_size=1,  # two of them on each of three processes
+    steps=8,
+    epoch_steps=4,
+    warmup_steps=2,
+    eval_every=1,
+    eval_windows=5,  # which neither two nor three processes can share evenly
+)
+EXACT = dataclasses.replace(RECIPE, deterministic=True)
+HALF = dataclasses.replace(RECIPE, precision="bf16")
+OTHER = dataclasses.replace(RECIPE, seed=1, steps=4)
+
+
+class Small(LanguageTask):
+    """With 256 tokens for 50,304, which are nearly all of the model and of the time it takes."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.shape = dataclasses.replace(self.shape, vocabulary=256)
+
+
+def write_tokens(folder):
+    """Tokens that a model can learn something about: each number follows from the one before, or is anew."""
+    generator, parts = torch.Generator().manual_seed(0), {}
+    for split, count in (("train", 4000), ("validation", 600)):
+        numbers = torch.randint(200, (count,), generator=generator)
+        for at in range(1, count):
+            if numbers[at] % 3:
+                numbers[at] = (numbers[at - 1] * 7 + 1) % 200
+        content = numbers.to(torch.int16).numpy().tobytes()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{split}.bin").write_bytes(content)
+        parts[split] = Part(count, 1, hashlib.sha256(content).hexdigest())
+    Manifest(source="made", tokenizer="none", split="none", files=(), **parts).write(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "tokens" / "made")
+    return folder
+
+
+class Group:
+    """Processes that train together, with the variables that torchrun would give them."""
+
+    def __init__(self, root, data, mode, *recipes, count=None, **options):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.root, self.said = root, root / "said"
+        root.mkdir(parents=True, exist_ok=True)
+        count = RANKS[mode] if count is None else count
+        shared = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        options = {"root": root, "data": data, "parallel": mode, "checkpoint_every": 0, "task": Small, **options}
+        self.processes = [
+            started(
+                self.said,
+                *(recipes or [RECIPE]),
+                variables={name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
+                **options,
+            )
+            for rank in range(count)
+        ]
+
+    def reached(self, steps):
+        reached(self.processes[0].is_alive, self.said, self.root / RECIPE.key / "checkpoints", steps)
+
+    def kill(self):
+        """With -9 and all at once: none is to see another die."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in self.processes:
+                os.kill(process.pid, number)
+        self.end(-signal.SIGKILL)
+
+    def end(self, code=0):
+        """Wait for it; what was said."""
+        codes, told = {ended(process, self.said) for process in self.processes}, self.said.read_text()
+        assert codes == {code}, told
+        return told
+
+
+def alone(root, data, recipe=RECIPE, **options):
+    """Train, or go on, in this process."""
+    try:
+        return train(recipe, root=root, data=data, **{"on_event": id, "task": Small, **options})
+    finally:
+        step.clear_cache()
+
+
+def read(root, recipe=RECIPE):
+    """The result of a run and its rows."""
+    return json.loads((root / recipe.key / "result.json").read_text()), rows(root / recipe.key)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A store for each way to train, with runs that nothing interrupted."""
+    home = tmp_path_factory.mktemp("whole")
+    recipes = {"ddp": (RECIPE, OTHER), "fsdp": (RECIPE, HALF)}
+    groups = [Group(home / mode, data, mode, *recipes[mode], checkpoint_every=1e9) for mode in MODES]
+    for recipe in (RECIPE, HALF):
+        alone(home / "one", data, recipe)
+    for group in groups:
+        group.end()
+    return {name: home / name for name in ("one", *MODES)}
+
+
+def close(a, b):
+    """To rounding: what eight steps make of sums in another order. Norms are the least exact: torch's of one large
+    float32 tensor on a CPU is low by up to a thousandth, and that of a shard by less.
+    """
+    (result, rows), (other, others) = a, b
+    assert result["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-5)
+    assert result["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
+    for row, beside in zip(rows, others, strict=True):
+        assert row["losses"] == pytest.approx(beside["losses"], rel=1e-5)
+        assert row["norms"] == pytest.approx(beside["norms"], rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_processes_train_what_one_does(whole, tmp_path, mode):
+    close(read(whole[mode]), read(whole["one"]))
+    environment = json.loads((whole[mode] / RECIPE.key / "environment.json").read_text())
+    assert (environment["parallel"], environment["ranks"]) == (mode, RANKS[mode])
+    (kept,) = (whole[mode] / RECIPE.key / "checkpoints").iterdir()
+    assert kept.suffix == ".dcp"
+    weights, one = (checkpoint.load_weights(root / RECIPE.key) for root in (whole[mode], whole["one"]))
+    assert weights.keys() == one.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
+    shutil.copytree(kept, tmp_path / kept.name)
+    assert checkpoint.find_newest(tmp_path) == tmp_path / kept.name
+    part, told = next((tmp_path / kept.name).glob("*.distcp")), []
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert checkpoint.find_newest(tmp_path, told.append) is None, "one bit of one process's part"
+    assert kept.name in told[0]
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("ddp", 1), ("fsdp", 5)])
+def test_killed_with_all_its_processes_a_run_ends_in_the_same_weights(whole, data, tmp_path, mode, steps):
+    group = Group(tmp_path, data, mode, pause=0.05)
+    group.reached(steps)
+    group.kill()
+    assert "goes on after step" in Group(tmp_path, data, mode).end()
+    (result, rows), (unharmed, others) = read(tmp_path), read(whole[mode])
+    assert result["weights"] == unharmed["weights"]
+    assert rows == others
+
+
+def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one_or_three(whole, data, tmp_path):
+    """By three in the other mode."""
+    group = Group(tmp_path / "one", data, "fsdp", pause=0.05)
+    group.reached(2)
+    group.kill()
+    shutil.copytree(tmp_path / "one", tmp_path / "three")
+    alone(tmp_path / "one", data)
+    assert "goes on after step" in Group(tmp_path / "three", data, "ddp").end()
+    for name in ("one", "three"):
+        close(read(tmp_path / name), read(whole["one"]))
+
+
+def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(whole, data, tmp_path):
+    def stop(epoch, stepper):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        alone(tmp_path, data, checkpoint_every=0, observe=stop)
+    assert "goes on after step 3 of 8" in Group(tmp_path, data, "fsdp").end()
+    close(read(tmp_path), read(whole["one"]))
+
+
+def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(whole):
+    """Under fsdp embeddings and norms are in bfloat16 too, which autocast leaves in float32."""
+    (result, table), (other, others) = read(whole["one"], HALF), read(whole["fsdp"], HALF)
+    assert other["validation_loss"] == pytest.approx(result["validation_loss"], rel=1e-3)
+    for row, beside in zip(table, others, strict=True):
+        assert beside["losses"] == pytest.approx(row["losses"], rel=2e-3)
+        assert beside["norms"] == pytest.approx(row["norms"], rel=2e-2)
+    exact, _ = read(whole["fsdp"])
+    assert other["validation_loss"] != pytest.approx(exact["validation_loss"], rel=1e-5)
+
+
+def test_processes_may_train_one_run_after_another(whole):
+    assert read(whole["ddp"], OTHER)[0]["steps"] == 4
+
+
+def test_a_device_that_is_too_small_names_the_micro_batch(data, tmp_path):
+    class Large(LanguageTask):
+        def make_batch(self, row):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError, match="make micro_batch_size=6 smaller"):
+        alone(tmp_path, data, dataclasses.replace(RECIPE, micro_batch_size=6), task=Large)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
+    """One process; and the captured step is the one that is not."""
+    options = {"data": data, "device": "cuda", "task": LanguageTask}
+    process = started(tmp_path / "said", EXACT, root=tmp_path / "killed", checkpoint_every=0, **options)
+    reached(process.is_alive, tmp_path / "said", tmp_path / "killed" / EXACT.key / "checkpoints", 3)
+    process.kill()
+    ended(process, tmp_path / "said")
+    found = {
+        alone(tmp_path / name, recipe=EXACT, capture=capture, **options).result["weights"]
+        for name, capture in {"captured": True, "plain": False, "killed": True}.items()
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
+    """All that can be tried of NCCL on one GPU."""
+    Group(tmp_path / mode, data, mode, EXACT, count=1, device="cuda", task=LanguageTask).end()
+    alone(tmp_path / "one", data, EXACT, device="cuda", task=LanguageTask)
+    close(read(tmp_path / mode, EXACT), read(tmp_path / "one", EXACT))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path, mode):
+    """With the kernels that only a compiled model has."""
+    Group(tmp_path / mode, data, mode, RECIPE, count=1, device="cuda", task=LanguageTask, compile=True).end()
+    alone(tmp_path / "one", data, RECIPE, device="cuda", task=LanguageTask)
+    for name in ("validation_loss", "train_loss"):
+        found, expected = (read(tmp_path / root)[0][name] for root in (mode, "one"))
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go_on_from_there(data, tmp_path):
+    pytest.importorskip("tyro")
+    given = {name: value for name, value in RECIPE.settings.items() if value}
+    given |= {"device": "cpu", "data": data, "runs": tmp_path, "parallel": "fsdp", "checkpoint_every": 0}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "mvngrad_lab",
+    ]
+    command += ["train", "wikitext103", *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())]
+    said, at = tmp_path / "said", tmp_path / RECIPE.key / "checkpoints"
+
+    def launched():
+        with said.open("w") as out:
+            return subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    process = launched()
+    reached(lambda: process.poll() is None, said, at, 1)
+    process.send_signal(signal.SIGTERM)  # which it passes on, when it likes to
+    assert process.wait(120) != 0
+    step = int(checkpoint.find_newest(at).name[5:13])
+    assert f"stopped by SIGTERM after step {step};" in said.read_text()
+    assert launched().wait(120) == 0, said.read_text()
+    assert f"goes on after step {step} of 8" in said.read_text()
+    assert read(tmp_path)[0]["status"] == "finished"
+    assert json.loads((tmp_path / RECIPE.key / "environment.json").read_text())["parallel"] == "fsdp"
+
+
+def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tyro")
+    from mvngrad_lab import cli
+
+    with pytest.raises(RuntimeError, match=r"parallel='ddp' needs processes that know of each other: torchrun"):
+        train(RECIPE, root=tmp_path, data=data, parallel="ddp")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["train", "wikitext103", "--runs", str(tmp_path)]) == 2
+    assert "2 processes would each train the whole; add --parallel ddp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "message"),
+    [
+        ("fsdp", {"state_dtype": "int8"}, "take bf16, or take ddp"),
+        ("ddp", {"batch_size": 6, "micro_batch_size": 2}, "batch_size=6 on 2 processes does not make whole"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(data, tmp_path, monkeypatch, mode, change, message):
+    monkeypatch.setattr(processes, "init_process_group", lambda mode, device: device)
+    monkeypatch.setattr(processes, "ranks", lambda: 2)
+    with pytest.raises(ValueError, match=message):
+        train(dataclasses.replace(RECIPE, **change), root=tmp_path, data=data, parallel=mode)
+
+
+def test_a_task_that_does_not_share_its_batches_has_one_process():
+    with pytest.raises(ValueError, match="parallel='ddp' is for language models; TinyTask has one process"):
+        step.CompiledTask(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
+
+
+def test_one_process_has_nobody_to_ask():
+    device = init_process_group(None, torch.device("cpu"))
+    assert (device.type, get_world_size(), broadcast_from_rank0("x"), any_rank(True, False)) == (
+        "cpu",
+        1,
+        "x",
+        (True, False),
+    )

@@ -1,0 +1,85 @@
+"""Workers end with what started them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+
+from mvngrad_lab.pool import run_jobs
+
+
+def nothing():
+    pass
+
+
+def square(number):
+    return number**2
+
+
+def fail(number):
+    raise ValueError(f"no {number}")
+
+
+def die(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait(path):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def eventually(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_every_job_comes_back_with_its_result():
+    for workers in (1, 2):
+        assert sorted(run_jobs(square, range(5), workers, nothing)) == [(n, n * n) for n in range(5)]
+
+
+def test_an_error_is_raised_here():
+    with pytest.raises(ValueError, match="no 1"):
+        list(run_jobs(fail, [1], 2, nothing))
+
+
+def test_a_worker_that_dies_is_an_error_and_not_a_wait():
+    with pytest.raises(BrokenProcessPool):
+        list(run_jobs(die, [1], 2, nothing))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_worker_outlives_the_process_that_started_it(tmp_path, how):
+    path = tmp_path / "pid"
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]\nfrom test_pool import *\n"
+        "if __name__ == '__main__':\n    list(run_jobs(wait, [sys.argv[2]], 2, nothing))"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    first = subprocess.Popen(
+        [sys.executable, str(script), str(Path(__file__).parent), str(path)], stderr=subprocess.DEVNULL
+    )
+    try:
+        assert eventually(lambda: path.exists() and path.read_text())
+        first.send_signal(how)
+        first.wait(20)
+        assert eventually(lambda: not alive(int(path.read_text())), 10)
+    finally:
+        first.kill()
+        first.wait()

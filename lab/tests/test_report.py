@@ -1,0 +1,331 @@
+"""The report and the diagnosis: what they say, that they need no torch, and that a real browser shows them well."""
+
+import dataclasses
+import itertools
+import json
+import re
+import subprocess
+import sys
+from html import unescape
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import samples
+from browser import Browser, Page, chromium
+
+from mvngrad.diagnostics import diagnose
+from mvngrad_lab.report import diagnosis, figures, page
+from mvngrad_lab.report.claims import Claim, load_claims
+from mvngrad_lab.report.figures import style
+from mvngrad_lab.report.verdicts import STATUSES, Verdict
+from mvngrad_lab.store import FinishedRun
+
+HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=\"document.title='taken'\">"
+WIDTHS, THEMES = (390, 1440), ("light", "dark")
+PAPER = {"light": "#fcfbf9", "dark": "#15171b"}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return samples.runs()
+
+
+@pytest.fixture(scope="module")
+def records():
+    return samples.records()
+
+
+@pytest.fixture(scope="module")
+def judged(runs):
+    """All claims of the paper with verdicts in turn."""
+    known, turn = {run.name for run in runs}, itertools.cycle(STATUSES[:4])
+    return [
+        (claim, Verdict(next(turn), "largest 1.2e+05, bound 1e5", "It holds elsewhere."))
+        if claim.target in known
+        else (claim, Verdict("not run", "", "It needs a GPU."))
+        for claim in load_claims()
+    ]
+
+
+def render(judged, runs):
+    return page.render(judged, runs, version="1.2.3", made="2025-01-02")
+
+
+@pytest.fixture(scope="module")
+def pages(judged, runs, records, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "report.html").write_text(render(judged, runs), encoding="utf-8")
+    diagnosed = diagnosis.render(records, diagnose(records), source="monitor.jsonl")
+    (folder / "diagnosis.html").write_text(diagnosed, encoding="utf-8")
+    return folder
+
+
+# Figures
+
+
+def test_every_target_is_drawn_with_words_for_who_cannot_see_it(runs):
+    for run in runs:
+        drawn = figures.draw(run)
+        assert drawn, run.name
+        for panel in (panel for figure in drawn for panel in figure.panels):
+            root = ElementTree.fromstring(panel.svg)
+            tags = [child.tag.split("}")[1] for child in root[:2]]
+            assert (root.get("role"), tags) == ("img", ["title", "desc"])
+            assert len(root[1].text) > 10
+            assert root.get("aria-labelledby") == f"{root[0].get('id')} {root[1].get('id')}"
+            assert not re.search(r"(?<!,)#[0-9a-f]{6}", panel.svg), f"{panel.title}: a colour that no theme can change"
+            assert not re.search(r"\bnan\b", root[1].text), root[1].text
+
+
+def test_a_figure_is_its_data_and_nothing_else(runs):
+    (run,) = (run for run in runs if run.name == "convergence")
+    changed = json.loads(json.dumps(run.result))
+    changed["rate"]["measured"][-1] *= 2
+    first, again = figures.draw(run), figures.draw(run)
+    other = figures.draw(dataclasses.replace(run, result=changed))
+    assert first == again
+    assert first[0] != other[0]
+    assert first[1] == other[1]
+
+
+def test_a_target_without_figures_has_none():
+    assert figures.draw(FinishedRun("new-0", "new", {}, {}, {"anything": 1})) == []
+
+
+def linear(color):
+    channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(first, second):
+    low, high = sorted(float(linear(color) @ (0.2126, 0.7152, 0.0722)) for color in (first, second))
+    return (high + 0.05) / (low + 0.05)
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1.
+SIGHTS = {
+    "full": np.eye(3),
+    "protan": np.array([[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]),
+    "deutan": np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]),
+    "tritan": np.array([[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]),
+}
+
+
+def oklab(light):
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]) @ light.clip(0, 1)
+    axes = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+    return axes @ np.cbrt(cones)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_cells_are_told_apart_by_any_eye_and_in_print(theme):
+    colors = {"light": style.LIGHT, "dark": style.DARK}[theme]
+    marks = list(style.CELLS.values())
+    assert len({mark.dash for mark in marks}) == len({mark.marker for mark in marks}) == 4
+    for mark in marks:
+        assert contrast(colors[mark.color], PAPER[theme]) >= 3
+    for first, second in itertools.combinations(marks, 2):
+        for sight, matrix in SIGHTS.items():
+            seen = [oklab(matrix @ linear(colors[mark.color])) for mark in (first, second)]
+            assert np.linalg.norm(seen[0] - seen[1]) > 0.1, (first.label, second.label, sight)
+
+
+# Pages
+
+
+def words(html):
+    return " ".join(unescape(re.sub(r"<(style|svg).*?</\1>|<[^>]*>", " ", html, flags=re.DOTALL)).split())
+
+
+def test_every_claim_is_there_once_with_its_verdict_and_the_open_ones_last(judged, runs, pages):
+    html = (pages / "report.html").read_text(encoding="utf-8")
+    for claim, verdict in judged:
+        assert html.count(f'id="{claim.id}"') == 1
+        item = html[html.index(f'id="{claim.id}"') :].split("</li>")[0]
+        assert verdict.status in words(item)
+    open_ones = html.index('<section id="not-run"')
+    for claim, verdict in judged:
+        assert (html.index(f'id="{claim.id}"') > open_ones) == (verdict.status == "not run")
+    counted = {name: int(count) for count, name in re.findall(r"<b>(\d+)</b><span>(?:<svg.*?</svg> )?([a-z ]+)<", html)}
+    assert counted.pop("all claims") == len(judged)
+    assert counted == {status: sum(verdict.status == status for _, verdict in judged) for status in STATUSES}
+    assert all(run.key in html for run in runs)
+
+
+def test_a_page_of_nothing_and_of_what_nobody_asked_for(runs):
+    assert "Not run" not in words(render([], []))
+    odd = FinishedRun("table9-abc", "table9", {"depth": 7}, {"commit": "fedcba"}, {"rows": [1, 2]})
+    html = render([], [odd, *(run for run in runs if run.name == "memory")])
+    assert "table9-abc" in html[html.index('id="other-runs"') :]
+    assert "State of an optimizer" in html, "a run that no claim asks for is drawn all the same"
+
+
+def test_only_the_run_behind_a_verdict_is_drawn(judged, runs):
+    (full,) = (run for run in runs if run.name == "memory")
+    quick = dataclasses.replace(full, key="memory-quick", environment={"quick": True})
+    html = render(judged, [quick, full])
+    assert html.count("State of an optimizer") == 1
+    assert html.index("memory-0123456789ab") < html.index('id="other-runs"') < html.index("memory-quick")
+
+
+def test_ids_are_unique(pages):
+    for path in pages.glob("*.html"):
+        found = re.findall(r'\bid="([^"]*)"', path.read_text(encoding="utf-8"))
+        assert len(found) == len(set(found))
+
+
+def test_the_page_is_small(pages):
+    assert (pages / "report.html").stat().st_size < 600_000
+
+
+def hostile(runs):
+    claim = Claim(HOSTILE, HOSTILE, (HOSTILE,), HOSTILE, HOSTILE, HOSTILE, "mnist-curves")
+    (run,) = (run for run in runs if run.name == "mnist-curves")
+    result = {**run.result, "data": HOSTILE, "spike_rule": HOSTILE}
+    run = FinishedRun(HOSTILE, run.name, {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE}, result)
+    return [(claim, Verdict(STATUSES[1], HOSTILE, HOSTILE))], [run]
+
+
+def test_whatever_the_data_say_is_escaped(runs, records):
+    html = render(*hostile(runs))
+    assert html.count("&lt;") > 10
+    other = diagnosis.render(records, diagnose(records), source=HOSTILE)
+    for text in (html, other):
+        assert "<script" not in text
+        assert "<img" not in text
+
+
+def test_a_diagnosis_says_the_regime_the_pick_and_the_numbers(records):
+    found = diagnose(records)
+    text = words(diagnosis.render(records, found, source="monitor.jsonl"))
+    assert "The theory would pick MVN-Grad" in text
+    assert "Signal-dominated" in text or "signal-dominated" in text
+    for group in found.groups:
+        for statement in group.statements:
+            assert statement.verdict in text
+    assert "No record, no diagnosis" in words(diagnosis.render([], diagnose([]), source="empty.jsonl"))
+
+
+def test_pages_are_drawn_where_there_is_no_torch(runs, records, tmp_path):
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(vars(run)) + "\n" for run in runs))
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    code = """
+import importlib.abc, json, pathlib, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "requests"):
+            raise ImportError(f"{name} is not here")
+sys.meta_path.insert(0, Refuse())
+folder = pathlib.Path(sys.argv[1])
+from mvngrad.diagnostics import diagnose
+from mvngrad_lab import store
+from mvngrad_lab.report import diagnosis, page
+found = store.load_runs(folder)
+html = page.render([], found, version="1", made="now")
+records = json.loads((folder / "records.json").read_text())
+other = diagnosis.render(records, diagnose(records), source="records.json")
+print(len(found), html.count("<figure"), other.count("<figure"))
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [int(count) > 0 for count in done.stdout.split()] == [True] * 3
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+def test_without_a_browser_tests_skip_but_not_where_all_must_run(monkeypatch):
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no Chromium"):
+        chromium()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no Chromium"):
+        chromium()
+
+
+LOW_CONTRAST = """(() => {
+  const parse = text => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const straight = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(c => straight(c / 255))
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const color = parse(getComputedStyle(node).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement, box = node.getBoundingClientRect();
+    if (!walker.currentNode.data.trim() || !box.width || node.closest("title, desc, style, legend")) continue;
+    const style = getComputedStyle(node), text = parse(node instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [light(text), light(behind(node))].sort((x, y) => x - y);
+    if ((b + .05) / (a + .05) < 4.5) low.push([walker.currentNode.data.trim(), (b + .05) / (a + .05)]);
+  }
+  return low;
+})()"""
+
+OUTSIDE = """[...document.querySelectorAll(".panel svg")].map(svg => svg.getBoundingClientRect())
+  .filter(box => !(box.width > 200 && box.height > 100 && box.left >= 0 && box.right <= innerWidth + .5)).length"""
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["report", "diagnosis"])
+def test_a_browser_shows_it(browser, pages, name, width, theme):
+    shown = Page(browser, pages / f"{name}.html", width, theme)
+    assert shown.complaints == []
+    assert shown.requests == [shown.url]
+    assert shown.evaluate("document.querySelectorAll('.panel svg').length") > 4
+    assert shown.evaluate(OUTSIDE) == 0
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    assert shown.evaluate(LOW_CONTRAST) == []
+    background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+    expected = [int(PAPER[theme][i : i + 2], 16) for i in (1, 3, 5)]
+    assert [int(part) for part in re.findall(r"\d+", background)] == expected
+    levels = shown.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_a_count_shows_its_claims_alone(browser, pages, judged):
+    shown = Page(browser, pages / "report.html")
+    visible = "[...document.querySelectorAll('.claim')].filter(claim => claim.checkVisibility()).map(claim => claim.id)"
+    assert len(shown.evaluate(visible)) == len(judged)
+    for status, kind in page.KINDS.items():
+        shown.evaluate(f"document.querySelector('#show-{kind}').click()")
+        assert shown.evaluate(visible) == [claim.id for claim, verdict in judged if verdict.status == status]
+
+
+def test_printed_it_is_light_and_complete(browser, pages):
+    shown = Page(browser, pages / "report.html", theme="dark")
+    shown.evaluate("document.querySelector('#show-caveat').click()")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    shown.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert shown.evaluate("getComputedStyle(document.body).color") == "rgb(28, 30, 33)"
+    assert shown.evaluate("[...document.querySelectorAll('.claim')].every(claim => claim.checkVisibility())")
+    assert shown.evaluate("document.querySelector('details dl').checkVisibility({contentVisibilityAuto: true})")
+    pdf = shown.pdf()
+    assert pdf.startswith(b"%PDF")
+    assert pdf.count(b"/Type /Page\n") > 3
+
+
+def test_hostile_data_do_nothing_in_a_browser(browser, runs, tmp_path):
+    path = tmp_path / "hostile.html"
+    path.write_text(render(*hostile(runs)), encoding="utf-8")
+    shown = Page(browser, path)
+    assert shown.evaluate("document.title") == "MVN-Grad, claim by claim"
+    assert shown.complaints == []
+    assert shown.requests == [shown.url]
+    assert shown.evaluate("document.querySelectorAll('script, img').length") == 0

@@ -1,0 +1,348 @@
+"""What is done is kept, through errors, kill -9 and a full disk; and the command around it."""
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("tyro")
+pytest.importorskip("rich")
+from rich.console import Console
+
+from mvngrad_lab import cli, reproduce, store
+from mvngrad_lab.cli import progress
+from mvngrad_lab.cli.progress import Bars, TrainingBar
+from mvngrad_lab.experiments import find_experiments
+from mvngrad_lab.experiments.spike import run as spike
+from mvngrad_lab.training import events
+
+EXPERIMENTS = find_experiments()
+SPIKE = dataclasses.replace(EXPERIMENTS["spike"], seconds=(10, 10))
+MEMORY = dataclasses.replace(EXPERIMENTS["memory"], seconds=(30, 30))
+
+
+class Recorder:
+    """A display that notes what it is told."""
+
+    def __init__(self):
+        self.planned, self.begun, self.ended = None, [], []
+
+    def plan(self, experiments, quick):
+        self.planned = [experiment.name for experiment in experiments]
+
+    def begin(self, experiment, interrupted):
+        self.begun.append((experiment.name, interrupted))
+        return lambda share: None
+
+    def event(self, event):
+        pass
+
+    def end(self, outcome):
+        self.ended.append(outcome)
+
+
+def go(root, *names, **options):
+    display = Recorder()
+    return reproduce.reproduce(reproduce.select_experiments(names), display, root=root, quick=True, **options), display
+
+
+def statuses(outcomes):
+    return {outcome.experiment.name: outcome.status for outcome in outcomes}
+
+
+def test_a_second_run_keeps_what_is_done(tmp_path):
+    assert statuses(go(tmp_path, "spike", "memory")[0]) == {"spike": "ran", "memory": "ran"}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    outcomes, display = go(tmp_path, "spike", "memory")
+    assert statuses(outcomes) == {"spike": "stored", "memory": "stored"}
+    assert display.planned == []
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+
+
+def test_other_code_runs_again(tmp_path, monkeypatch):
+    go(tmp_path, "memory")
+    monkeypatch.setattr(reproduce, "code_hash", lambda experiment: "another")
+    outcomes, _ = go(tmp_path, "memory")
+    assert statuses(outcomes) == {"memory": "ran"}
+    (run,) = store.load_runs(tmp_path)
+    assert run.environment["code"] == "another"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("LIBRARY/rule.py", True),
+        ("LIBRARY/optim/optimizer.py", True),
+        ("LAB/arrays.py", True),
+        ("LAB/tasks/mnist/model.py", True),
+        ("LAB/training/step.py", True),
+        ("LAB/experiments/spike/simulation.py", True),
+        ("LAB/experiments/spike/judge.py", False),
+        ("LAB/experiments/memory/run.py", False),
+    ],
+)
+def test_the_hash_covers_the_code_behind_a_result_in_both_packages(tmp_path, monkeypatch, name, changes):
+    for package in ("LIBRARY", "LAB"):
+        shutil.copytree(getattr(reproduce, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        monkeypatch.setattr(reproduce, package, tmp_path / package)
+    monkeypatch.setattr(spike, "__file__", str(tmp_path / "LAB/experiments/spike/run.py"))
+    before = reproduce.code_hash(EXPERIMENTS["spike"])
+    with (tmp_path / name).open("a") as file:
+        file.write("# another\n")
+    assert (reproduce.code_hash(EXPERIMENTS["spike"]) != before) == changes
+
+
+def test_quick_and_full_are_two_results(tmp_path):
+    assert spike.make_recipe(True, None).key != spike.make_recipe(False, None).key
+    go(tmp_path, "spike")
+    (run,) = store.load_runs(tmp_path)
+    assert run.environment["quick"] is True
+    assert run.result["seconds"] > 0
+
+
+def test_an_error_ends_its_target_alone(tmp_path, monkeypatch):
+    def broken(recipe, data, tick):
+        raise RuntimeError("it broke")
+
+    monkeypatch.setattr(spike, "run", broken)
+    outcomes, display = go(tmp_path, "spike", "memory")
+    assert statuses(outcomes) == {"spike": "failed", "memory": "ran"}
+    assert outcomes[1].error.startswith("RuntimeError: it broke (test_reproduce.py, line ")
+    monkeypatch.undo()
+    outcomes, display = go(tmp_path, "spike", "memory")
+    assert display.begun == [("spike", True)]
+    assert statuses(outcomes) == {"memory": "stored", "spike": "ran"}
+
+
+def test_a_result_that_cannot_be_told_in_json_is_no_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(spike, "run", lambda recipe, data, tick: {"peak": float("nan")})
+    outcomes, _ = go(tmp_path, "spike")
+    assert statuses(outcomes) == {"spike": "failed"}
+    assert store.load_runs(tmp_path) == []
+
+
+def test_what_needs_a_gpu_is_run_only_where_it_is_named(tmp_path):
+    on_gpu = {"table1", "table2", "cifar-gap", "state-precision"}
+    assert not on_gpu & {each.name for each in reproduce.select_experiments([])}
+    if torch.cuda.is_available():
+        return  # they would run
+    outcomes, _ = go(tmp_path, *on_gpu, "memory")
+    assert statuses(outcomes)["memory"] == "ran"
+    failed = [outcome for outcome in outcomes if outcome.experiment.name in on_gpu]
+    assert len(failed) == len(on_gpu)
+    for outcome in failed:
+        assert outcome.status == "failed"
+        assert "needs a CUDA device" in outcome.error
+        small = "wikitext103 --model tiny" if outcome.experiment.name == "table2" else "cifar100 --train-limit"
+        assert f"mvngrad train {small}" in outcome.error
+
+
+def test_unknown_targets_list_the_known_ones(capsys):
+    assert cli.main(["reproduce", "spike", "spikes"]) == 2
+    said = capsys.readouterr().err
+    assert said.strip() == f"mvngrad: no experiment 'spikes'; choose from {', '.join(EXPERIMENTS)}"
+
+
+# The command, in processes of its own
+
+
+def command(*arguments, root, wait=True, **options):
+    line = [sys.executable, "-m", "mvngrad_lab", *arguments, "--runs", str(root)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
+    )
+    return process.communicate(timeout=300)[0] if wait else process
+
+
+def begun(root, target):
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if any((folder / "environment.json").exists() for folder in root.glob(f"{target}-*")):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_an_interruption_loses_only_the_unfinished_target(tmp_path, how):
+    process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)
+    assert begun(tmp_path, "separation")
+    process.send_signal(how)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -9)
+    if how == signal.SIGINT:
+        assert "Finished results are stored" in said
+    assert [run.name for run in store.load_runs(tmp_path)] == ["spike"]
+    said = command("reproduce", "spike", "separation", root=tmp_path)
+    assert "stored spike" in said
+    assert "separation: an earlier run did not finish" in said
+    assert "done   separation" in said
+    assert said.strip().splitlines()[-1] == str(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") >= 4
+    assert "reproduced with a caveat" in page
+
+
+def test_a_full_disk_fails_the_target_and_says_so(tmp_path):
+    """Files may not grow past 20 kB, so that spike's result cannot be written and memory's can."""
+
+    def limit():
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    said = command("reproduce", "spike", "memory", root=tmp_path, preexec_fn=limit)
+    assert "failed spike" in said
+    assert "File too large" in said
+    assert "done   memory" in said
+    assert [run.name for run in store.load_runs(tmp_path)] == ["memory"]
+    assert not list(tmp_path.rglob(".*")), "a partial file was left behind"
+
+
+def test_help_is_quick_and_imports_no_torch():
+    code = (
+        "import sys\nsys.argv = ['mvngrad', '--help']\nfrom mvngrad_lab.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print([name for name in ('torch', 'numpy', 'rich.progress', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(name in done.stdout for name in ("reproduce", "report", "diagnose", "data"))
+
+
+def test_without_its_packages_the_command_says_what_to_install():
+    code = "import sys; sys.modules['tyro'] = None; from mvngrad_lab.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("pip install mvngrad-lab")
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mvngrad ")
+
+
+def test_data_list_says_which_digits_there_are(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cli.main(["data", "list"]) == 0
+    assert "mnist: 5,000 of MNIST's" in capsys.readouterr().out
+    assert cli.main(["data", "list", "--data", str(tmp_path / "none")]) == 0
+    assert "is not a folder" in capsys.readouterr().out
+
+
+def test_bars_estimate_what_is_left():
+    console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with Bars(console) as bars:
+        bars.plan([SPIKE, MEMORY], quick=False)
+        tick = bars.begin(SPIKE, True)
+        tick(0.5)
+        (everything, current) = bars.tasks
+        assert everything.completed == 5.0
+        assert everything.total == 40.0
+        assert "left" in everything.fields["left"]
+        assert current.completed == 0.5
+        bars.end(reproduce.Outcome(SPIKE, "ran", 3.0))
+        assert everything.completed == 10.0
+        bars.begin(MEMORY, False)
+        bars.end(reproduce.Outcome(MEMORY, "failed", error="[/] broke"))
+    told = console.export_text()
+    assert "did not finish" in told
+    assert "[/] broke" in told, "an error is text and not markup"
+    console.file.close()
+
+
+def told(epoch, key="cifar100-0", **metrics):
+    return events.Progress(key, epoch, 200, 48 * epoch, 9600, 3.25, 41000.0, 60.0, 125.0, metrics)
+
+
+def terminal():
+    return Console(force_terminal=True, width=120, file=io.StringIO())
+
+
+def test_a_training_shows_where_it_is_on_a_terminal(capsys):
+    with TrainingBar(terminal()) as live:
+        live(told(3, test_accuracy=40.5, test_loss=2.0))
+        live(told(4))
+        (bar,) = live.tasks
+        assert (bar.completed, bar.total) == (48 * 4, 9600)
+        assert bar.fields["now"] == "epoch 4/200  loss 3.2500  test_accuracy 40.50  41,000/s  2:05 left"
+        live(events.Message("cifar100-0", "goes on [after] step 4"))
+    assert "goes on [after] step 4" in live.console.file.getvalue() + capsys.readouterr().out
+
+
+def test_elsewhere_a_training_is_a_line_for_each_evaluation(capsys):
+    with TrainingBar(Console(file=io.StringIO())) as live:
+        live(told(3))
+        live(told(4, test_accuracy=40.5))
+    assert capsys.readouterr().out == (
+        "cifar100-0  epoch 4/200  loss 3.2500  test_accuracy 40.5000  41000/s  1:00 + 2:05\n"
+    )
+    assert live.console.file.getvalue().strip() == ""
+
+
+def test_within_a_long_epoch_there_are_signs_of_life(capsys):
+    """On a terminal each, elsewhere a line where none has come for long."""
+    sign = events.Step("cifar100-0", 40, 9600, 100.0)
+    with TrainingBar(terminal()) as live:
+        live(sign)
+        (bar,) = live.tasks
+        assert (bar.completed, bar.total, bar.fields["now"]) == (40, 9600, "step 40/9600  1:40 left")
+    with TrainingBar(Console(file=io.StringIO())) as live:
+        live(sign)
+        assert capsys.readouterr().out == ""
+        live.last -= progress.QUIET
+        live(sign)
+        live(sign)
+        assert capsys.readouterr().out == "cifar100-0  step 40/9600  1:40 left\n"
+        live.last -= progress.QUIET / 2
+        live(told(3))  # is not shown, so it is no sign
+        live.last -= progress.QUIET / 2
+        live(told(4))
+    assert capsys.readouterr().out == "cifar100-0  epoch 4/200  loss 3.2500  41000/s  1:00 + 2:05\n"
+
+
+def test_a_target_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatch):
+    class Module:
+        __file__ = __file__
+
+        @staticmethod
+        def train_all(root, data, tick, on_event):
+            on_event(told(10, test_accuracy=60.0))
+            seen.append(bars.tasks[-1].fields["left"])
+            on_event(told(1, key="cifar100-1"))
+            seen.append(bars.tasks[-1].fields["left"])
+            tick(1.0)
+
+    seen = []
+    monkeypatch.setattr(type(EXPERIMENTS["table1"]), "load", lambda self: Module)
+    with Bars(terminal()) as bars:
+        (outcome,) = reproduce.reproduce([EXPERIMENTS["table1"]], bars, root=tmp_path)
+    assert outcome.status == "ran", outcome.error
+    assert seen == [
+        "epoch 10/200  loss 3.2500  test_accuracy 60.00  41,000/s  2:05 left",
+        "epoch 1/200  loss 3.2500  41,000/s  2:05 left",
+    ]
+
+
+def test_the_report_is_drawn_without_torch(tmp_path):
+    go(tmp_path, "spike", "variance-gap")
+    code = (
+        "import sys\nclass NoTorch:\n    def find_spec(self, name, *rest):\n"
+        "        if name.split('.')[0] == 'torch':\n            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\nfrom mvngrad_lab.cli import main\n"
+        f"sys.exit(main(['report', '--runs', {json.dumps(str(tmp_path))}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").stat().st_size > 50_000

@@ -1,0 +1,137 @@
+"""Checkpoints: whole or not at all, the newest that is undamaged, no more than asked for."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from mvngrad_lab.store.lock import Locked
+from mvngrad_lab.training import checkpoint
+
+
+def save(folder, step, keep, notes=None):
+    checkpoint.save(folder, step, notes or {"seconds": 0.5}, {"x": torch.full((1000,), float(step))}, keep)
+    return checkpoint.list_checkpoints(folder)[0]
+
+
+def newest(folder, told=None):
+    """The step of the newest checkpoint, whose state is the step everywhere."""
+    path, state = checkpoint.find_newest(folder, print if told is None else told.append), {"x": torch.zeros(1000)}
+    if path is None:
+        return None
+    notes = checkpoint.load(path, state)
+    assert state["x"].eq(notes["step"]).all()
+    assert notes["seconds"] == 0.5
+    return notes["step"]
+
+
+def test_the_newest_is_read_as_it_was_written(tmp_path):
+    assert newest(tmp_path / "none yet") is None
+    for step in (9, 10, 200_000_000):
+        save(tmp_path, step, keep=3)
+    assert newest(tmp_path) == 200_000_000
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_older_ones_go(tmp_path, keep):
+    for step in range(4):
+        save(tmp_path, step, keep=keep)
+    assert [path.name[:13] for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000003", "step-00000002"][
+        :keep
+    ]
+    assert len(list(tmp_path.iterdir())) == keep
+
+
+def test_saving_a_step_again_keeps_one_before_it(tmp_path):
+    for step in (1, 2, 2):
+        save(tmp_path, step, keep=2)
+    assert [path.name[:13] for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000001"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change(path):
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1  # one bit of a tensor, which torch.load would not notice
+    path.write_bytes(whole)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [cut, change, empty])
+def test_a_damaged_one_gives_way_to_the_one_before_and_says_so(tmp_path, damage):
+    told = []
+    save(tmp_path, 1, keep=2)
+    damage(save(tmp_path, 2, keep=2))
+    assert newest(tmp_path, told) == 1
+    assert len(told) == 1
+    assert told[0].startswith("step-00000002")
+    assert told[0].endswith("; it is not used")
+    damage(checkpoint.list_checkpoints(tmp_path)[1])
+    assert newest(tmp_path, told) is None
+
+
+def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    save(tmp_path, 1, keep=1)
+
+    def full(value, file):
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="no space left"):
+        save(tmp_path, 2, keep=1)
+    assert newest(tmp_path) == 1
+    monkeypatch.undo()
+    save(tmp_path, 2, keep=1)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it began", "while it wrote"])
+def test_who_lost_the_folder_leaves_the_checkpoints_of_the_next(tmp_path, late):
+    """What the next one has half written, too; its own half may be gone by then."""
+    save(tmp_path, 1, keep=1)
+    half, asked = tmp_path / ".partial.elsewhere-1", []
+
+    def check():
+        asked.append(late)
+        if len(asked) == 1 + late:
+            for own in tmp_path.glob(".partial.*"):
+                own.unlink()
+            half.write_text("half of it")
+            raise Locked("thought dead")
+
+    with pytest.raises(Locked):
+        checkpoint.save(tmp_path, 2, {"seconds": 0.5}, {"x": torch.zeros(1000)}, 1, check)
+    assert half.read_text() == "half of it"
+    assert newest(tmp_path) == 1
+    save(tmp_path, 3, keep=1)
+    assert not half.exists()
+
+
+def test_only_plain_data_is_loaded(tmp_path):
+    """A file from elsewhere, with a name that fits, runs no code."""
+    import pickle
+
+    class Runs:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    save(tmp_path, 1, keep=1, notes={"seconds": Runs()})
+    with pytest.raises(pickle.UnpicklingError):
+        newest(tmp_path)
+
+
+def test_a_full_disk_is_called_that_and_what_is_half_written_goes(tmp_path, monkeypatch):
+    """Torch's own words for it are of a position in an archive."""
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *mode: opened(Path("/dev/full"), *mode))
+    with pytest.raises(OSError, match="No space left on device; a checkpoint could not be written") as full:
+        checkpoint.save(tmp_path, 1, {}, {"a": torch.zeros(100_000)}, 2)
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,255 @@
+"""Each target at small size, judged by the rules of the report; and judged otherwise where the mechanism is broken."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from mvngrad.diagnostics import gap
+from mvngrad.rule import ADABELIEF, ADAM, LAPROP, Rule
+from mvngrad_lab.experiments import find_experiments
+from mvngrad_lab.experiments.convergence import run as convergence
+from mvngrad_lab.experiments.memory import run as memory
+from mvngrad_lab.experiments.mnist import curves as mnist_curves, digits as mnist, gap as mnist_gap
+from mvngrad_lab.experiments.separation import run as separation
+from mvngrad_lab.experiments.spike import run as spike, simulation as spike_theory
+from mvngrad_lab.experiments.variance_gap import run as variance_gap_target, simulation as variance_gap
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
+
+JUDGES = find_judges()
+
+
+def quiet(share):
+    assert 0 <= share <= 1
+
+
+def run(module, recipe):
+    return module.run(recipe, None, quiet)
+
+
+def status(claim, result):
+    return JUDGES[claim](result).status
+
+
+# Spikes
+
+SPIKES = spike.Spikes(per_decade=4, trains_per_decade=2)
+
+
+def test_spike_holds_with_its_caveats():
+    result = run(spike, SPIKES)
+    found = {claim: status(claim, result) for claim in JUDGES if claim.startswith(("spike", "multi-spike", "z-clip"))}
+    caveats = {"spike-mvngrad", "spike-figure-long", "spike-figure-early", "multi-spike-mvngrad"}
+    assert found == {claim: CAVEAT if claim in caveats else REPRODUCED for claim in found}
+    assert len(found) == 11
+
+
+def test_spike_notices_a_z_clip_that_is_ignored(monkeypatch):
+    update = Rule.update
+
+    def ignoring(self, x, g, state, t, hyper, *rest):
+        return update(self, x, g, state, t, hyper._replace(z_clip=None), *rest)
+
+    monkeypatch.setattr(Rule, "update", ignoring)
+    assert status("z-clip", run(spike, SPIKES)) == NOT_REPRODUCED
+
+
+def test_spike_notices_momentum_before_normalizing(monkeypatch):
+    """LaProp with its momentum moved is Adam, which grows with M."""
+    original = spike_theory.Spike.peaks
+    monkeypatch.setattr(
+        spike_theory.Spike,
+        "peaks",
+        lambda self, rule, *a, **k: original(self, ADAM if rule == LAPROP else rule, *a, **k),
+    )
+    assert status("spike-figure-long", run(spike, SPIKES)) == NOT_REPRODUCED
+
+
+# The gap
+
+
+def test_the_gap_holds_with_its_caveats():
+    result = run(variance_gap_target, variance_gap_target.Gap(points=9, samples=20_000))
+    found = {claim: status(claim, result) for claim in JUDGES if claim.startswith("gap-")}
+    assert found == {
+        "gap-closed-form": REPRODUCED,
+        "gap-nonnegative": REPRODUCED,
+        "gap-lower-bound": CAVEAT,
+        "gap-beyond": CAVEAT,
+    }
+
+
+def test_the_gap_notices_momentum_before_normalizing(monkeypatch):
+    estimate, gap_of = variance_gap.estimate, variance_gap.gap
+    same = (ADABELIEF, ADABELIEF)
+    monkeypatch.setattr(variance_gap, "estimate", lambda *a, **k: estimate(*a, **{**k, "cells": same}))
+    monkeypatch.setattr(
+        variance_gap, "gap", lambda past, noise=variance_gap.NORMAL, error=0.0: gap_of(past, noise, error, same)
+    )
+    result = run(variance_gap_target, variance_gap_target.Gap(points=9, samples=20_000))
+    assert status("gap-closed-form", result) == NOT_REPRODUCED
+    assert status("gap-beyond", result) == NOT_REPRODUCED
+
+
+# Separation and convergence
+
+
+def test_separation_holds_with_its_caveats_and_notices_another_rule():
+    result = run(separation, separation.Dimensions(largest=100, steps=50, horizon=100))
+    found = {claim: status(claim, result) for claim in JUDGES if claim.startswith("separation-")}
+    caveats = {"separation-upper", "separation-lower"}
+    assert found == {claim: CAVEAT if claim in caveats else REPRODUCED for claim in found}
+    assert len(found) == 5
+    worse = {**result, "stable": {**result["stable"], "heavy_ball_error": 1e-3, "slack": [-1e-3]}}
+    assert {status(c, worse) for c in ("separation-heavy-ball", "separation-descent")} == {NOT_REPRODUCED}
+    short = {**result, "smallest_gradient": 0.9 * result["lower_bound"]}
+    assert status("separation-lower", short) == NOT_REPRODUCED
+
+
+def test_convergence_holds_with_its_caveats_and_notices_a_slower_rate():
+    result = run(convergence, convergence.Rates(longest=1000, runs=8, points=5))
+    found = {claim: status(claim, result) for claim in JUDGES if claim.startswith("convergence-")}
+    caveats = {"convergence-bound", "convergence-floor"}
+    assert found == {claim: CAVEAT if claim in caveats else REPRODUCED for claim in found}
+    assert len(found) == 4
+    slow = {
+        **result,
+        "rate": {**result["rate"], "exponent": -0.3, "bound": [0.0 * b + 1e-9 for b in result["rate"]["bound"]]},
+    }
+    assert {status(c, slow) for c in ("convergence-rate", "convergence-bound")} == {NOT_REPRODUCED}
+
+
+# Memory
+
+
+def test_memory_is_counted(monkeypatch):
+    result = run(memory, memory.Memory(size=1 << 16))
+    assert {status(c, result) for c in ("memory-states", "memory-total")} == {REPRODUCED}
+    monkeypatch.setitem(memory.CELLS, "AdamW", memory.MVNGradW)
+    assert status("memory-states", run(memory, memory.Memory(size=1 << 16))) == NOT_REPRODUCED
+
+
+# MNIST
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The smallest data that can be learnt and still has noise."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(640, 28, 28), torch.randint(10, (640,))
+    images += labels[:, None, None] / 3
+    return mnist.Digits((images, labels), (images[:100], labels[:100]), "made up")
+
+
+def test_batches_are_an_order_of_every_epoch(digits):
+    found = [labels for _, labels in islice(mnist.batches(digits.train, 64, 0), 20)]
+    again = [labels for _, labels in islice(mnist.batches(digits.train, 64, 0), 20)]
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    first, second = (torch.cat(found[i : i + 10]) for i in (0, 10))
+    assert torch.equal(first.sort().values, digits.train[1].sort().values)
+    assert not torch.equal(first, second)
+    other = [labels for _, labels in islice(mnist.batches(digits.train, 64, 1), 10)]
+    assert not torch.equal(first, torch.cat(other))
+
+
+def test_training_lowers_the_loss_and_cells_differ(digits):
+    panel = mnist_curves.Panel(64, 1e-3, (0.9, 0.99), 150)
+    rows = {cell: mnist_curves.train(cell, panel, 0, digits, 16) for cell in mnist.CELLS}
+    assert len({row["final_loss"] for row in rows.values()}) == 4
+    for row in rows.values():
+        assert row["final_loss"] < 0.8 * row["loss"][0]
+        assert len(row["loss"]) == mnist_curves.BINS
+
+
+def curves(small, large):
+    """A result with these spike counts and final losses."""
+
+    def cells(metric, values):
+        return {cell: {metric: row} for cell, row in values.items()}
+
+    panels = {"batch 128": {"cells": cells("spikes", small)}, "batch 1024": {"cells": cells("final_loss", large)}}
+    return {"seeds": [0, 1, 2], "data": "made up", "panels": panels}
+
+
+FEW, SOME, MANY = [0, 1, 0], [1, 0, 1], [9, 8, 10]
+LOW, HIGH = [0.10, 0.11, 0.09], [0.2, 0.21, 0.19]
+
+
+@pytest.mark.parametrize(
+    ("laprop", "adabelief", "expected"),
+    [(MANY, MANY, REPRODUCED), (FEW, MANY, CAVEAT), (MANY, SOME, NOT_REPRODUCED)],
+)
+def test_smoothness_is_judged_by_the_test(laprop, adabelief, expected):
+    counts = {"Adam": MANY, "AdaBelief": adabelief, "LaProp": laprop, "MVN-Grad": FEW}
+    assert status("mnist-smooth", curves(counts, {})) == expected
+
+
+@pytest.mark.parametrize(
+    ("mvngrad", "adabelief", "expected"),
+    [
+        (LOW, LOW, REPRODUCED),
+        (LOW, HIGH, CAVEAT),
+        (HIGH, HIGH, NOT_REPRODUCED),
+        ([None, *LOW[1:]], LOW, NOT_REPRODUCED),
+    ],
+)
+def test_speed_is_judged_by_the_test(mvngrad, adabelief, expected):
+    losses = {"Adam": HIGH, "AdaBelief": adabelief, "LaProp": HIGH, "MVN-Grad": mvngrad}
+    assert status("mnist-fast", curves({}, losses)) == expected
+
+
+SMALL_GAP = mnist_gap.Frozen(checkpoints=(2, 10, 40), seeds=(0,), K=16, hidden=(16, 16))
+
+
+def gaps(digits):
+    found = {cell: mnist_gap.along(SMALL_GAP, cell, 0, digits) for cell in SMALL_GAP.cells}
+    trained = {cell: {name: [values] for name, values in row.items()} for cell, row in found.items()}
+    return {"data": "", "K": 16, "seeds": [0], "steps": list(SMALL_GAP.checkpoints), "trained_with": trained}
+
+
+def test_the_gap_on_a_network_is_positive(digits):
+    result = gaps(digits)
+    assert status("mnist-gap-positive", result) == REPRODUCED
+    for row in result["trained_with"].values():
+        assert row["gap"][0] == pytest.approx(np.subtract(row["before"][0], row["after"][0]).tolist())
+
+
+def test_the_gap_on_a_network_notices_momentum_before_normalizing(digits, monkeypatch):
+    monkeypatch.setattr(gap, "orders", lambda rule: (ADABELIEF, ADABELIEF))
+    assert status("mnist-gap-positive", gaps(digits)) == NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1, 3, 4, 3, 3], REPRODUCED), ([4, 3, 2, 2, 2], NOT_REPRODUCED), ([1, 9, 1, 1, 1], NOT_REPRODUCED)],
+)
+def test_a_plateau_rises_and_stays(values, expected):
+    trained = {cell: {"gap": [values, values]} for cell in ("AdaBelief", "MVN-Grad")}
+    result = {"data": "", "seeds": [0, 1], "steps": [1, 2, 3, 4, 5], "trained_with": trained}
+    assert status("mnist-gap-plateau", result) == expected
+
+
+def test_both_networks_train_in_processes_of_their_own(monkeypatch):
+    """From the sample of digits, through the pool, to what the report reads."""
+    monkeypatch.delenv("MVNGRAD_DATA", raising=False)
+    panels = (mnist_curves.Panel(128, 1e-3, (0.9, 0.99), 4), mnist_curves.Panel(256, 1e-3, (0.9, 0.99), 3))
+    shares = []
+    result = mnist_curves.run(mnist_curves.Curves("mnist-5k", panels, (0,), 8), None, shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert list(result["panels"]) == ["batch 128", "batch 256"]
+    for panel in result["panels"].values():
+        assert list(panel["cells"]) == list(mnist.CELLS)
+        assert all(len(cell["loss"][0]) == len(cell["steps"]) for cell in panel["cells"].values())
+    frozen = mnist_gap.Frozen("mnist-5k", checkpoints=(1, 2), seeds=(0,), K=3, hidden=(8, 8))
+    assert run(mnist_gap, frozen)["trained_with"].keys() == {"AdaBelief", "MVN-Grad"}
+
+
+def test_every_target_has_recipes_and_the_quick_one_is_smaller(tmp_path):
+    for target in find_experiments().values():
+        if target.gpu:
+            continue
+        full, quick = (target.load().make_recipe(quick, None) for quick in (False, True))
+        assert full.name == quick.name == target.name
+        assert full.key != quick.key or target.name == "memory"

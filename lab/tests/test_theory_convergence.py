@@ -1,0 +1,91 @@
+"""The nonconvex rate of thm:mvngrad_convergence and its bias floor."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mvngrad_lab.arrays import to_json
+from mvngrad_lab.experiments.convergence.simulation import (
+    RARE,
+    SKEWED,
+    STEEPEST,
+    USUAL,
+    Bounded,
+    L,
+    convergence,
+    floor,
+    gradient,
+    rate_curve,
+    settled,
+)
+
+
+def test_the_problem_is_as_smooth_and_as_bounded_as_it_says():
+    x = np.linspace(-5, 5, 20_001)
+    assert abs(gradient(x)).max() == pytest.approx(STEEPEST, rel=1e-6)
+    assert abs(np.diff(gradient(x)) / np.diff(x)).max() == pytest.approx(L, rel=1e-5)
+    assert np.gradient(x**2 / (1 + x**2), x)[1:-1] == pytest.approx(gradient(x)[1:-1], abs=1e-5)
+    for problem in (USUAL, SKEWED, RARE):
+        xi = problem.draw(np.random.default_rng(0), (1_000_000,))
+        assert xi.mean() == pytest.approx(0, abs=5e-3 * problem.sigma)
+        assert xi.std() == pytest.approx(problem.sigma, rel=0.1)
+        assert STEEPEST + abs(xi).max() == problem.G
+    with pytest.raises(ValueError, match="eps=2"):
+        Bounded(eps=2.0)
+
+
+@pytest.mark.parametrize("beta1", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("problem", [USUAL, SKEWED, RARE], ids=["usual", "skewed", "rare"])
+def test_the_theorems_constants_cover_the_proofs_last_display(problem, beta1):
+    problem = replace(problem, beta1=beta1)
+    for T in (10, 1000, 100_000):
+        for eta in (problem.rate(T), problem.largest_rate):
+            terms = problem.terms(T, eta, 0.99)
+            assert terms[2] <= terms[1] * (1 + 1e-12)  # what the step-size condition is for
+            assert sum(terms) <= problem.bound(T, eta, 0.99)
+    beyond = problem.terms(10, 1.1 * problem.largest_rate, 0.99)
+    assert beyond[2] > beyond[1]
+
+
+def test_the_average_squared_gradient_falls_as_the_root_of_T_and_under_the_bound():
+    result = rate_curve(longest=3000, runs=16)
+    assert result.exponent == pytest.approx(-0.5, abs=0.05)
+    assert (result.measured + result.half_width < result.display).all()
+    assert (result.display <= result.bound).all()
+    assert result.display[-1] < result.trivial  # the bound says something
+    assert (np.diff(result.half_width) < 0).all()
+
+
+def test_at_the_usual_momentum_the_step_size_condition_hides_the_rate():
+    """(1-beta1)^2 in the condition: at beta1 = 0.9 the rate ~ 1/sqrt(T) is allowed from T = 91,000 on."""
+    problem = replace(USUAL, beta1=0.9)
+    assert problem.rate(80_000) == problem.largest_rate == problem.rate(100)
+    assert problem.rate(100_000) < problem.largest_rate
+
+
+def test_the_floor_is_quadratic_for_skewed_noise_and_linear_for_rare_spikes():
+    """The bound's (1-beta2) is from |sqrt(a) - sqrt(b)| <= sqrt(|a-b|), the worst case, which rare spikes are."""
+    skewed, rare = floor(SKEWED, points=5, runs=200), floor(RARE, points=5, runs=200)
+    assert skewed.exponent == pytest.approx(2, abs=0.1)
+    assert rare.exponent == pytest.approx(1, abs=0.1)
+    for result in (skewed, rare):
+        assert (result.floor < result.bound).all()
+        assert (result.covariance <= result.covariance_bound).all()
+    symmetric = floor(USUAL, points=3, runs=200)
+    assert symmetric.floor.max() < 1e-3 * skewed.floor.max()
+    assert symmetric.exponent is None
+
+
+@pytest.mark.parametrize("beta2", [0.5, 0.8])
+def test_a_run_from_the_minimum_settles_where_the_bias_says(beta2):
+    result = settled(SKEWED, beta2, T=2500)
+    assert result.mean == pytest.approx(result.expected, rel=0.02, abs=1.5e-3)
+    assert result.mean > 0.01
+    assert result.average < result.bound
+
+
+def test_everything_in_quick():
+    result = convergence(longest=300, runs=4, points=3)
+    assert json.loads(json.dumps(to_json(result), allow_nan=False))["floors"]["symmetric"]["exponent"] is None

@@ -1,0 +1,538 @@
+"""The training loop: exact after any interruption, each metric once, a run of its own for each recipe."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from tiny import Tiny, TinyTask, ended, reached, rows, started
+
+from mvngrad.diagnostics import diagnose, read_records
+from mvngrad_lab.experiments.cifar100.gap import gap as variance_gap
+from mvngrad_lab.store import metrics
+from mvngrad_lab.store.lock import lock_folder
+from mvngrad_lab.training import checkpoint, sitting, step
+from mvngrad_lab.training.events import EpochEnd, Message, StepProgress
+from mvngrad_lab.training.train import Interrupted, make_monitor_observer, train
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train a tiny recipe quietly, in a store of its own."""
+
+    def run(recipe, root="runs", **options):
+        options = {"on_event": lambda event: None, "task": TinyTask, **options}
+        return train(recipe, root=tmp_path / root, **options)
+
+    yield run
+    step.clear_cache()
+
+
+def folder(tmp_path, recipe, root="runs"):
+    return tmp_path / root / recipe.key
+
+
+def kept(checkpoints):
+    """The content of the newest checkpoint."""
+    return torch.load(checkpoint.find_newest(checkpoints), weights_only=True)
+
+
+def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
+    recipe, events = Tiny(eval_every=2), []
+    done = run(recipe, on_event=events.append)
+    at = folder(tmp_path, recipe)
+    assert json.loads((at / "recipe.json").read_text()) == {"name": "tiny", **recipe.settings}
+    assert json.loads((at / "result.json").read_text()) == done.result
+    assert done.result["status"] == "finished"
+    assert done.result["steps"] == 3 * 7
+    assert done.result["state_bytes"] == 4 * (3 * done.result["parameters"] + 6)  # m, s, u, and six counts of steps
+    assert [(row["epoch"], row["step"], "test_loss" in row) for row in metrics.read_rows(at / "metrics.jsonl")] == [
+        (1, 7, False), (2, 14, True), (3, 21, True),
+    ]  # fmt: skip
+    begun = events.pop(0)
+    assert begun == Message(recipe.key, f"begins: 21 steps of 16, in {at}")
+    assert all(isinstance(event, EpochEnd) for event in events)
+    assert [event.epoch for event in events] == [1, 2, 3]
+    assert events[-1].seconds_left == 0
+    assert events[-1].metrics["test_loss"] == done.result["test_loss"]
+    assert events[-1].loss < events[0].loss
+    assert len(checkpoint.list_checkpoints(at / "checkpoints")) == 1
+    assert kept(at / "checkpoints")["step"] == 21
+
+
+def test_a_finished_run_is_not_trained_again(run):
+    first, events = run(Tiny()), []
+    assert run(Tiny(), on_event=events.append) == first
+    assert events == []
+
+
+def test_a_run_that_another_process_finished_a_moment_ago_is_not_trained_again(run, tmp_path, monkeypatch):
+    """After it was looked for, and before its folder was let go."""
+    first, events = run(Tiny(), "other"), []
+
+    @contextmanager
+    def late(at):
+        with lock_folder(at) as check:
+            shutil.copytree(folder(tmp_path, Tiny(), "other"), at, dirs_exist_ok=True)
+            yield check
+
+    monkeypatch.setattr("mvngrad_lab.training.train.lock_folder", late)
+    assert run(Tiny(), on_event=events.append) == first
+    assert events == []
+
+
+def test_the_seed_decides_everything_and_nothing_else_does(run):
+    first = run(Tiny())
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    again = run(Tiny(), "elsewhere")
+    assert torch.equal(torch.get_rng_state(), before)
+    step.clear_cache()
+    apart = run(Tiny(), "without what is kept")
+    weights = {name: value for name, value in first.result.items() if "seconds" not in name}
+    for other in (again, apart):
+        assert {name: value for name, value in other.result.items() if "seconds" not in name} == weights
+    assert run(Tiny(seed=1)).result["weights"] != first.result["weights"]
+
+
+def test_the_loop_trains_as_a_plain_loop_does(run):
+    """The same steps written out, with the learning rate set from outside and no plan."""
+    recipe = Tiny(epochs=2, optimizer="adamw", eps_s=None, weight_decay=0.1)
+    result = run(recipe).result
+    task = TinyTask(recipe, None, torch.device("cpu"))
+    torch.manual_seed(recipe.seed)
+    model = task.build_model().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
+    for epoch in range(2):
+        plan = task.plan_epoch(recipe, epoch)
+        for at in range(7):
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate(7 * epoch + at, 7)
+            chosen = plan["order"][at] if at < 6 else plan["order"][at, :4]  # 100 = 6 * 16 + 4
+            optimizer.zero_grad()
+            task.loss(model, task.make_batch({"order": chosen, "scale": plan["scale"][at]})).backward()
+            optimizer.step()
+    with torch.no_grad():
+        assert result["test_loss"] == pytest.approx(task.evaluate(model.eval(), False)["test_loss"], rel=1e-5)
+
+
+def test_the_seed_decides_the_first_weights(run, tmp_path):
+    for seed in (0, 3):
+        recipe = Tiny(seed=seed, lr=0.0, epochs=1)
+        run(recipe)
+        found = kept(folder(tmp_path, recipe) / "checkpoints")["state"]["model.0.weight"]
+        torch.manual_seed(seed)
+        assert torch.equal(found, TinyTask(recipe, None, torch.device("cpu")).build_model()[0].weight)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32)])
+def test_products_are_in_the_precision_of_the_recipe_in_training_and_in_evaluation(run, precision, dtype):
+    seen = set()
+
+    class Watched(TinyTask):
+        def build_model(self):
+            model = super().build_model()
+            model.register_forward_hook(lambda model, inputs, scores: seen.add((model.training, scores.dtype)))
+            return model
+
+    run(Tiny(precision=precision, epochs=1), task=Watched)
+    assert seen == {(True, dtype), (False, dtype)}
+
+
+@each_device
+def test_recipes_share_what_they_have_in_common(run, device):
+    """Another seed or rate takes the same captured step, another optimizer the same model."""
+    exact = partial(Tiny, deterministic=True)
+    alone = {}
+    rounded = [exact(state_dtype="int8", seed=seed) for seed in (2, 3)]  # whose seed is in the step
+    for recipe in (exact(seed=1, lr=1e-3), exact(optimizer="adam", eps_s=None), *rounded):
+        step.clear_cache()
+        alone[recipe] = run(recipe, "alone", device=device).result["weights"]
+    step.clear_cache()
+    run(exact(), device=device)
+    (first,), (bench,) = step._steppers.values(), step._benches.values()
+    shared = []
+    for recipe, weights in alone.items():
+        assert run(recipe, device=device).result["weights"] == weights
+        (stepper,) = step._steppers.values()
+        shared.append((stepper is first, stepper.compiled is bench))
+    assert shared == [(True, True), (False, True), (False, True), (False, True)]
+    run(exact(batch_size=20), device=device)
+    assert len(step._benches) == 2
+
+
+def test_the_step_never_reads_the_same_plan_twice(run, tmp_path):
+    """Every image once an epoch, in another order each time."""
+    seen = []
+
+    class Watched(TinyTask):
+        def make_batch(self, row):
+            seen.append(row["order"].tolist())
+            return super().make_batch(row)
+
+    run(Tiny(epochs=2), task=Watched)
+    epochs = [[image for batch in part for image in batch] for part in (seen[:7], seen[7:])]
+    assert all(sorted(order) == list(range(100)) for order in epochs)
+    assert epochs[0] != epochs[1]
+
+
+# Interruptions
+
+
+@each_device
+def test_killed_at_any_step_a_run_ends_in_the_same_weights(run, tmp_path, device):
+    recipe, said, told = Tiny(deterministic=True), tmp_path / "said", []
+    options = {"root": tmp_path / "killed", "device": device, "task": TinyTask, "checkpoint_every": 0}
+    for steps in (3, 14):  # within an epoch, and at the end of one
+        process = started(said, recipe, pause=0.05, **options)
+        reached(process.is_alive, said, folder(tmp_path, recipe, "killed") / "checkpoints", steps)
+        process.kill()
+        assert ended(process, said) == -signal.SIGKILL
+    results = [run(recipe, root, device=device, on_event=told.append).result for root in ("killed", "whole")]
+    assert told[0].text.startswith("goes on after step")
+    assert results[0]["weights"] == results[1]["weights"]
+    assert results[0]["train_accuracy"] == results[1]["train_accuracy"]
+    tables = [rows(folder(tmp_path, recipe, root)) for root in ("killed", "whole")]
+    assert tables[0] == tables[1]
+    assert [row["step"] for row in tables[0]] == [7, 14, 21]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, number):
+    recipe, said, told = Tiny(), tmp_path / "said", []
+    at = folder(tmp_path, recipe) / "checkpoints"
+    process = started(said, recipe, pause=0.05, root=tmp_path / "runs", task=TinyTask, checkpoint_every=0)
+    reached(process.is_alive, said, at, 2)
+    os.kill(process.pid, number)
+    assert ended(process, said) == 128 + number
+    stopped = kept(at)["step"]
+    assert f"stopped by {number.name} after step {stopped}; start it again" in said.read_text()
+    run(recipe, on_event=told.append)
+    assert told[0].text == f"goes on after step {stopped} of 21"
+
+
+def test_a_second_signal_of_a_kind_is_no_longer_held_back(run):
+    class Impatient(Exception):
+        pass
+
+    def stop(number, frame):
+        raise Impatient
+
+    def twice(event):
+        if isinstance(event, EpochEnd):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(Impatient):
+            run(Tiny(), on_event=twice)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, epoch):
+    """Also within the last one, which is not made twice."""
+
+    class Signalled(TinyTask):
+        evaluations = 0
+
+        def evaluate(self, model, final):
+            self.evaluations += 1
+            if self.evaluations == epoch:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(model, final)
+
+    whole = run(Tiny(), "whole")
+    with pytest.raises(Interrupted, match=rf"after step {7 * epoch};"):
+        run(Tiny(), task=Signalled)
+    assert [row["step"] for row in rows(folder(tmp_path, Tiny()))] == [7, 14, 21][: epoch - 1]
+    resumed = run(Tiny()).result
+    assert {name: resumed[name] for name in ("weights", "test_loss", "train_accuracy")} == {
+        name: whole.result[name] for name in ("weights", "test_loss", "train_accuracy")
+    }
+    tables = [rows(folder(tmp_path, Tiny(), root)) for root in ("whole", "runs")]
+    assert tables[0] == tables[1]
+
+
+def test_the_last_evaluation_is_made_once(run):
+    finals = []
+
+    class Counted(TinyTask):
+        def evaluate(self, model, final):
+            finals.append(final)
+            return super().evaluate(model, final)
+
+    run(Tiny(), task=Counted)
+    assert finals == [False, False, True]
+
+
+def test_within_long_epochs_there_are_signs_of_life(run, monkeypatch):
+    monkeypatch.setattr(sitting, "SIGN_OF_LIFE", 0.0)
+    events = []
+    run(Tiny(epochs=1), on_event=events.append)
+    signs = [event for event in events if isinstance(event, StepProgress)]
+    assert [(sign.step, sign.steps) for sign in signs] == [(step, 7) for step in range(1, 7)]
+    assert all(sign.seconds_left > 0 for sign in signs)
+
+
+def interrupt(after):
+    """An `on_event` that sends this process a signal at the end of an epoch."""
+
+    def on_event(event):
+        if isinstance(event, EpochEnd) and event.epoch == after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_event
+
+
+def test_a_signal_at_the_end_of_an_epoch_loses_no_row_and_repeats_none(run, tmp_path):
+    whole = run(Tiny(), "whole")
+    before = signal.getsignal(signal.SIGTERM)
+    for epoch in (1, 2):
+        with pytest.raises(Interrupted, match=rf"after step {7 * epoch};") as stopped:
+            run(Tiny(), on_event=interrupt(epoch))
+        assert stopped.value.step == 7 * epoch
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert run(Tiny()).result["weights"] == whole.result["weights"]
+    tables = [rows(folder(tmp_path, Tiny(), root)) for root in ("whole", "runs")]
+    assert tables[0] == tables[1]
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_sittings(run, tmp_path):
+    with pytest.raises(Interrupted):
+        run(Tiny(), on_event=interrupt(1))
+    at = folder(tmp_path, Tiny()) / "checkpoints"
+    saved = kept(at)
+    checkpoint.save(at, saved["step"], {"seconds": 1000.0}, saved["state"], keep=1)
+    assert run(Tiny()).result["seconds"] > 1000
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bf16", "int8"])
+def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(run, tmp_path, state_dtype):
+    recipe = Tiny(state_dtype=state_dtype, seed=5)
+    whole = run(recipe, "whole")
+    with pytest.raises(Interrupted):
+        run(recipe, on_event=interrupt(2), checkpoint_every=0)
+    at = folder(tmp_path, recipe)
+    newest = checkpoint.list_checkpoints(at / "checkpoints")[0]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with (at / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 14, "epo')  # as a process leaves it that is killed while writing
+    told = []
+    again = run(recipe, on_event=told.append)
+    assert [type(event) for event in told[:2]] == [Message, Message]
+    assert newest.name in told[0].text
+    assert told[1].text == "goes on after step 13 of 21"
+    assert again.result["weights"] == whole.result["weights"]
+    assert rows(at) == rows(folder(tmp_path, recipe, "whole"))
+
+
+def test_a_run_that_only_lacks_its_result_is_finished(run, tmp_path):
+    whole = run(Tiny())
+    (folder(tmp_path, Tiny()) / "result.json").unlink()
+    again = run(Tiny())
+    assert again.result["weights"] == whole.result["weights"]
+    assert again.result["train_accuracy"] == whole.result["train_accuracy"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
+    run(Tiny(), "other")
+    step.clear_cache()
+    wrong = kept(folder(tmp_path, Tiny(), "other") / "checkpoints")["state"] | {"model.0.weight": torch.zeros(3)}
+    checkpoint.save(folder(tmp_path, Tiny()) / "checkpoints", 1, {"seconds": 0.0}, wrong, keep=1)
+    with pytest.raises(ValueError, match=r"model.0.weight does not fit; delete the run's folder"):
+        run(Tiny())
+
+
+def test_checkpoints_come_at_their_interval(run, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(checkpoint, "save", lambda folder, step, *rest: saved.append(step))
+    run(Tiny(), checkpoint_every=1e9)
+    assert saved == [21]
+    run(Tiny(seed=1), checkpoint_every=0)
+    assert saved[1:] == list(range(1, 22))
+
+
+def test_training_works_outside_the_main_thread(run):
+    """Where no signal can be asked for."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run(Tiny())))
+    thread.start()
+    thread.join()
+    assert found[0].result["status"] == "finished"
+
+
+# Divergence
+
+
+@each_device
+@pytest.mark.parametrize("break_at", [0, 8, 12])
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_step(run, tmp_path, device, break_at):
+    recipe = Tiny(break_at=break_at)
+    done = run(recipe, device=device)
+    assert done.result["status"] == "diverged"
+    assert done.result["step"] == break_at + 2  # counted from 1, and the step after the one that broke the weights
+    assert run(recipe) == done
+    assert len(metrics.read_rows(folder(tmp_path, recipe) / "metrics.jsonl")) == (break_at + 1) // 7
+
+
+def test_a_run_whose_last_step_broke_it_is_diverged_too(run):
+    """The loss of that step was finite; the weights after it are not."""
+    result = run(Tiny(break_at=20)).result
+    assert (result["status"], result["step"]) == ("diverged", 21)
+
+
+def test_a_device_that_is_too_small_names_the_setting_to_change(run, tmp_path):
+    class Large(TinyTask):
+        def make_batch(self, row):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand so on")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"make batch_size=16 smaller.*\(CUDA out of memory.*GiB\.\)$"):
+        run(Tiny(), task=Large)
+    assert not step._steppers
+    assert run(Tiny()).result["status"] == "finished", "and nothing of it is in the way"
+
+
+# Observers
+
+
+@each_device
+def test_an_observer_changes_nothing_and_its_time_is_not_the_runs(run, tmp_path, device):
+    """One that computes gradients and runs the model, with batch normalization, in the mode of training."""
+    recipe, seen = Tiny(deterministic=True), []
+
+    def observe(epoch, stepper):
+        gap = variance_gap(recipe, stepper, epoch, K=4)
+        time.sleep(0.2)
+        seen.append((epoch, gap.batches, stepper.state["at"].item()))
+
+    alone = run(recipe, "alone", device=device)
+    step.clear_cache()
+    start = time.perf_counter()
+    observed = run(recipe, "observed", device=device, observe=observe)
+    passed = time.perf_counter() - start
+    assert seen == [(epoch, 4, 7) for epoch in (1, 2, 3)]
+    assert observed.result["weights"] == alone.result["weights"]
+    assert observed.result["test_loss"] == alone.result["test_loss"]
+    tables = [rows(folder(tmp_path, recipe, root)) for root in ("alone", "observed")]
+    assert tables[0] == tables[1]
+    assert observed.result["seconds"] + observed.result["setup_seconds"] + 3 * 0.2 <= passed
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("state_dtype", ["float32", "bf16", "int8"])
+@pytest.mark.parametrize("optimizer", ["mvngrad", "adamw"])
+def test_a_captured_run_is_the_uncaptured_one(run, tmp_path, optimizer, state_dtype):
+    recipe = Tiny(optimizer=optimizer, eps_s=1e-8 if optimizer == "mvngrad" else None, state_dtype=state_dtype)
+    recipe = dataclasses.replace(recipe, deterministic=True)
+    runs = [run(recipe, f"capture={capture}", device="cuda", capture=capture) for capture in (False, True)]
+    assert runs[0].result["test_loss"] == pytest.approx(runs[1].result["test_loss"], rel=1e-4)
+    tables = [rows(folder(tmp_path, recipe, f"capture={capture}")) for capture in (False, True)]
+    for one, other in zip(*tables, strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_the_gpu_sees_the_same_data_as_the_cpu(run):
+    host, device = (run(Tiny(), where, device=where) for where in ("cpu", "cuda"))
+    assert host.result["test_loss"] == pytest.approx(device.result["test_loss"], rel=1e-2)
+
+
+@pytest.mark.gpu
+def test_a_capture_leaves_no_trace():
+    recipe, device = Tiny(), torch.device("cuda")
+    stepper = step.TrainingStep(
+        recipe, step.CompiledTask(TinyTask(recipe, None, device), compiled=False), captured=True
+    )
+    stepper.reset(3)
+    before = {name: value.clone() for name, value in stepper.state.items()}
+    stepper.set_plan({**stepper.task.plan_epoch(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
+    assert stepper.graph is not None
+    for name, value in stepper.state.items():
+        assert torch.equal(value, before[name]), name
+    stepper.step()
+    assert not torch.equal(stepper.state["model.0.weight"], before["model.0.weight"])
+    assert stepper.step_index.item() == 1
+
+
+@pytest.mark.gpu
+def test_a_second_run_replays_the_first_ones_graph(run):
+    run(Tiny(), device="cuda")
+    (first,) = step._steppers.values()
+    graph = first.graph
+    again = run(Tiny(seed=1), device="cuda")
+    assert next(iter(step._steppers.values())).graph is graph
+    step.clear_cache()
+    assert run(Tiny(seed=1), "apart", device="cuda").result["test_loss"] == pytest.approx(
+        again.result["test_loss"], rel=1e-4
+    )
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_run_is_its_own(run):
+    """Not what the process held before; one run takes over the captured step of the first, another has its own."""
+    first = run(Tiny(), device="cuda").result["memory_bytes"]
+    assert first > 0
+    for recipe in (Tiny(seed=1), Tiny(optimizer="adam", eps_s=None)):
+        torch.empty(2**31, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        assert abs(run(recipe, device="cuda").result["memory_bytes"] - first) < 2**30
+
+
+@pytest.mark.gpu
+def test_a_captured_step_that_is_replaced_leaves_no_memory(run):
+    held = []
+    for beta1 in (0.9, 0.8, 0.7, 0.6):
+        run(Tiny(beta1=beta1), device="cuda")
+        held.append(torch.cuda.memory_allocated())
+    assert held[-1] - held[1] < 2**20  # the second has all that libraries keep
+
+
+@each_device
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:\\s*Online softmax is disabled")
+def test_a_compiled_run_is_the_uncompiled_one(run, device):
+    runs = [run(Tiny(), f"compile={compile}", device=device, compile=compile) for compile in (False, True)]
+    assert runs[0].result["test_loss"] == pytest.approx(runs[1].result["test_loss"], rel=1e-2)
+
+
+def test_a_deterministic_run_is_never_compiled(run, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compiled.append(part.__name__) or part)
+    run(Tiny(deterministic=True), compile=True)
+    assert compiled == []
+    run(Tiny(), compile=True)
+    assert compiled == ["make_batch", "loss_and_correct"]
+
+
+@each_device
+def test_a_monitor_writes_a_record_after_each_epoch_and_changes_nothing(run, tmp_path, device):
+    recipe = Tiny(deterministic=True)
+    alone = run(recipe, "alone", device=device).result["weights"]
+    at = folder(tmp_path, recipe)
+    with pytest.raises(Interrupted):
+        run(recipe, device=device, on_event=interrupt(2), observe=make_monitor_observer(at))
+    with (at / "monitor.jsonl").open("a") as file:
+        file.write('{"step": 21, "groups": []}\n')  # as a process leaves it that was killed before its checkpoint
+    watched = run(recipe, device=device, observe=make_monitor_observer(at)).result["weights"]
+    assert watched == alone
+    records = read_records(at / "monitor.jsonl")
+    assert [record["step"] for record in records] == [7, 14, 21]
+    assert all(record["groups"][0]["snr"]["0.5"] > 0 for record in records)
+    diagnose(records)

@@ -1,0 +1,141 @@
+"""A recipe of the training loop that takes a second, and processes of their own that train, to be killed."""
+
+import dataclasses
+import multiprocessing
+import os
+import sys
+import time
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.store import metrics
+from mvngrad_lab.training import checkpoint
+from mvngrad_lab.training.task import Task, make_generators
+from mvngrad_lab.training.train import Interrupted, train
+
+SERVER = multiprocessing.get_context("forkserver")
+"""Has imported what processes need before they begin: they are there at once."""
+SERVER.set_forkserver_preload(
+    [
+        "mvngrad_lab.training.train",
+        "mvngrad_lab.tasks.language.task",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiny(TrainingRecipe):
+    name: ClassVar[str] = "tiny"
+    trained: ClassVar[str] = "tiny"
+    optimizer: str = "mvngrad"
+    batch_size: int = 16
+    lr: float = 1e-2
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps_s: float | None = 1e-8
+    epochs: int = 3
+    precision: str = "float32"
+    images: int = 100
+    break_at: int | None = None
+    """A step after which the weights are not finite."""
+
+    def learning_rate(self, step, steps_per_epoch):
+        return float("nan") if step == self.break_at else self.lr / (1 + step)
+
+
+class TinyTask(Task):
+    """Random images, a network with batch normalization."""
+
+    source = "random images"
+
+    def __init__(self, recipe, folder, device):
+        self.device = device
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(recipe.images, 3, 8, 8, generator=generator).to(device)
+        self.labels = torch.randint(4, (recipe.images,), generator=generator).to(device)
+        self.last_batch_size = recipe.images % recipe.batch_size
+        self.steps_per_epoch = recipe.images // recipe.batch_size + (self.last_batch_size > 0)
+
+    def build_model(self):
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        )
+
+    def plan_epoch(self, recipe, epoch):
+        _, generator = make_generators(recipe.seed, epoch)
+        order = torch.randperm(recipe.images, generator=generator)
+        padded = torch.zeros(self.steps_per_epoch * recipe.batch_size, dtype=torch.int64)
+        padded[: len(order)] = order
+        scale = torch.rand(self.steps_per_epoch, generator=generator)
+        return {"order": padded.view(self.steps_per_epoch, -1), "scale": 1 + scale}
+
+    def make_batch(self, row):
+        return self.images[row["order"]] * row["scale"], self.labels[row["order"]]
+
+    def loss(self, model, batch):
+        return cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(self, model, final):
+        scores = model(self.images)
+        found = {"test_loss": cross_entropy(scores, self.labels).item()}
+        return {**found, "train_accuracy": (scores.argmax(1) == self.labels).float().mean().item()} if final else found
+
+
+def started(said, *recipes, variables=None, pause=0.0, **options):
+    """A process that trains recipes, with `variables` in its environment and a `pause` after each checkpoint.
+
+    What it has to say is appended to the file `said`.
+    """
+    process = SERVER.Process(target=_train, args=(said, recipes, variables or {}, pause, options), daemon=True)
+    process.start()
+    return process
+
+
+def _train(said, recipes, variables, pause, options):
+    for stream in (1, 2):
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    save = checkpoint.save
+
+    def slow(*arguments):
+        save(*arguments)
+        time.sleep(pause)
+
+    checkpoint.save = slow
+    try:
+        for recipe in recipes:
+            train(recipe, **options)
+    except Interrupted as stopped:
+        print(stopped)
+        sys.exit(128 + stopped.signal_number)
+
+
+def ended(process, said):
+    """How a process ended."""
+    process.join(180)
+    assert process.exitcode is not None, said.read_text()
+    return process.exitcode
+
+
+def reached(alive, said, checkpoints, steps):
+    """Wait until a process, which is `alive` meanwhile, has written a checkpoint of so many steps."""
+    for _ in range(9000):
+        found = checkpoint.list_checkpoints(checkpoints)
+        if found and int(found[0].name[5:13]) >= steps:
+            return
+        assert alive(), said.read_text()
+        time.sleep(0.01)
+    raise AssertionError(f"no checkpoint of step {steps} in 90 s")
+
+
+def rows(folder):
+    """The metrics of a run, without clocks."""
+    found = metrics.read_rows(folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]

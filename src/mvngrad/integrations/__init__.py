@@ -1,0 +1,6 @@
+"""Callbacks and registrations for the frameworks that people train in. Each module is imported only when used:
+
+- `mvngrad.integrations.transformers`: `MonitorCallback` for the Hugging Face Trainer
+- `mvngrad.integrations.lightning`: `MonitorCallback` for Lightning
+- `mvngrad.integrations.timm`: `register()`, after which timm knows the optimizers by name
+"""

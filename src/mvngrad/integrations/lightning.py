@@ -1,0 +1,62 @@
+"""A Monitor as a callback of Lightning."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
+
+from mvngrad.diagnostics import Monitor
+from mvngrad.diagnostics.sinks import Record, Sink, make_sink, named_scalars
+
+
+class MonitorCallback(Callback):
+    """Watch the optimizers of a Trainer with a `mvngrad.diagnostics.Monitor`, and log to the Trainer's loggers.
+
+        trainer = Trainer(callbacks=[MonitorCallback()])
+
+    A Monitor is attached to each optimizer when training starts, and closed when it ends or fails. With several
+    optimizers, names begin with the optimizer's number.
+
+    Args:
+        every: steps between records.
+        sink: also send whole records there: a path, for JSON lines that `mvngrad diagnose` reads, or a callable.
+        options: further arguments of `Monitor`.
+    """
+
+    def __init__(self, every: int = 50, sink: str | os.PathLike[str] | Sink | None = None, **options: Any) -> None:
+        self.every, self.options = every, options
+        self.sink = None if sink is None else make_sink(sink)
+        self.monitors: list[Monitor] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number, optimizer in enumerate(trainer.optimizers):
+            prefix = f"optimizer{number}/" if len(trainer.optimizers) > 1 else ""
+            write = partial(self._write, trainer, prefix)
+            self.monitors.append(Monitor(optimizer, self.every, write, **self.options))
+
+    def _write(self, trainer: Trainer, prefix: str, record: Record) -> None:
+        if trainer.is_global_zero:
+            if self.sink is not None:
+                self.sink(record)
+            numbers = {prefix + name: value for name, value in named_scalars(record).items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers, step=record["step"])
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Detach every Monitor and close the sink. Called by Lightning; calling it again does nothing."""
+        while self.monitors:
+            self.monitors.pop().detach()
+        if self.sink is not None and hasattr(self.sink, "close"):
+            self.sink.close()

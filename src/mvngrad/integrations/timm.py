@@ -1,0 +1,28 @@
+"""The optimizers by name in timm."""
+
+from __future__ import annotations
+
+try:
+    from timm.optim._optim_factory import OptimInfo, default_registry
+except ImportError as error:
+    raise ImportError("mvngrad.integrations.timm needs timm: pip install timm") from error
+
+from mvngrad import optim
+
+NAMES = ("MVNGrad", "MVNGradW", "LaProp", "LaPropW", "AdaBelief", "AdaBeliefW")
+
+
+def register() -> list[str]:
+    """Make `timm.optim.create_optimizer_v2(model, opt="mvngradw", ...)` find these classes; return the names.
+
+    timm has a `laprop` and an `adabelief` of its own, which stay. Ours are `mvngrad_laprop`, `mvngrad_adabelief` and
+    so on; MVN-Grad is `mvngrad` and `mvngradw`.
+    """
+    names = []
+    for name in NAMES:
+        key = name.lower() if name.startswith("MVN") else f"mvngrad_{name.lower()}"
+        decay = "decoupled" if name.endswith("W") else "coupled"
+        info = OptimInfo(key, getattr(optim, name), f"{name} of mvngrad, {decay} weight decay", has_betas=True)
+        default_registry.register(info)
+        names.append(key)
+    return names

@@ -1,0 +1,53 @@
+"""A Monitor as a callback of the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise ImportError("mvngrad.integrations.transformers needs transformers: pip install transformers") from error
+
+from mvngrad.diagnostics import Monitor
+from mvngrad.diagnostics.sinks import Record, Sink, make_sink, named_scalars
+
+
+class MonitorCallback(TrainerCallback):
+    """Watch the optimizer of a Trainer with a `mvngrad.diagnostics.Monitor`, and log where the Trainer logs.
+
+        trainer.add_callback(MonitorCallback(trainer))
+
+    The Monitor is attached when training begins, to the optimizer inside Accelerate's wrapper, and closed when it ends.
+
+    Args:
+        trainer: the Trainer that it is added to, whose `log` gets the numbers of each record.
+        every: steps between records.
+        sink: also send whole records there: a path, for JSON lines that `mvngrad diagnose` reads, or a callable.
+        options: further arguments of `Monitor`.
+    """
+
+    def __init__(
+        self, trainer: Trainer, every: int = 50, sink: str | os.PathLike[str] | Sink | None = None, **options: Any
+    ) -> None:
+        self.trainer, self.every, self.options = trainer, every, options
+        self.sink = None if sink is None else make_sink(sink)
+        self.monitor: Monitor | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        while not hasattr(optimizer, "register_step_post_hook") or hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        self.monitor = Monitor(optimizer, self.every, self._write, **self.options)
+
+    def _write(self, record: Record) -> None:
+        if self.trainer.is_world_process_zero():
+            if self.sink is not None:
+                self.sink(record)
+            self.trainer.log(named_scalars(record))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.detach()
+        if self.sink is not None and hasattr(self.sink, "close"):
+            self.sink.close()

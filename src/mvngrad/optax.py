@@ -1,0 +1,196 @@
+"""The family as optax gradient transformations, made from the same `Rule.update` as the torch classes.
+
+`scale_by_mvn_grad` and `scale_by_laprop` rescale gradients; `mvn_grad` and `laprop` add decoupled weight decay and the
+learning rate, as `optax.adamw` does. optax has Adam and AdaBelief itself; `scale_by_rule` makes any cell.
+
+>>> import jax.numpy as jnp, optax
+>>> optimizer = mvn_grad(learning_rate=0.1)
+>>> params = jnp.array([3.0, -2.0])
+>>> state = optimizer.init(params)
+>>> updates, state = optimizer.update(params, state, params)
+>>> [round(float(x), 3) for x in optax.apply_updates(params, updates)]  # the first step is lr/b1 in each coordinate
+[2.889, -1.889]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ImportError as error:
+    raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
+
+from mvngrad.rule import LAPROP, LEAN, MVNGRAD, Arithmetic, Hyper, Rule
+
+Number = Any
+"""A float, or a 0-d array: under `optax.inject_hyperparams` hyper-parameters are traced."""
+Mask = Any | Callable[[optax.Params], Any] | None
+
+
+class ScaleByRuleState(NamedTuple):
+    """The step count, and the averages that the cell keeps: trees like the parameters, or None."""
+
+    count: jax.Array  # type: ignore[assignment]  # tuple has a method of this name, which optax's states hide too
+    m: optax.Updates | None = None
+    v: optax.Updates | None = None
+    s: optax.Updates | None = None
+    u: optax.Updates | None = None
+
+
+class JaxArithmetic(Arithmetic):
+    """Plain operators on JAX arrays, with bias corrections that stay accurate in float32."""
+
+    def __init__(self) -> None:
+        super().__init__(jnp.sqrt, jnp.maximum)
+
+    def correction(self, beta: Number, t: Number) -> Any:
+        """1 - beta^t. In float32 the plain formula is off by 1e-5 for beta = 0.999."""
+        log_beta = jnp.maximum(jnp.log1p(jnp.asarray(beta - 1, t.dtype)), -1e30)  # finite, so that 0 * log(0) is 0
+        return -jnp.expm1(t * log_beta)
+
+
+JAX = JaxArithmetic()
+
+
+def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.GradientTransformation:
+    """Rescale updates by one cell of the table, for example `mvngrad.rule.ADABELIEF`.
+
+    Of `hyper`, the learning rate and weight decay are ignored: chain `optax.add_decayed_weights` and
+    `optax.scale_by_learning_rate`. 16-bit gradients are computed with in float32, and their averages are float32.
+
+    Args:
+        rule: the cell.
+        hyper: its hyper-parameters.
+        mu_dtype: dtype in which m and u are stored; None is that of the arithmetic.
+    """
+    if not any(isinstance(value, jax.core.Tracer) for value in hyper):
+        rule.check(hyper)
+    hyper = hyper._replace(lr=-1.0, weight_decay=0.0, maximize=False)  # a step from 0 at rate -1 is the direction
+    mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
+
+    def init(params: optax.Params) -> ScaleByRuleState:
+        def zeros(name: str) -> optax.Updates:
+            dtype = mu_dtype if name in "mu" else None
+            return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=dtype or _arithmetic_dtype(x)), params)
+
+        return ScaleByRuleState(jnp.zeros([], jnp.int32), **{name: zeros(name) for name in rule.state_names})
+
+    def update(
+        updates: optax.Updates, state: ScaleByRuleState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ScaleByRuleState]:
+        del params
+        count = optax.safe_increment(state.count)
+        gradients, structure = jax.tree.flatten(updates)
+        averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.state_names}
+        directions: list[jax.Array] = []
+        for i, gradient in enumerate(gradients):
+            dtype = _arithmetic_dtype(gradient)
+            old = {name: values[i].astype(dtype) for name, values in averages.items()}
+            g, t = gradient.astype(dtype), count.astype(dtype)
+            direction, new = rule.update(jnp.zeros_like(g), g, old, t, hyper, JAX)
+            directions.append(direction.astype(gradient.dtype))
+            for name, values in averages.items():
+                values[i] = new[name].astype(values[i].dtype)
+        trees = {name: jax.tree.unflatten(structure, values) for name, values in averages.items()}
+        return jax.tree.unflatten(structure, directions), ScaleByRuleState(count, **trees)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_mvn_grad(
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 1e-16,
+    *,
+    b_mean: Number | None = None,
+    z_clip: Number | None = None,
+    lean: bool = False,
+    mu_dtype: Any = None,
+) -> optax.GradientTransformation:
+    """Rescale updates by MVN-Grad: divide by the standard deviation, then apply momentum.
+
+    Args:
+        b1: decay of the momentum u, and of the mean m.
+        b2: decay of the variance s.
+        eps: added to the root of s.
+        eps_root: added to s at every step, so that its root stays above sqrt(eps_root / (1 - b2)).
+        b_mean: decay of m alone; None is b1.
+        z_clip: largest magnitude of a normalized gradient; None is no bound.
+        lean: rebuild m from u and s instead of keeping it: two averages instead of three.
+        mu_dtype: dtype in which m and u are stored.
+    """
+    hyper = Hyper(beta1=b1, beta2=b2, eps=eps, eps_s=eps_root, beta_mean=b_mean, z_clip=z_clip)
+    if lean and b_mean is not None:
+        raise ValueError(f"b_mean={b_mean!r} has no use with lean=True, which keeps no mean; leave it None")
+    return scale_by_rule(LEAN if lean else MVNGRAD, hyper, mu_dtype)
+
+
+def scale_by_laprop(
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    *,
+    z_clip: Number | None = None,
+    mu_dtype: Any = None,
+) -> optax.GradientTransformation:
+    """Rescale updates by LaProp: divide by the root mean square, then apply momentum. Arguments as above."""
+    return scale_by_rule(LAPROP, Hyper(beta1=b1, beta2=b2, eps=eps, z_clip=z_clip), mu_dtype)
+
+
+def mvn_grad(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 1e-16,
+    *,
+    b_mean: Number | None = None,
+    z_clip: Number | None = None,
+    lean: bool = False,
+    mu_dtype: Any = None,
+    weight_decay: Number = 0.0,
+    mask: Mask = None,
+) -> optax.GradientTransformationExtraArgs:
+    """MVN-Grad with decoupled weight decay, `mvngrad.MVNGradW` for JAX.
+
+    `weight_decay` is multiplied by the learning rate, as in `optax.adamw`; `mask` selects the parameters it applies to.
+    Other arguments as in `scale_by_mvn_grad`.
+    """
+    scale = scale_by_mvn_grad(b1, b2, eps, eps_root, b_mean=b_mean, z_clip=z_clip, lean=lean, mu_dtype=mu_dtype)
+    return _with_decay(scale, learning_rate, weight_decay, mask)
+
+
+def laprop(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    *,
+    z_clip: Number | None = None,
+    mu_dtype: Any = None,
+    weight_decay: Number = 0.0,
+    mask: Mask = None,
+) -> optax.GradientTransformationExtraArgs:
+    """LaProp with decoupled weight decay, `mvngrad.LaPropW` for JAX. Arguments as in `mvn_grad`."""
+    scale = scale_by_laprop(b1, b2, eps, z_clip=z_clip, mu_dtype=mu_dtype)
+    return _with_decay(scale, learning_rate, weight_decay, mask)
+
+
+def _with_decay(
+    scale: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule, weight_decay: Number, mask: Mask
+) -> optax.GradientTransformationExtraArgs:
+    decays = not isinstance(weight_decay, (int, float)) or weight_decay != 0
+    decay = [optax.add_decayed_weights(weight_decay, mask)] if decays else []  # without decay, params are not needed
+    return optax.chain(scale, *decay, optax.scale_by_learning_rate(learning_rate))
+
+
+def _arithmetic_dtype(x: jax.Array) -> Any:
+    """The dtype to compute in: that of `x`, but float32 for 16-bit floats. Complex and integer arrays are refused."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"mvngrad.optax takes real floating-point arrays, not {x.dtype}; leave it out by optax.masked")
+    return jnp.promote_types(x.dtype, jnp.float32)

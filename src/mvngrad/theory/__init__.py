@@ -1,1 +1,0 @@
-"""The paper's theorems as simulations that run on the rule itself."""

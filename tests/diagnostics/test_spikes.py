@@ -1,0 +1,55 @@
+"""The rule for a spike of a loss, and what is reported of a spike of the gradient norm."""
+
+import math
+
+import pytest
+
+from mvngrad.diagnostics.spikes import MNIST_SPIKE, TRAINING_SPIKE, SpikeTracker, find_spikes
+
+CALM = [1.0 + 0.1 * (step % 2) for step in range(400)]
+
+
+def with_values(values):
+    return [values.get(step, value) for step, value in enumerate(CALM)]
+
+
+@pytest.mark.parametrize("rule", [MNIST_SPIKE, TRAINING_SPIKE], ids=["mnist", "training"])
+def test_calm_series_have_no_spikes(rule):
+    assert find_spikes(CALM, rule) == []
+    assert find_spikes(CALM[:99], rule) == []
+
+
+def test_spikes_above_the_largest_recent_value_are_found():
+    # 50 is in the warm-up, 202 belongs to 200, 215 is above 1.5 times 200's value.
+    loud = with_values({50: 2.0, 200: 2.0, 202: 2.0, 215: 5.0, 380: 2.0})
+    assert find_spikes(loud, MNIST_SPIKE) == [200, 215, 380]
+    assert find_spikes(CALM[:250] + [1.6] * 150, MNIST_SPIKE) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({50: 9.0}, []),  # in the warm-up
+        ({200: 1.49}, []),
+        ({200: 1.5}, [200]),
+        ({200: 1.5, 209: 9.0}, [200]),
+        ({200: 1.5, 210: 9.0}, [200, 210]),
+    ],
+    ids=str,
+)
+def test_spikes_above_six_robust_deviations_are_found(values, found):
+    # The median is 1.05 and the median distance from it 0.05: the limit is 1.05 + 6 * 1.4826 * 0.05 = 1.495.
+    assert find_spikes(with_values(values)) == found
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+@pytest.mark.parametrize("rule", [MNIST_SPIKE, TRAINING_SPIKE], ids=["mnist", "training"])
+def test_a_loss_that_stays_not_finite_is_one_spike(rule, value):
+    assert find_spikes([1.0] * 150 + [value] * 150, rule) == [150]
+
+
+def test_norms_that_are_not_finite_do_not_hide_a_later_spike():
+    tracker = SpikeTracker()
+    for step in range(1, 200):
+        tracker.add(step, math.inf if 60 < step <= 150 else 100.0 if step == 180 else 1.0, 1.0)
+    assert {spike["step"]: spike["multiple"] for spike in tracker.pop_spikes()} == {61: None, 180: 100.0}

@@ -1,0 +1,260 @@
+"""The optimizers inside Hugging Face's Trainer, Accelerate, peft, Lightning and timm, with tiny models made here."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from vision import torchvision
+
+from mvngrad import MVNGradW
+
+FORMATS = [{}, {"state_dtype": "int8"}, {"lean": True}]
+IDS = ["float32", "int8", "lean"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks, about themselves
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vision():
+    """timm and transformers import torchvision, whose operators need a declaration on a torch without CUDA."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torchvision()
+
+
+def tiny_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config)
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rows = torch.randint(32, (64, 16), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def assert_same_weights(one, other):
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+# Hugging Face Trainer
+
+
+def make_trainer(folder, options, **arguments):
+    from transformers import Trainer, TrainingArguments
+
+    settings = TrainingArguments(
+        output_dir=str(folder), max_steps=8, save_steps=4, logging_steps=4, per_device_train_batch_size=4,
+        learning_rate=1e-2, lr_scheduler_type="cosine", weight_decay=0.1, report_to=[], disable_tqdm=True,
+        use_cpu=True, seed=0, **arguments,
+    )  # fmt: skip
+    return Trainer(
+        tiny_gpt2(), settings, train_dataset=Tokens(), optimizer_cls_and_kwargs=(MVNGradW, {"lr": 1e-2, **options})
+    )
+
+
+@pytest.mark.parametrize("options", FORMATS, ids=IDS)
+def test_hugging_face_trainer_resumes_bit_identically(tmp_path, options):
+    whole = make_trainer(tmp_path / "whole", options)
+    whole.train()
+    resumed = make_trainer(tmp_path / "resumed", options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    assert_same_weights(whole.model, resumed.model)
+
+
+def test_hugging_face_trainer_decays_matrices_only(tmp_path):
+    trainer = make_trainer(tmp_path, {})
+    trainer.create_optimizer()
+    decays = {group["weight_decay"]: group["params"] for group in trainer.optimizer.param_groups}
+    assert {p.dim() for p in decays[0.1]} == {2}
+    assert {p.dim() for p in decays[0.0]} == {1}
+
+
+def test_monitor_callback_logs_where_the_trainer_logs(tmp_path):
+    from mvngrad.diagnostics import read_records
+    from mvngrad.integrations.transformers import MonitorCallback
+
+    trainer = make_trainer(tmp_path, {})
+    trainer.add_callback(MonitorCallback(trainer, every=4, sink=tmp_path / "monitor.jsonl"))
+    trainer.train()
+    logged = [row for row in trainer.state.log_history if "mvngrad/group0/snr/0.5" in row]
+    assert [row["step"] for row in logged] == [3, 7]  # logged inside the step, before the Trainer counts it
+    assert [record["step"] for record in read_records(tmp_path / "monitor.jsonl")] == [4, 8]
+    optimizer = trainer.optimizer.optimizer
+    assert not optimizer._optimizer_step_post_hooks
+
+
+# peft
+
+
+def test_peft_trains_the_adapter_alone():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_gpt2(), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = MVNGradW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    tokens = Tokens().rows[:4]
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+
+
+# Accelerate
+
+ACCELERATE = """
+import sys, torch
+from accelerate import Accelerator
+from mvngrad import MVNGradW
+def run(folder, options, resume):
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = MVNGradW(model.parameters(), lr=0.1, **options)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    data = torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(1 + accelerator.process_index))
+    for step in range(4 if resume else 0, 8):
+        if resume and step == 4:
+            accelerator.load_state(folder)
+        optimizer.zero_grad()
+        accelerator.backward(model(data[step]).square().mean())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step == 3:
+            accelerator.save_state(folder)
+    weight = accelerator.unwrap_model(model).weight.detach()
+    everywhere = accelerator.gather(weight[None])
+    assert all(torch.equal(each, weight) for each in everywhere), "replicas differ"
+    return weight.clone()
+
+for name, options in (("float32", {}), ("int8", {"state_dtype": "int8"}), ("lean", {"lean": True})):
+    folder = f"{sys.argv[1]}/{name}"
+    assert torch.equal(run(folder, options, resume=False), run(folder, options, resume=True)), name
+open(f"{sys.argv[1]}/equal{Accelerator().process_index}", "w").close()
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_accelerate_resumes_bit_identically_in_every_format(tmp_path, processes):
+    script = tmp_path / "train.py"
+    script.write_text(ACCELERATE)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    command = [sys.executable, "-W", "ignore", *launch, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert {path.name for path in tmp_path.glob("equal*")} == {f"equal{rank}" for rank in range(processes)}, done.stderr
+
+
+# Lightning
+
+
+def make_lightning(folder, options, callbacks=(), **arguments):
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Regression(LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, batch, index):
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            optimizer = MVNGradW(self.parameters(), lr=0.1, **options)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def train_dataloader(self):
+            rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+            return torch.utils.data.DataLoader(rows, batch_size=4)
+
+    trainer = Trainer(
+        accelerator="cpu", default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False,
+        gradient_clip_val=1.0, logger=CSVLogger(folder), log_every_n_steps=1, callbacks=list(callbacks), **arguments,
+    )  # fmt: skip
+    return Regression(), trainer
+
+
+@pytest.mark.parametrize("options", FORMATS, ids=IDS)
+def test_lightning_resumes_bit_identically(tmp_path, options):
+    whole, trainer = make_lightning(tmp_path, options, max_epochs=2)
+    trainer.fit(whole)
+    half, trainer = make_lightning(tmp_path, options, max_epochs=1)
+    trainer.fit(half)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, trainer = make_lightning(tmp_path, options, max_epochs=2)
+    trainer.fit(resumed, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert_same_weights(whole, resumed)
+
+
+def test_lightning_averages_weights(tmp_path):
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    model, trainer = make_lightning(tmp_path, {}, [StochasticWeightAveraging(swa_lrs=0.05)], max_epochs=3)
+    trainer.fit(model)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_monitor_callback_logs_to_the_loggers_of_lightning(tmp_path):
+    from mvngrad.integrations.lightning import MonitorCallback
+
+    records = []
+    model, trainer = make_lightning(tmp_path, {}, [MonitorCallback(every=2, sink=records.append)], max_epochs=2)
+    trainer.fit(model)
+    assert [record["step"] for record in records] == [2, 4, 6, 8]
+    (path,) = tmp_path.rglob("metrics.csv")
+    assert "mvngrad/group0/snr/0.5" in path.read_text()
+    assert not trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+def test_monitor_callback_closes_when_lightning_fails(tmp_path):
+    from mvngrad.integrations.lightning import MonitorCallback
+
+    callback = MonitorCallback(every=1, sink=tmp_path / "monitor.jsonl")
+    model, trainer = make_lightning(tmp_path, {}, [callback], max_epochs=1)
+
+    def fail(batch):
+        raise ZeroDivisionError
+
+    model.training_step = fail
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(model)
+    assert not callback.monitors
+
+
+# timm
+
+
+def test_timm_makes_the_optimizer_by_name_with_layer_decay():
+    import timm
+    from timm.optim import create_optimizer_v2
+
+    from mvngrad.integrations.timm import register
+
+    assert register() == register()
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=2, depth=2, embed_dim=16, num_heads=2, img_size=32)
+    optimizer = create_optimizer_v2(model, opt="mvngradw", lr=1e-3, weight_decay=0.1, layer_decay=0.5, betas=(0.8, 0.9))
+    assert type(optimizer) is MVNGradW
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
+    assert len({group["lr_scale"] for group in optimizer.param_groups}) > 1
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["transformers", "lightning", "timm"])
+def test_a_missing_framework_names_its_install_line(name):
+    code = f"import sys; sys.modules[{name!r}] = None; import mvngrad.integrations.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith(f"pip install {name}")

@@ -1,0 +1,259 @@
+"""`mvngrad.optax` against the torch classes, and inside what optax and JAX offer around a transformation."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import mvngrad
+from mvngrad import optax as ours, rule
+
+STEPS = 1000
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def gradients():
+    """Independent of the parameters: on a loss, rounding differences would grow along a chaotic path."""
+    return np.random.default_rng(0).normal(size=(STEPS, 3)) * np.array([1.0, 0.1, 1e-3]) + np.array([0.3, 0.0, 1e-3])
+
+
+def torch_path(make, schedule=lambda t: 0.01):
+    """Parameters after every step."""
+    x = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+    optimizer, path = make([x]), []
+    for t, gradient in enumerate(torch.tensor(gradients())):
+        optimizer.param_groups[0]["lr"] = schedule(t)
+        x.grad = gradient
+        optimizer.step()
+        path.append(x.detach().clone())
+    return torch.stack(path).numpy()
+
+
+def jax_path(transformation):
+    def step(carry, gradient):
+        x, state = carry
+        updates, state = transformation.update(gradient, state, x)
+        x = optax.apply_updates(x, updates)
+        return (x, state), x
+
+    x = jnp.array([1.0, -2.0, 3.0])
+    return np.asarray(jax.lax.scan(step, (x, transformation.init(x)), jnp.array(gradients()))[1])
+
+
+def of_rule(cell, **hyper):
+    return optax.chain(ours.scale_by_rule(cell, rule.Hyper(**hyper)), optax.scale_by_learning_rate(0.01))
+
+
+PAIRS = {
+    "adam": (lambda p: mvngrad.Adam(p), lambda: of_rule(rule.ADAM)),
+    "adabelief": (lambda p: mvngrad.AdaBelief(p, eps_s=1e-10), lambda: of_rule(rule.ADABELIEF, eps_s=1e-10)),
+    "laprop": (lambda p: mvngrad.LaPropW(p, weight_decay=0), lambda: ours.laprop(0.01)),
+    "laprop with decay": (lambda p: mvngrad.LaPropW(p, weight_decay=0.1), lambda: ours.laprop(0.01, weight_decay=0.1)),
+    "laprop with z_clip": (
+        lambda p: mvngrad.LaPropW(p, weight_decay=0, z_clip=0.5),
+        lambda: ours.laprop(0.01, z_clip=0.5),
+    ),
+    "mvn_grad": (lambda p: mvngrad.MVNGradW(p, weight_decay=0), lambda: ours.mvn_grad(0.01)),
+    "mvn_grad with decay": (
+        lambda p: mvngrad.MVNGradW(p, weight_decay=0.1),
+        lambda: ours.mvn_grad(0.01, weight_decay=0.1),
+    ),
+    "mvn_grad with coupled decay": (
+        lambda p: mvngrad.MVNGrad(p, weight_decay=0.1),
+        lambda: optax.chain(optax.add_decayed_weights(0.1), ours.mvn_grad(0.01)),
+    ),
+    "mvn_grad with all options": (
+        lambda p: mvngrad.MVNGrad(p, betas=(0.95, 0.9), eps=1e-6, eps_s=1e-8, beta_mean=0.5, z_clip=2.0),
+        lambda: ours.mvn_grad(0.01, 0.95, 0.9, 1e-6, 1e-8, b_mean=0.5, z_clip=2.0),
+    ),
+    "lean": (lambda p: mvngrad.MVNGrad(p, lean=True), lambda: ours.mvn_grad(0.01, lean=True)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_equals_the_torch_class_over_1000_steps(float64, name):
+    make, transformation = PAIRS[name]
+    np.testing.assert_allclose(jax_path(transformation()), torch_path(make), rtol=1e-12, atol=1e-12)
+
+
+def test_follows_a_schedule_as_the_torch_class_does(float64):
+    schedule = optax.cosine_decay_schedule(0.02, STEPS)
+    path = torch_path(lambda p: mvngrad.MVNGradW(p, weight_decay=0.1), lambda t: float(schedule(t)))
+    np.testing.assert_allclose(jax_path(ours.mvn_grad(schedule, weight_decay=0.1)), path, rtol=1e-12, atol=1e-12)
+
+
+def test_lean_is_finite_in_float32_under_jit():
+    transformation = ours.mvn_grad(0.1, lean=True)
+    x = jnp.ones(3)
+    updates, state = jax.jit(transformation.update)(x, transformation.init(x))
+    assert np.isfinite(updates).all()
+    assert state[0].m is None
+
+
+def test_bias_correction_is_accurate_in_float32():
+    t = jnp.asarray(3.0, jnp.float32)
+    assert float(ours.JAX.correction(0.999, t)) == pytest.approx(1 - 0.999**3, rel=1e-6)
+
+
+def test_compiles_once_across_steps_and_schedule():
+    transformation, traces = ours.mvn_grad(optax.linear_schedule(0.1, 0.0, 10), weight_decay=0.1), []
+
+    @jax.jit
+    def step(x, state):
+        traces.append(1)
+        updates, state = transformation.update(x, state, x)
+        return optax.apply_updates(x, updates), state
+
+    x = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
+    state = transformation.init(x)
+    for _ in range(5):
+        x, state = step(x, state)
+    assert len(traces) == 1
+
+
+def test_inject_hyperparams_changes_a_beta_between_steps(float64):
+    injected = optax.inject_hyperparams(ours.mvn_grad)(learning_rate=0.01, b1=0.9, z_clip=1.0)
+    x = jnp.array([1.0, -2.0, 3.0])
+    state = injected.init(x)
+    update = jax.jit(injected.update)
+    _, state = update(x, state, x)
+    state.hyperparams["b1"] = jnp.asarray(0.5)
+    changed, _ = update(x, state, x)
+    state.hyperparams["b1"] = jnp.asarray(0.9)
+    same, _ = update(x, state, x)
+    assert not np.allclose(changed, same)
+
+
+def test_multi_steps_averages_the_gradients_of_micro_batches(float64):
+    x, (a, b) = jnp.array([1.0, 2.0]), jnp.array([[1.0, -1.0], [3.0, 5.0]])
+    whole = ours.mvn_grad(0.1)
+    expected, _ = whole.update((a + b) / 2, whole.init(x))
+    split = optax.MultiSteps(whole, every_k_schedule=2)
+    first, state = split.update(a, split.init(x), x)
+    second, _ = split.update(b, state, x)
+    assert not np.asarray(first).any()
+    np.testing.assert_allclose(second, expected, rtol=1e-14)
+
+
+def test_masked_leaves_other_leaves_alone():
+    x = {"w": jnp.ones(2), "frozen": jnp.ones(2)}
+    transformation = optax.masked(ours.scale_by_mvn_grad(), {"w": True, "frozen": False})
+    updates, _ = transformation.update(x, transformation.init(x))
+    assert updates["frozen"].tolist() == [1.0, 1.0]
+    assert updates["w"].tolist() != [1.0, 1.0]
+
+
+def test_weight_decay_mask_selects_parameters():
+    x = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    transformation = ours.mvn_grad(0.1, weight_decay=0.5, mask={"w": True, "b": False})
+    zero = jax.tree.map(jnp.zeros_like, x)
+    updates, _ = transformation.update(zero, transformation.init(x), x)
+    assert updates["w"] == pytest.approx(-0.05)
+    assert not updates["b"].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_state_and_update_dtypes_are_stable_under_cond_and_apply_if_finite(dtype):
+    transformation = optax.apply_if_finite(ours.mvn_grad(0.1), 3)
+    x = jnp.ones(4, dtype)
+    state = transformation.init(x)
+
+    @jax.jit
+    def step(skip, state):
+        return jax.lax.cond(skip, lambda s: (jnp.zeros_like(x), s), lambda s: transformation.update(x, s, x), state)
+
+    updates, after = step(False, state)
+    assert updates.dtype == x.dtype
+    assert jax.tree.map(lambda a: a.dtype, after) == jax.tree.map(lambda a: a.dtype, state)
+    assert after.inner_state[0].s.dtype == jnp.float32
+    unchanged, _ = transformation.update(x * jnp.nan, after, x)
+    assert not np.asarray(unchanged, dtype=np.float32).any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_gradients_are_computed_with_in_float32(dtype):
+    transformation = ours.scale_by_mvn_grad()  # an eps of 1e-8 is 0 in float16
+    narrow, wide = (jnp.array([1e-3, -2.0, 0.0], d) for d in (dtype, "float32"))
+    states = [transformation.init(g) for g in (narrow, wide)]
+    for _ in range(3):
+        (a, states[0]), (b, states[1]) = (
+            transformation.update(g, s) for g, s in zip((narrow, narrow.astype("float32")), states, strict=True)
+        )
+    np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b.astype(dtype), np.float32))
+
+
+def test_mu_dtype_stores_m_and_u_narrow_and_s_wide():
+    transformation = ours.scale_by_mvn_grad(mu_dtype="bfloat16")
+    _, state = transformation.update(jnp.ones(2), transformation.init(jnp.ones(2)))
+    assert [state.m.dtype, state.u.dtype, state.s.dtype] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
+
+
+def test_state_of_nan_parameters_is_zero():
+    state = ours.scale_by_mvn_grad().init(jnp.array([jnp.nan, 1.0]))
+    assert not state.m.any()
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int32"])
+def test_complex_and_integer_arrays_are_refused(dtype):
+    with pytest.raises(TypeError, match=rf"not {dtype}"):
+        ours.mvn_grad(0.1).init(jnp.ones(2, dtype))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"b1": 0.0}, r"betas\[0\]"), ({"b2": 1.0}, r"betas\[1\]"), ({"z_clip": 0.0}, "z_clip"), ({"eps": -1.0}, "eps")],
+)
+def test_invalid_hyper_parameters_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ours.scale_by_mvn_grad(**options)
+
+
+def test_lean_refuses_a_decay_of_a_mean_it_does_not_keep():
+    with pytest.raises(ValueError, match=r"b_mean=0.5"):
+        ours.scale_by_mvn_grad(b_mean=0.5, lean=True)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import NamedSharding, PartitionSpec
+from mvngrad.optax import mvn_grad
+assert jax.device_count() == 8
+mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+place = NamedSharding(mesh, PartitionSpec("data"))
+x = jnp.arange(1.0, 33.0).reshape(16, 2)
+optimizer = mvn_grad(0.1, weight_decay=0.1)
+def run(x):
+    state = jax.jit(optimizer.init)(x)
+    for _ in range(3):
+        updates, state = jax.jit(optimizer.update)(x, state, x)
+        x = optax.apply_updates(x, updates)
+    return x, state
+plain, _ = run(x)
+sharded, state = run(jax.device_put(x, place))
+assert state[0].s.sharding.is_equivalent_to(place, 2), state[0].s.sharding
+np.testing.assert_array_equal(plain, sharded)
+print("equal")
+"""
+
+
+def test_sharded_arrays_on_8_devices_keep_their_sharding():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "equal", done.stderr
+
+
+def test_a_missing_package_names_its_install_line():
+    code = "import sys; sys.modules['optax'] = None; import mvngrad.optax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("ImportError: mvngrad.optax needs optax: pip install 'mvngrad[jax]'")
