@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from mvngrad_lab.arrays import to_json
-from mvngrad_lab.experiments.convergence import simulation as convergence
-from mvngrad_lab.experiments.separation import dimension
-from mvngrad_lab.experiments.spike import simulation as spike, trains as multi_spike
+from mvngrad_lab.experiments.convergence import run as convergence
+from mvngrad_lab.experiments.separation import run as separation
+from mvngrad_lab.experiments.spike import run as spike
 from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results
-from mvngrad_lab.experiments.variance_gap import simulation as variance_gap
+from mvngrad_lab.experiments.variance_gap import run as variance_gap
 from mvngrad_lab.report.exports import read
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.store import FinishedRun
@@ -160,21 +160,20 @@ def sweep_run():
 
 def runs():
     """One of each target, at small sizes, as a store would give them."""
-    panels = {"long horizon": spike.LONG_HORIZON, "early carry-over": spike.EARLY_CARRY_OVER}
+    small = {
+        convergence: convergence.Rates(longest=300, runs=4, points=4),
+        separation: separation.Dimensions(largest=100, steps=40, horizon=100),
+        spike: spike.Spikes(per_decade=4, trains_per_decade=1),
+        variance_gap: variance_gap.Gap(points=21, samples=20_000),
+    }
     results = {
         "cifar-gap": cifar_gap(),
-        "convergence": convergence.convergence(longest=300, runs=4, points=4),
         "memory": {"state": {"AdamW": 2.0, "MVN-GradW": 3.0}, "smaller": {"lean": 2.0}},
         "mnist-curves": mnist_curves(),
         "mnist-gap": mnist_gap(),
-        "separation": dimension.separation(largest=100, steps=40, horizon=100, d=10),
         "state-precision": state_precision(),
-        "spike": {
-            "panels": {name: spike.curves(panel, per_decade=4) for name, panel in panels.items()},
-            "trains": multi_spike.spike_trains(per_decade=1),
-        },
         "table2": table2(),
-        "variance-gap": variance_gap.variance_gap(points=21, samples=20_000),
+        **{recipe.name: module.run(recipe, None, lambda share: None) for module, recipe in small.items()},
     }
     environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}
     made = [
