@@ -16,13 +16,14 @@ from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results
 from mvngrad_lab.experiments.variance_gap import run as variance_gap
 from mvngrad_lab.report.exports import read
 from mvngrad_lab.report.figures import style
+from mvngrad_lab.report.records import Sources, collect
 from mvngrad_lab.store import FinishedRun
 
 
 def mnist_curves():
     random, steps = np.random.default_rng(0), np.arange(0, 600, 20)
     cells = {}
-    for name in style.CELLS:
+    for name in style.MARKS:
         loss = 2 * np.exp(-steps / 200) * np.exp(0.1 * random.standard_normal((3, len(steps))))
         loss[0, -1] = np.nan  # a run that did not stay finite
         cells[name] = {
@@ -75,17 +76,17 @@ def table2():
     one = {name: value[:1] if isinstance(value, list) else 0 for name, value in done.items()}
     none = {name: [] if isinstance(value, list) else 0 for name, value in done.items()}
     return {
-        "cells": {cell: none if cell == "LaProp" else done for cell in style.CELLS},
+        "cells": {cell: none if cell == "LaProp" else done for cell in style.MARKS},
         "monitored": [
             {"optimizer": "LaProp", "model": "30M", "steps": [1100, 3000]}
             | {"signal": ["cannot tell", None], "sign collapse": ["absent", 0.01], "epsilon floor": ["active", 0.2]}
             | {"normalizer": ["cannot tell", None], "order": ["either", None]}
         ],
-        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": one, "0.01": none} for cell in style.CELLS},
-        "best_rate": dict.fromkeys(style.CELLS),
-        "tuned": dict.fromkeys(style.CELLS, none),
-        "tuned_rate": dict.fromkeys(style.CELLS, "0.003"),
-        "large": {f"{cell}W": none if cell == "LaProp" else one for cell in style.CELLS},
+        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": one, "0.01": none} for cell in style.MARKS},
+        "best_rate": dict.fromkeys(style.MARKS),
+        "tuned": dict.fromkeys(style.MARKS, none),
+        "tuned_rate": dict.fromkeys(style.MARKS, "0.003"),
+        "large": {f"{cell}W": none if cell == "LaProp" else one for cell in style.MARKS},
         "done": 9,
         "of": 44,
         "data": "a sample",
@@ -181,6 +182,15 @@ def runs():
         for name, result in results.items()
     ]
     return [*made, sweep_run()]
+
+
+def add_tables(runs, *folders):
+    """The runs, and the tables that they make."""
+    warnings = []
+    collected = collect(Sources(folders, {run.key: run for run in runs}, warnings.append))
+    records = [*runs, *(record for record in collected if hasattr(record, "run_keys"))]
+    assert not warnings
+    return records
 
 
 def records():
