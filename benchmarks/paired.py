@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mvngrad_lab.report.statistics import student_above
+from scipy import stats
 
 CONFIDENCE = 0.95
 FAILED_BELOW = 90.0
@@ -37,19 +37,6 @@ lower bound is above it, or if lean fails where MVN-Grad does not; else *undecid
 verdicts."""
 
 
-def student(probability: float, freedom: int) -> float:
-    """The quantile of Student's t distribution, by halving.
-
-    >>> round(student(0.975, 4), 3), round(student(0.95, 9), 3)
-    (2.776, 1.833)
-    """
-    low, high = 0.0, 1e4
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_above(middle, freedom) > 1 - probability else (low, middle)
-    return low
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A verdict and the numbers it follows from, which are NaN where a run failed."""
@@ -72,7 +59,7 @@ def spread(values: Sequence[float]) -> float:
 def interval(differences: Sequence[float], probability: float) -> tuple[float, float, float]:
     """Mean, lower and upper confidence bound, each bound with this probability on its own."""
     mean = fmean(differences)
-    reach = student(probability, len(differences) - 1) * spread(differences) / math.sqrt(len(differences))
+    reach = float(stats.t.ppf(probability, len(differences) - 1)) * spread(differences) / math.sqrt(len(differences))
     return mean, mean - reach, mean + reach
 
 

@@ -9,20 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from mvngrad_lab.arrays import to_json
-from mvngrad_lab.experiments.convergence import simulation as convergence
-from mvngrad_lab.experiments.separation import dimension
-from mvngrad_lab.experiments.spike import simulation as spike, trains as multi_spike
+from mvngrad_lab.experiments.convergence import run as convergence
+from mvngrad_lab.experiments.separation import run as separation
+from mvngrad_lab.experiments.spike import run as spike
 from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results
-from mvngrad_lab.experiments.variance_gap import simulation as variance_gap
+from mvngrad_lab.experiments.variance_gap import run as variance_gap
 from mvngrad_lab.report.exports import read
 from mvngrad_lab.report.figures import style
+from mvngrad_lab.report.records import Sources, collect
 from mvngrad_lab.store import FinishedRun
 
 
 def mnist_curves():
     random, steps = np.random.default_rng(0), np.arange(0, 600, 20)
     cells = {}
-    for name in style.CELLS:
+    for name in style.MARKS:
         loss = 2 * np.exp(-steps / 200) * np.exp(0.1 * random.standard_normal((3, len(steps))))
         loss[0, -1] = np.nan  # a run that did not stay finite
         cells[name] = {
@@ -75,17 +76,17 @@ def table2():
     one = {name: value[:1] if isinstance(value, list) else 0 for name, value in done.items()}
     none = {name: [] if isinstance(value, list) else 0 for name, value in done.items()}
     return {
-        "cells": {cell: none if cell == "LaProp" else done for cell in style.CELLS},
+        "cells": {cell: none if cell == "LaProp" else done for cell in style.MARKS},
         "monitored": [
             {"optimizer": "LaProp", "model": "30M", "steps": [1100, 3000]}
             | {"signal": ["cannot tell", None], "sign collapse": ["absent", 0.01], "epsilon floor": ["active", 0.2]}
             | {"normalizer": ["cannot tell", None], "order": ["either", None]}
         ],
-        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": one, "0.01": none} for cell in style.CELLS},
-        "best_rate": dict.fromkeys(style.CELLS),
-        "tuned": dict.fromkeys(style.CELLS, none),
-        "tuned_rate": dict.fromkeys(style.CELLS, "0.003"),
-        "large": {f"{cell}W": none if cell == "LaProp" else one for cell in style.CELLS},
+        "rates": {cell: {"0.0003": one, "0.001": one, "0.003": one, "0.01": none} for cell in style.MARKS},
+        "best_rate": dict.fromkeys(style.MARKS),
+        "tuned": dict.fromkeys(style.MARKS, none),
+        "tuned_rate": dict.fromkeys(style.MARKS, "0.003"),
+        "large": {f"{cell}W": none if cell == "LaProp" else one for cell in style.MARKS},
         "done": 9,
         "of": 44,
         "data": "a sample",
@@ -160,21 +161,20 @@ def sweep_run():
 
 def runs():
     """One of each target, at small sizes, as a store would give them."""
-    panels = {"long horizon": spike.LONG_HORIZON, "early carry-over": spike.EARLY_CARRY_OVER}
+    small = {
+        convergence: convergence.Rates(longest=300, runs=4, points=4),
+        separation: separation.Dimensions(largest=100, steps=40, horizon=100),
+        spike: spike.Spikes(per_decade=4, trains_per_decade=1),
+        variance_gap: variance_gap.Gap(points=21, samples=20_000),
+    }
     results = {
         "cifar-gap": cifar_gap(),
-        "convergence": convergence.convergence(longest=300, runs=4, points=4),
         "memory": {"state": {"AdamW": 2.0, "MVN-GradW": 3.0}, "smaller": {"lean": 2.0}},
         "mnist-curves": mnist_curves(),
         "mnist-gap": mnist_gap(),
-        "separation": dimension.separation(largest=100, steps=40, horizon=100, d=10),
         "state-precision": state_precision(),
-        "spike": {
-            "panels": {name: spike.curves(panel, per_decade=4) for name, panel in panels.items()},
-            "trains": multi_spike.spike_trains(per_decade=1),
-        },
         "table2": table2(),
-        "variance-gap": variance_gap.variance_gap(points=21, samples=20_000),
+        **{recipe.name: module.run(recipe, None, lambda share: None) for module, recipe in small.items()},
     }
     environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}
     made = [
@@ -182,6 +182,15 @@ def runs():
         for name, result in results.items()
     ]
     return [*made, sweep_run()]
+
+
+def add_tables(runs, *folders):
+    """The runs, and the tables that they make."""
+    warnings = []
+    collected = collect(Sources(folders, {run.key: run for run in runs}, warnings.append))
+    records = [*runs, *(record for record in collected if hasattr(record, "run_keys"))]
+    assert not warnings
+    return records
 
 
 def records():

@@ -6,16 +6,21 @@ from pathlib import Path
 import pytest
 
 from mvngrad_lab.cli import main
-from mvngrad_lab.report.benchmarks import GPT2, benchmarks
 from mvngrad_lab.report.figures import draw
+from mvngrad_lab.report.records import BenchmarkFile, load_records
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
 
 RESULTS = Path(__file__).parents[2] / "results"
+GPT2 = "throughput-gpt2"
+
+
+def benchmarks():
+    return [each for each in load_records(RESULTS, warn=pytest.fail) if isinstance(each, BenchmarkFile)]
 
 
 @pytest.fixture
 def measured():
-    (found,) = (run for run in benchmarks(RESULTS, tell=pytest.fail) if run.name == GPT2)
+    (found,) = (run for run in benchmarks() if run.name == GPT2)
     return found
 
 
@@ -42,7 +47,7 @@ def test_the_hours_of_a_run_are_compared(measured):
 
 
 def test_every_row_is_in_a_table():
-    for run in benchmarks(RESULTS, tell=pytest.fail):
+    for run in benchmarks():
         shown = [row for figure in draw(run) for row in figure.table.rows]
         rows = run.result.get("rows") or [
             *(row for rows in run.result["throughput"].values() for row in rows),

@@ -6,11 +6,11 @@ from functools import cache, partial
 
 import pytest
 import torch
+from scipy import stats
 
 from benchmarks import quality
-from benchmarks.paired import MARGINS, RULES, against_margin, against_noise, student, worst
+from benchmarks.paired import MARGINS, RULES, against_margin, against_noise, worst
 from benchmarks.quality import PAPER_128, PAPER_1024, SETTINGS, STRESSED, Job
-from mvngrad_lab.report.statistics import student_above
 from mvngrad_lab.tasks.mnist import data as mnist
 
 NAN = math.nan
@@ -20,22 +20,9 @@ SEEDED = [96.0, 96.2, 96.4, 96.6, 96.8]  # deviation 0.316
 # Rules
 
 
-def test_quantiles_of_student():
-    """From the printed tables."""
-    table = {
-        (0.95, 1): 6.314,
-        (0.975, 2): 4.303,
-        (0.95, 4): 2.132,
-        (0.975, 9): 2.262,
-        (0.95, 9): 1.833,
-        (0.95, 30): 1.697,
-    }
-    assert {case: round(student(*case), 3) for case in table} == table
-
-
 def test_how_often_the_noise_rule_errs_is_as_the_rules_say():
     """The mean difference of n unrelated pairs has sqrt(2/n) of the deviation it is compared with."""
-    rates = {n: 2 * student_above(math.sqrt(n / 2), n - 1) for n in (5, 10)}
+    rates = {n: 2 * stats.t.sf(math.sqrt(n / 2), n - 1) for n in (5, 10)}
     assert {n: round(1 / rate) for n, rate in rates.items()} == {5: 5, 10: 19}
     assert "one verdict in 19 at 10 seeds, and one in 5 at 5" in RULES.replace("\n", " ")
 

@@ -15,7 +15,7 @@ import samples
 from browser import Browser, Page, chromium
 
 from mvngrad.diagnostics import diagnose
-from mvngrad_lab.report import diagnosis, figures, page
+from mvngrad_lab.report import figures, page
 from mvngrad_lab.report.claims import Claim, load_claims
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.verdicts import STATUSES, Verdict
@@ -56,7 +56,7 @@ def render(judged, runs):
 def pages(judged, runs, records, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     (folder / "report.html").write_text(render(judged, runs), encoding="utf-8")
-    diagnosed = diagnosis.render(records, diagnose(records), source="monitor.jsonl")
+    diagnosed = page.render_diagnosis(records, diagnose(records), source="monitor.jsonl")
     (folder / "diagnosis.html").write_text(diagnosed, encoding="utf-8")
     return folder
 
@@ -121,7 +121,7 @@ def oklab(light):
 @pytest.mark.parametrize("theme", THEMES)
 def test_cells_are_told_apart_by_any_eye_and_in_print(theme):
     colors = {"light": style.LIGHT, "dark": style.DARK}[theme]
-    marks = list(style.CELLS.values())
+    marks = list(style.MARKS.values())
     assert len({mark.dash for mark in marks}) == len({mark.marker for mark in marks}) == 4
     for mark in marks:
         assert contrast(colors[mark.color], PAPER[theme]) >= 3
@@ -190,7 +190,7 @@ def hostile(runs):
 def test_whatever_the_data_say_is_escaped(runs, records):
     html = render(*hostile(runs))
     assert html.count("&lt;") > 10
-    other = diagnosis.render(records, diagnose(records), source=HOSTILE)
+    other = page.render_diagnosis(records, diagnose(records), source=HOSTILE)
     for text in (html, other):
         assert "<script" not in text
         assert "<img" not in text
@@ -198,13 +198,13 @@ def test_whatever_the_data_say_is_escaped(runs, records):
 
 def test_a_diagnosis_says_the_regime_the_pick_and_the_numbers(records):
     found = diagnose(records)
-    text = words(diagnosis.render(records, found, source="monitor.jsonl"))
+    text = words(page.render_diagnosis(records, found, source="monitor.jsonl"))
     assert "The theory would pick MVN-Grad" in text
     assert "Signal-dominated" in text or "signal-dominated" in text
     for group in found.groups:
         for statement in group.statements:
             assert statement.verdict in text
-    assert "No record, no diagnosis" in words(diagnosis.render([], diagnose([]), source="empty.jsonl"))
+    assert "No record, no diagnosis" in words(page.render_diagnosis([], diagnose([]), source="empty.jsonl"))
 
 
 def test_pages_are_drawn_where_there_is_no_torch(runs, records, tmp_path):
@@ -220,11 +220,11 @@ sys.meta_path.insert(0, Refuse())
 folder = pathlib.Path(sys.argv[1])
 from mvngrad.diagnostics import diagnose
 from mvngrad_lab import store
-from mvngrad_lab.report import diagnosis, page
+from mvngrad_lab.report import page
 found = store.load_runs(folder)
 html = page.render([], found, version="1", made="now")
 records = json.loads((folder / "records.json").read_text())
-other = diagnosis.render(records, diagnose(records), source="records.json")
+other = page.render_diagnosis(records, diagnose(records), source="records.json")
 print(len(found), html.count("<figure"), other.count("<figure"))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
@@ -303,14 +303,14 @@ def test_a_count_shows_its_claims_alone(browser, pages, judged):
     shown = Page(browser, pages / "report.html")
     visible = "[...document.querySelectorAll('.claim')].filter(claim => claim.checkVisibility()).map(claim => claim.id)"
     assert len(shown.evaluate(visible)) == len(judged)
-    for status, kind in page.KINDS.items():
-        shown.evaluate(f"document.querySelector('#show-{kind}').click()")
+    for status in STATUSES:
+        shown.evaluate(f"document.querySelector('#show-{status.replace(' ', '-')}').click()")
         assert shown.evaluate(visible) == [claim.id for claim, verdict in judged if verdict.status == status]
 
 
 def test_printed_it_is_light_and_complete(browser, pages):
     shown = Page(browser, pages / "report.html", theme="dark")
-    shown.evaluate("document.querySelector('#show-caveat').click()")
+    shown.evaluate("document.querySelector('#show-reproduced-with-a-caveat').click()")
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     shown.call("Emulation.setEmulatedMedia", media="print", features=dark)
     assert shown.evaluate("getComputedStyle(document.body).color") == "rgb(28, 30, 33)"

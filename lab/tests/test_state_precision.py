@@ -4,11 +4,12 @@ import dataclasses
 import math
 
 import pytest
+from samples import add_tables
 from test_table1 import run as made
 
-from mvngrad_lab import cli, store
+from mvngrad_lab import store
 from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.gather import gathered
+from mvngrad_lab.report.records import keep_runs
 from mvngrad_lab.report.statistics import welch, worse_by_at_most
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, judge
 from mvngrad_lab.tasks.cifar100.recipe import state_precision, table1
@@ -29,7 +30,7 @@ def runs(**shift):
 
 
 def verdict(found):
-    return next(v for claim, v in judge(gathered(found)) if claim.id == "cifar-state-precision")
+    return next(v for claim, v in judge(add_tables(found)) if claim.id == "cifar-state-precision")
 
 
 def test_there_are_nine_runs_and_table_1_has_three():
@@ -69,17 +70,17 @@ def test_what_is_missing_or_diverged_is_said():
 
 
 def test_the_table_has_differences_and_bytes():
-    table = next(each for each in gathered(runs(bf16=-0.1)) if each.name == "state-precision")
+    table = next(each for each in add_tables(runs(bf16=-0.1)) if each.name == "state-precision")
     rows = draw(table)[0].table.rows
     assert rows[0] == ("float32", "3", "79.60 ± 0.05", "", "", "", "12,000 (12.00)")
     p = 2 * welch([79.45, 79.5, 79.55], [79.55, 79.6, 79.65])
     assert rows[1][3:] == ("-0.10", f"{p:.2g}", "0.19", "6,000 (6.00)")
     assert table.recipe["batch_size"] == 1024
     assert "state_dtype" not in table.recipe
-    part = next(each for each in gathered(runs()[3:5]) if each.name == "state-precision")
+    part = next(each for each in add_tables(runs()[3:5]) if each.name == "state-precision")
     assert [row[2] for row in draw(part)[0].table.rows] == ["to come", "79.57 ± 0.04", "to come"]
     lost = [*runs()[:6], *(run(recipe, None, "diverged") for recipe in state_precision()[6:])]
-    table = next(each for each in gathered(lost) if each.name == "state-precision")
+    table = next(each for each in add_tables(lost) if each.name == "state-precision")
     assert draw(table)[0].table.rows[2][:4] == ("int8", "3, 3 diverged", "diverged", "")
 
 
@@ -101,8 +102,7 @@ def put(root, found):
     store.write_atomic(folder / "result.json", store.json.dumps(found.result))
 
 
-def test_what_is_worth_keeping_is_bundled(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_worth_keeping_is_bundled(tmp_path):
     recipes = [table1()[0], state_precision()[-1]]
     gap = store.FinishedRun("cifar-gap-0", "cifar-gap", {}, {}, {"epochs": [], "trained_with": {}, "K": 2, "data": ""})
     kept = [run(recipes[0]), run(recipes[1], None, "diverged")]
@@ -111,14 +111,10 @@ def test_what_is_worth_keeping_is_bundled(tmp_path, monkeypatch, capsys):
     for each in (*kept, tried, quick):
         put(tmp_path / "runs", each)
     store.write_bundle(tmp_path / "results" / "runs.jsonl", [gap])
-    monkeypatch.setattr("mvngrad_lab.report.page.render", lambda *given, **more: "")
-    monkeypatch.setattr("mvngrad_lab.report.verdicts.judge", lambda found: [])
-    assert cli.main(["report", "--keep", "results/runs.jsonl"]) == 0
-    assert "2 runs of runs are in results/runs.jsonl" in capsys.readouterr().out
+    assert keep_runs(tmp_path / "runs", tmp_path / "results" / "runs.jsonl") == 2
     assert {each.key for each in store.load_runs(tmp_path / "results")} == {"cifar-gap-0", *(each.key for each in kept)}
     put(tmp_path / "runs", gap)
-    cli.main(["report", "--keep", "new.jsonl"])
-    assert len((tmp_path / "new.jsonl").read_text().splitlines()) == 3
+    assert keep_runs(tmp_path / "runs", tmp_path / "new.jsonl") == 3
 
 
 def test_what_the_repository_keeps_is_not_trained_again(tmp_path, monkeypatch):

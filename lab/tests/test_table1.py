@@ -4,10 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from samples import add_tables
 
 from mvngrad_lab import store
 from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.gather import CELLS, gathered
+from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
 from mvngrad_lab.tasks.cifar100.recipe import SELECTED, state_precision, table1
 
@@ -41,7 +42,7 @@ def runs(shift=lambda recipe: 0.0):
 
 
 def verdicts(found):
-    return {claim.id: verdict for claim, verdict in judge(gathered(found)) if claim.target == "table1"}
+    return {claim.id: verdict for claim, verdict in judge(add_tables(found)) if claim.target == "table1"}
 
 
 def statuses(found):
@@ -56,7 +57,7 @@ def test_there_are_24_runs_and_seeds_are_neighbours():
     assert [recipe.seed for recipe in recipes] == [0, 1, 2] * 8
     assert all(recipe.epochs == 200 for recipe in recipes)
     assert {(recipe.optimizer, recipe.batch_size) for recipe in recipes} == SELECTED.keys()
-    assert {recipe.optimizer for recipe in recipes} == set(CELLS.values())
+    assert {recipe.optimizer for recipe in recipes} == set(OPTIMIZERS.values())
 
 
 def test_the_papers_own_numbers_reproduce_it():
@@ -104,7 +105,7 @@ def test_what_is_missing_is_not_run_and_said():
 
 def test_a_run_with_another_setting_is_no_run_of_the_table():
     other = dataclasses.replace(table1()[0], weight_decay=1e-4)
-    assert gathered([run(other, 77.0)]) == [run(other, 77.0)]
+    assert add_tables([run(other, 77.0)]) == [run(other, 77.0)]
 
 
 def test_a_diverged_run_is_not_left_out_in_silence():
@@ -115,9 +116,9 @@ def test_a_diverged_run_is_not_left_out_in_silence():
 
 
 def test_the_table_is_drawn_with_the_papers_numbers_beside():
-    table = next(each for each in gathered(runs()) if each.name == "table1")
+    table = next(each for each in add_tables(runs()) if each.name == "table1")
     (figure,) = draw(table)
-    assert len(figure.table.rows) == 2 * len(CELLS)
+    assert len(figure.table.rows) == 2 * len(OPTIMIZERS)
     assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "79.63 ± 0.02", "79.63")
 
 
@@ -133,7 +134,7 @@ def test_the_table_is_drawn_with_the_papers_numbers_beside():
 def test_a_row_has_the_times_of_runs_alone_and_says_which_diverged(change, expected):
     found = runs()
     found[: len(change)] = [what(each) for what, each in zip(change, found, strict=False)]
-    table = next(each for each in gathered(found) if each.name == "table1")
+    table = next(each for each in add_tables(found) if each.name == "table1")
     row = draw(table)[0].table.rows[0]
     assert (row[1], *row[2:4], row[5], row[7]) == ("Adam", *expected)
 

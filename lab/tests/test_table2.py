@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import add_tables
 from test_table1 import beside
 
 from mvngrad_lab import store
@@ -15,10 +16,10 @@ from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.language import run as target
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.gather import CELLS, gathered, worth_keeping
-from mvngrad_lab.report.monitors import monitors
 from mvngrad_lab.report.page import render
-from mvngrad_lab.report.statistics import spread_above
+from mvngrad_lab.report.records import load_records
+from mvngrad_lab.report.statistics import variance_above
+from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, UNDECIDED, judge
 from mvngrad_lab.tasks.language.recipe import (
     STAND_IN,
@@ -69,7 +70,7 @@ def only(optimizer, value, otherwise=0.0):
 
 
 def verdicts(found):
-    return {claim.id: verdict for claim, verdict in judge(gathered(found))}
+    return {claim.id: verdict for claim, verdict in judge(add_tables(found))}
 
 
 def of_stand_in(found):
@@ -88,14 +89,14 @@ def statuses(found):
 
 
 def gathered_table(found):
-    return next(each for each in gathered(found) if each.name == "table2")
+    return next(each for each in add_tables(found) if each.name == "table2")
 
 
 def test_there_are_44_runs_all_on_the_stand_in():
     recipes = on_stand_in()
     assert len({recipe.key for recipe in recipes}) == 44
     assert {recipe.text for recipe in recipes} == {STAND_IN}
-    assert {recipe.optimizer for recipe in table2()} == set(CELLS.values())
+    assert {recipe.optimizer for recipe in table2()} == set(OPTIMIZERS.values())
 
 
 # Verdicts
@@ -165,11 +166,9 @@ def test_the_f_test_is_that_of_the_tables():
     """Of F(2, 6) the upper 5% begin at 5.143, and the upper 1% at 10.925."""
     others = [[-1.0, 0.0, 1.0]] * 3
     for f, p in ((5.1433, 0.05), (10.9248, 0.01)):
-        assert spread_above([-math.sqrt(f), 0.0, math.sqrt(f)], others) == pytest.approx(p, rel=1e-4)
-    assert spread_above([0.0, 0.0, 1.0], [[2.0, 2.0, 2.0]]) == 0
-    assert spread_above([1.0, 1.0, 1.0], [[2.0, 2.0, 2.0]]) == 1
-    with pytest.raises(ValueError, match="written for 3"):
-        spread_above([1.0, 2.0], others)
+        assert variance_above([-math.sqrt(f), 0.0, math.sqrt(f)], others) == pytest.approx(p, rel=1e-4)
+    assert variance_above([0.0, 0.0, 1.0], [[2.0, 2.0, 2.0]]) == 0
+    assert variance_above([1.0, 1.0, 1.0], [[2.0, 2.0, 2.0]]) == 1
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_a_diverged_run_is_said_and_speaks_against_who_should_be_better(optimize
     lost = next(recipe for recipe in table2() if recipe.optimizer == optimizer)
     found = [run(lost, status="diverged") if each.key == lost.key else each for each in runs()]
     assert statuses(found) == expected
-    name = next(cell for cell, other in CELLS.items() if other == optimizer)
+    name = next(cell for cell, other in OPTIMIZERS.items() if other == optimizer)
     assert f"diverged: 1 of {name}" in of_stand_in(found)["order"].measured
 
 
@@ -217,7 +216,7 @@ def test_claims_about_the_papers_texts_stay_not_run(extra):
 
 def test_the_table_of_30m():
     small = draw(gathered_table(runs()))[0].table
-    assert len(small.rows) == len(CELLS)
+    assert len(small.rows) == len(OPTIMIZERS)
     mvngrad = dict(zip(small.head, small.rows[-1], strict=True))
     loss = math.log(62.62)
     assert mvngrad["optimizer"] == "MVN-Grad"
@@ -272,7 +271,7 @@ def test_a_part_of_the_runs_is_a_part_of_the_table():
 
 
 def test_a_part_of_the_runs_has_a_section_of_its_own_and_is_nowhere_else():
-    found = gathered(runs()[:4])
+    found = add_tables(runs()[:4])
     page = html.unescape(render(judge(found), found, version="1", made="now"))
     section = page.split('id="group-gpt-2-on-a-stand-in-text-44-runs-4-done">')[1].split("</section>")[0]
     assert "4 of 44 runs" in section
@@ -303,13 +302,13 @@ def test_a_missing_official_text_is_said():
 def test_a_run_on_another_text_or_setting_is_no_run_of_the_table():
     others = [wikitext103("adam"), dataclasses.replace(table2()[0], weight_decay=0.1)]
     found = [run(recipe) for recipe in others]
-    assert gathered(found) == found
-    assert worth_keeping(found) == []
-    assert worth_keeping([*runs(), *found]) == runs()
+    assert add_tables(found) == found
+    (table,) = (each for each in add_tables([*runs(), *found]) if each.name == "table2")
+    assert set(table.run_keys) == {each.key for each in runs()}
 
 
 def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
-    found = gathered(runs(best="0.003"))
+    found = add_tables(runs(best="0.003"))
     for figure in draw(gathered_table(runs())):
         for words in (figure.title, figure.caption, figure.table.title):
             assert "stand-in" in words
@@ -327,7 +326,7 @@ def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
     assert all(f'id="{name}"' in not_run for name in OF_THE_PAPER)
 
 
-def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypatch):
+def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     adam, mvngrad = (next(r for r in table2() if (r.optimizer, r.seed) == (name, 0)) for name in ("adam", "mvngrad"))
     kept = {path.stem: path for path in (RESULTS / "monitors").iterdir()}
@@ -337,10 +336,8 @@ def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypat
     folder.start({"device": "H200"})
     folder.finish(run(mvngrad).result)
     store.write_atomic(folder.path / "monitor.jsonl", kept[mvngrad.key].read_text())
-    found = store.load_runs(Path("runs"), Path("results"))
-    told = []
-    said = monitors(found, Path("runs"), Path("results"), tell=told.append)
-    *_, shown = draw(next(each for each in gathered(found, said) if each.name == "table2"))
+    records = load_records(Path("runs"), Path("results"), warn=pytest.fail)
+    *_, shown = draw(next(each for each in records if each.name == "table2"))
     assert shown.title == "What Monitors saw on the stand-in"
     assert [row[1:4] for row in shown.table.rows] == [
         ("Adam", "30M", "1100 to 3000"), ("MVN-Grad", "30M", "1100 to 3000"),
@@ -348,13 +345,17 @@ def test_what_monitors_saw_is_shown_of_the_runs_that_had_one(tmp_path, monkeypat
     assert shown.table.rows[0][4].endswith(", noise-dominated")
 
     assert main(["report", "--keep", "kept/runs.jsonl"]) == 0
+    assert capsys.readouterr().out.startswith("1 runs of runs are in kept/runs.jsonl\n")
     assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == kept[mvngrad.key].read_text()
     assert "What Monitors saw" in Path("runs/report.html").read_text()
 
     store.write_atomic(folder.path / "monitor.jsonl", '{"step": 1}\n')
-    assert list(monitors(found, Path("runs"), tell=told.append)) == []
-    assert len(told) == 1
-    assert told[0].startswith(f"{folder.path / 'monitor.jsonl'} is left out, because it is no record of a Monitor")
+    warnings = []
+    load_records(Path("runs"), warn=warnings.append)
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        f"{folder.path / 'monitor.jsonl'} is left out, because it is not a record of a Monitor"
+    )
 
 
 # The target
@@ -387,4 +388,4 @@ def test_the_tuned_rates_are_the_best_of_the_kept_sweep():
     best = gathered_table(store.load_runs(RESULTS)).result["best_rate"]
     if None in best.values():
         pytest.skip("the sweep of rates is not kept to its end")
-    assert {optimizer: float(best[cell]) for cell, optimizer in CELLS.items()} == TUNED
+    assert {optimizer: float(best[cell]) for cell, optimizer in OPTIMIZERS.items()} == TUNED

@@ -83,28 +83,16 @@ class Report:
     ] = None
 
     def __call__(self) -> int:
-        from mvngrad_lab.report.benchmarks import benchmarks
-        from mvngrad_lab.report.exports import PREFIX, sweeps
-        from mvngrad_lab.report.gather import gathered, worth_keeping
-        from mvngrad_lab.report.monitors import keep, monitors
-        from mvngrad_lab.report.page import render
-        from mvngrad_lab.report.verdicts import judge
-        from mvngrad_lab.store import timestamp
+        from mvngrad_lab.report import build, print_warning
+        from mvngrad_lab.report.records import keep_runs
 
         if not self.runs.is_dir() and self.runs != store.ROOT:
-            raise FileNotFoundError(f"--runs {self.runs} is not a folder; name the one that has your results")
+            raise UserError(f"--runs {self.runs} is not a folder; name the one that has your results")
         if self.keep is not None:
-            found = worth_keeping(store.load_runs(self.runs))
-            store.write_bundle(self.keep, found)
-            keep(found, self.runs, self.keep.parent)
-            print(f"{len(found)} runs of {self.runs} are in {self.keep}")
-        roots, path = (self.runs, store.RESULTS), self.out or self.runs / REPORT
-        trained = store.load_runs(*roots)
-        runs = gathered(trained, monitors(trained, *roots, tell=_warn))
-        runs += sweeps(*roots, tell=_warn) + benchmarks(*roots, tell=_warn)
-        if not store.load_runs(self.runs) and not any(self.runs.glob(f"{PREFIX}*.json")):
-            _warn(f"there is no result in {self.runs}; name a folder that has some with --runs")
-        store.write_atomic(path, render(judge(runs), runs, version=__version__, made=timestamp()))
+            print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
+        if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
+            print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
+        path = build(self.runs, store.RESULTS, out=self.out or self.runs / REPORT)
         print(path.resolve())
         return 0
 
@@ -120,7 +108,7 @@ class Diagnose:
 
     def __call__(self) -> int:
         from mvngrad.diagnostics import diagnose, read_records
-        from mvngrad_lab.report.diagnosis import render
+        from mvngrad_lab.report.page import render_diagnosis
 
         path = self.record / store.MONITOR if self.record.is_dir() else self.record
         if not path.is_file():
@@ -129,7 +117,7 @@ class Diagnose:
         found = diagnose(records)
         print(found)
         page = self.out or path.with_suffix(".html")
-        store.write_atomic(page, render(records, found, source=path.name))
+        store.write_atomic(page, render_diagnosis(records, found, source=path.name))
         print(page.resolve())
         return 0
 
@@ -205,7 +193,3 @@ def _unread() -> bool:
     watch = select.poll()
     watch.register(STDOUT, 0)
     return any(event & select.POLLERR for _, event in watch.poll(0))
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)

@@ -30,7 +30,23 @@ WHOLE: dict[str, type] = {"sweep": str, "made": str, "metric": str, "higher": bo
 ROW: dict[str, type] = {"key": str, "stage": str, "status": str, "settings": dict, "metrics": dict}
 
 
-def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[FinishedRun]:
+class SweepExport(FinishedRun):
+    """An export, as a record of the report."""
+
+    @property
+    def title(self) -> str:
+        return f"Sweep {self.result['sweep']}"
+
+    @property
+    def run_keys(self) -> list[str]:
+        return [row["key"] for row in self.result["runs"]]
+
+    @property
+    def left(self) -> int:
+        return int(self.result["left"])
+
+
+def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[SweepExport]:
     """Every export in the folders, as a run whose result is the export. One that cannot be read is told and left out.
 
     The result also has `grid`: the keys of all configurations as this version knows the sweep, or None; and `left`, how
@@ -41,7 +57,7 @@ def sweeps(*roots: Path, tell: Callable[[str], object]) -> list[FinishedRun]:
     return list({run.key: run for run in read_ones}.values())
 
 
-def _read_or_told(path: Path, tell: Callable[[str], object]) -> FinishedRun | None:
+def _read_or_told(path: Path, tell: Callable[[str], object]) -> SweepExport | None:
     try:
         return read(path)
     except (OSError, ValueError, RecursionError) as error:
@@ -49,7 +65,7 @@ def _read_or_told(path: Path, tell: Callable[[str], object]) -> FinishedRun | No
         return None
 
 
-def read(path: Path) -> FinishedRun:
+def read(path: Path) -> SweepExport:
     """
     Raises:
         ValueError: the file is damaged, or not an export.
@@ -72,7 +88,7 @@ def read(path: Path) -> FinishedRun:
     }
     key = f"{PREFIX}{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     result = {**whole, "grid": grid, "left": left}
-    return FinishedRun(key, PREFIX + name.removesuffix(SAMPLE), {"sweep": name, **shared}, environment, result)
+    return SweepExport(key, PREFIX + name.removesuffix(SAMPLE), {"sweep": name, **shared}, environment, result)
 
 
 def number(value: Any) -> bool:

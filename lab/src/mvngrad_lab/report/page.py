@@ -1,40 +1,43 @@
-"""The report: claims with their verdicts, figures, and what each run was, as one HTML page that needs nothing else."""
+"""Two HTML pages that need no other file: the report, and the diagnosis of what a Monitor recorded."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from mvngrad_lab.experiments import find_experiments
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from mvngrad.diagnostics.diagnosis import Diagnosis, GroupDiagnosis
 from mvngrad_lab.report.claims import Claim
-from mvngrad_lab.report.exports import PREFIX
-from mvngrad_lab.report.figures import draw
+from mvngrad_lab.report.figures import draw, monitor, style
 from mvngrad_lab.report.figures.svg import Figure
-from mvngrad_lab.report.template import ENVIRONMENT
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, latest
-from mvngrad_lab.store import FinishedRun
+from mvngrad_lab.report.records import Record, Summary
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Verdict, latest
 
-KINDS = {
-    REPRODUCED: "reproduced",
-    CAVEAT: "caveat",
-    NOT_REPRODUCED: "refuted",
-    UNDECIDED: "undecided",
-    NOT_RUN: "open",
+MARKERS = {
+    "s": "M10 2h6v6h-6z",
+    "^": "M13 1.4l3.6 6.6h-7.2z",
+    "o": "M13 1.7a3.3 3.3 0 1 0 .01 0z",
+    "D": "M13 1l4 4-4 4-4-4z",
 }
-"""Status -> the word for it in HTML and CSS."""
+"""matplotlib's markers as SVG paths."""
 
 Judged = tuple[Claim, Verdict]
+Drawn = tuple[Record, list[Figure]]
 
 
 @dataclass
 class Group:
-    """A heading with the claims under it that were judged, and the runs that are first asked for there."""
+    """A heading, the judged claims under it, and the records that decide them and are not drawn before."""
 
     name: str
     claims: list[Judged] = field(default_factory=list)
-    runs: list[tuple[FinishedRun, list[Figure]]] = field(default_factory=list)
+    records: list[Drawn] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
@@ -47,64 +50,119 @@ class Group:
     @property
     def tally(self) -> str:
         counts = Counter(verdict.status for _, verdict in self.claims)
-        return ", ".join(f"{counts[status]} {status}" for status in KINDS if counts[status])
+        return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
-def render(judged: Sequence[Judged], runs: Sequence[FinishedRun], *, version: str, made: str) -> str:
-    """The whole page. Claims without a verdict come last, with why; runs behind no verdict after them."""
+def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str) -> str:
+    """The report. Claims without a verdict come last, with the reason; then records that decide no claim."""
     counts = Counter(verdict.status for _, verdict in judged)
-    found = latest(runs)
-    groups = _groups([pair for pair in judged if pair[1].status != NOT_RUN], found)
-    groups += _begun(found, {run.name for group in groups for run, _ in group.runs})
-    shown = {run.name: run.key for group in groups for run, _ in group.runs}
-    told = {key for run in runs for key in _behind(run)}
-    others = [run for run in runs if run.key not in shown.values() and run.key not in told]
-    return ENVIRONMENT.get_template("page.html").render(
+    by_name = latest(records)
+    groups = _make_groups([pair for pair in judged if pair[1].status != NOT_RUN], by_name)
+    shown = {record.name: record.key for group in groups for record, _ in group.records}
+    # Tables that are not done, and sweeps of users, have no verdict and a heading of their own.
+    for name, record in sorted(by_name.items()):
+        if isinstance(record, Summary) and record.run_keys and name not in shown:
+            groups.append(Group(record.title, records=[(record, draw(record))]))
+            shown[name] = record.key
+    summarized = {key for record in records if isinstance(record, Summary) for key in record.run_keys}
+    others = [record for record in records if record.key not in {*shown.values(), *summarized}]
+    return TEMPLATES.get_template("page.html").render(
         version=version,
         made=made,
-        kinds=KINDS,
-        counts={status: counts[status] for status in KINDS},
+        counts={status: counts[status] for status in STATUSES},
         groups=groups,
-        not_run=_not_run([pair for pair in judged if pair[1].status == NOT_RUN]),
-        other_runs=[(run, [] if run.name in shown else draw(run)) for run in others],
+        not_run=_group_by_reason([pair for pair in judged if pair[1].status == NOT_RUN]),
+        other_records=[(record, [] if record.name in shown else draw(record)) for record in others],
     )
 
 
-def _groups(judged: Sequence[Judged], found: dict[str, FinishedRun]) -> list[Group]:
+def _make_groups(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> list[Group]:
     groups: dict[str, Group] = {}
     drawn: set[str] = set()
     for claim, verdict in judged:
         group = groups.setdefault(claim.group, Group(claim.group))
         group.claims.append((claim, verdict))
-        if claim.target in found and claim.target not in drawn:
+        if claim.target in by_name and claim.target not in drawn:
             drawn.add(claim.target)
-            run = found[claim.target]
-            group.runs.append((run, draw(run)))
+            record = by_name[claim.target]
+            group.records.append((record, draw(record)))
     return list(groups.values())
 
 
-def _begun(found: dict[str, FinishedRun], shown: set[str]) -> list[Group]:
-    """A section for each table or sweep that is behind no verdict: not done, or a sweep of a user."""
-    waiting = [run for name, run in sorted(found.items()) if _behind(run) and name not in shown]
-    return [Group(_title(run), runs=[(run, draw(run))]) for run in waiting]
-
-
-def _behind(run: FinishedRun) -> list[str]:
-    """The keys of the runs that this one stands for."""
-    if run.name.startswith(PREFIX):
-        return [row["key"] for row in run.result["runs"]]
-    return list(run.result.get("behind", ()))
-
-
-def _title(run: FinishedRun) -> str:
-    if run.name.startswith(PREFIX):
-        return f"Sweep {run.result['sweep']}"
-    return f"{find_experiments()[run.name].summary}: {run.result['done']} done"
-
-
-def _not_run(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:
-    """Group -> why -> the claims of the group that wait for the same."""
-    waiting: dict[str, dict[str, list[Claim]]] = {}
+def _group_by_reason(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:
+    """Group -> why it is not run -> claims."""
+    reasons: dict[str, dict[str, list[Claim]]] = {}
     for claim, verdict in judged:
-        waiting.setdefault(claim.group, {}).setdefault(verdict.note, []).append(claim)
-    return waiting
+        reasons.setdefault(claim.group, {}).setdefault(verdict.note, []).append(claim)
+    return reasons
+
+
+@dataclass(frozen=True)
+class DiagnosedGroup:
+    """A parameter group on the page of a diagnosis."""
+
+    diagnosis: GroupDiagnosis
+    last: Mapping[str, Any]
+    """Its entry in the last record that has it."""
+    figures: list[Figure]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Optimizer -> what is written below it in the table of the four."""
+        picked = self.diagnosis.cell
+        notes = dict.fromkeys(picked.split(" or ") if picked else (), "what the theory picks")
+        trained = self.diagnosis.trained_with
+        notes[trained] = f"trained with it, {notes[trained]}" if trained in notes else "trained with it"
+        return {name: note for name, note in notes.items() if name in style.MARKS}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in self.last.items() if isinstance(value, (int, float, str))}
+
+
+def render_diagnosis(records: Sequence[dict[str, Any]], diagnosis: Diagnosis, *, source: str) -> str:
+    """The page of what a Monitor recorded, with figures over steps; `source` names the file."""
+    groups = []
+    for group in diagnosis.groups:
+        entries = [
+            (record["step"], entry) for record in records for entry in record["groups"] if entry["group"] == group.group
+        ]
+        groups.append(DiagnosedGroup(group, entries[-1][1], monitor.draw(f"{source} {group.group}", entries)))
+    return TEMPLATES.get_template("diagnosis.html").render(
+        source=source, steps=diagnosis.steps, recorded=len(records), groups=groups
+    )
+
+
+def mark_code(text: str) -> Markup:
+    """Escape a text, and put what is between backticks in <code>.
+
+    >>> mark_code("1 < 2, says `mvngrad report`")
+    Markup('1 &lt; 2, says <code>mvngrad report</code>')
+    """
+    parts = str(escape(text)).split("`")
+    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
+    return Markup("".join(parts))
+
+
+def list_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as lines: names joined by points, values as JSON.
+
+    >>> list(list_values({"lr": 0.1, "data": {"name": "mnist"}}))
+    [('lr', '0.1'), ('data.name', 'mnist')]
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from list_values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, str) else json.dumps(value)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("mvngrad_lab.report", "."),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {"code": mark_code, "lines": list_values, "slug": lambda status: status.replace(" ", "-")}
+TEMPLATES.globals |= {"marks": style.MARKS, "light": style.LIGHT, "dark": style.DARK, "markers": MARKERS}

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mvngrad_lab.report.exports import LOST, OPEN, SEEDS, number
-from mvngrad_lab.report.gather import CELLS
+from mvngrad_lab.report.tables import OPTIMIZERS
 
-LABELS = {f"{name}{w}": f"{cell}{w.upper()}" for w in ("", "w") for cell, name in CELLS.items()}
+LABELS = {f"{name}{w}": f"{cell}{w.upper()}" for w in ("", "w") for cell, name in OPTIMIZERS.items()}
 Row = dict[str, Any]
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from mvngrad_lab.experiments import import_all
 from mvngrad_lab.report.claims import Claim, load_claims
-from mvngrad_lab.report.exports import PREFIX, SAMPLE
-from mvngrad_lab.store import FinishedRun
+from mvngrad_lab.report.records import Record, Summary
 
 REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
     "reproduced",
@@ -20,6 +19,8 @@ REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
 )
 
 
+SAMPLE = "-5k"
+"""Ends the name of a data set or sweep that is a sample of another. It decides claims only without the other."""
 COMPARED = "A comparison, not a verdict: another GPU and another loop."
 """The note on a claim of which nothing is to be reproduced."""
 
@@ -33,7 +34,7 @@ class Verdict:
     """The caveat, what limits another verdict, or why it was not run."""
 
 
-Judge = Callable[[dict[str, Any]], Verdict]
+Judge = Callable[[Any], Verdict]
 JUDGES: dict[str, Judge] = {}
 """Claim -> the function that applies its rule to a result. Filled by `find_judges`."""
 
@@ -73,29 +74,27 @@ def at_small_sizes(verdict: Verdict) -> Verdict:
     return Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
 
 
-def latest(runs: Iterable[FinishedRun]) -> dict[str, FinishedRun]:
-    """The run behind each target: full before quick, then one of all data, then what lacks least, then the newest."""
+def latest(records: Iterable[Record]) -> dict[str, Record]:
+    """The record of each name: full before quick, then of all data, then the most complete, then the newest."""
 
-    def rank(run: FinishedRun) -> tuple[bool, bool, int, str]:
-        sample = any(str(run.recipe.get(name, "")).endswith(SAMPLE) for name in ("data", "sweep"))
-        left = run.result["left"] if run.name.startswith(PREFIX) else 0
-        return not run.environment.get("quick", False), not sample, -left, run.environment.get("made", "")
+    def rank(record: Record) -> tuple[bool, bool, int, str]:
+        sample = any(str(record.recipe.get(name, "")).endswith(SAMPLE) for name in ("data", "sweep"))
+        left = record.left if isinstance(record, Summary) else 0
+        return not record.environment.get("quick", False), not sample, -left, record.environment.get("made", "")
 
-    return {run.name: run for run in sorted(runs, key=rank)}
+    return {record.name: record for record in sorted(records, key=rank)}
 
 
-def judge(runs: Iterable[FinishedRun]) -> list[tuple[Claim, Verdict]]:
+def judge(records: Iterable[Record]) -> list[tuple[Claim, Verdict]]:
     """Each claim with its verdict, in the order of the report."""
-    found, known = latest(runs), find_judges()
+    by_name, judges = latest(records), find_judges()
     verdicts = []
     for claim in load_claims():
-        run = found.get(claim.target)
-        if run is None or claim.id not in known:
+        record = by_name.get(claim.target)
+        if record is None or claim.id not in judges:
             why = f"It needs {claim.needs}." if claim.needs else f"`mvngrad reproduce {claim.target}` decides it."
             verdicts.append((claim, Verdict(NOT_RUN, "", why)))
         else:
-            verdict = known[claim.id](run.result)
-            if run.environment.get("quick"):
-                verdict = at_small_sizes(verdict)
-            verdicts.append((claim, verdict))
+            verdict = judges[claim.id](record.result)
+            verdicts.append((claim, at_small_sizes(verdict) if record.environment.get("quick") else verdict))
     return verdicts

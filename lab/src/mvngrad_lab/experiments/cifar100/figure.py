@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures.style import LIGHT, axes, band, cell as mark, curve
 from mvngrad_lab.report.figures.svg import Figure, Table, panel
-from mvngrad_lab.report.seeds import mean, runs, seconds
+from mvngrad_lab.report.tables import format_count, format_mean, format_seconds
 
 
 def draw_table(result: dict[str, Any]) -> list[Figure]:
@@ -19,10 +19,10 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
     for batch, cells in result["cells"].items():
         for cell, row in cells.items():
             test, train = (
-                (mean(row, f"{kind}_accuracy"), f"{paper[f'cifar-{kind}-{batch}'][cell]:.2f}")
+                (format_mean(row, f"{kind}_accuracy"), f"{paper[f'cifar-{kind}-{batch}'][cell]:.2f}")
                 for kind in ("test", "train")
             )
-            rows.append((batch, cell, runs(row), *test, *train, seconds(row)))
+            rows.append((batch, cell, format_count(row), *test, *train, format_seconds(row)))
     head = ("batch", "optimizer", "seeds", "test", "paper", "train, clean images", "paper", "seconds")
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs are done. Mean ± deviation over seeds. The paper does "

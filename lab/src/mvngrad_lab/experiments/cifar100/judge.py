@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from statistics import fmean, median
 from typing import Any
 
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.gather import SECOND_MOMENT, VARIANCE
-from mvngrad_lab.report.seeds import Row, counted, known, told
 from mvngrad_lab.report.statistics import welch
+from mvngrad_lab.report.tables import SECOND_MOMENT, VARIANCE, check_rows, describe
 from mvngrad_lab.report.verdicts import COMPARED, NOT_RUN, UNDECIDED, Verdict, decided, judges
 
 NEAR = 0.6
@@ -19,36 +17,26 @@ ERRORS = 2
 """Standard errors by which a gap must be above 0."""
 
 
-def column(rows: Mapping[str, Row], metric: str, link: str = "of") -> tuple[dict[str, list[float]], Verdict | None]:
-    """Values by name; and the verdict at once, where runs are missing or have diverged."""
-    values = {name: known(row, metric) for name, row in rows.items()}
-    if left := counted(rows, "to_come", link):
-        return values, Verdict(NOT_RUN, told(values), f"Runs to come: {left}.")
-    if lost := counted(rows, "diverged", link):
-        return values, decided(False, f"{told(values)}; diverged: {lost}")
-    return values, None
-
-
 def near(result: dict[str, Any], kind: str, batch: str) -> Verdict:
-    values, at_once = column(result["cells"][batch], f"{kind}_accuracy")
+    values, at_once = check_rows(result["cells"][batch], f"{kind}_accuracy")
     if at_once:
         return at_once
     expected = next(each.values for each in load_claims() if each.id == f"cifar-{kind}-{batch}")
     off = {cell: fmean(found) - expected[cell] for cell, found in values.items()}
-    text = f"{told(values)}; off by " + ", ".join(f"{cell} {by:+.2f}" for cell, by in off.items())
+    text = f"{describe(values)}; off by " + ", ".join(f"{cell} {by:+.2f}" for cell, by in off.items())
     outside = [cell for cell, by in off.items() if abs(by) > NEAR]
     return decided(len(outside) < len(off), text, f"Outside {NEAR} points: {', '.join(outside)}." if outside else "")
 
 
 def order(result: dict[str, Any], batch: str) -> Verdict:
     """Whether variance is above second moment; and MVN-Grad near AdaBelief at batch 128, or above it at 1024."""
-    values, at_once = column(result["cells"][batch], "test_accuracy")
+    values, at_once = check_rows(result["cells"][batch], "test_accuracy")
     if at_once:
         return at_once
     p = [welch(values[low], values[high]) for low in SECOND_MOMENT for high in VARIANCE]
     lead = {cell: fmean(values["MVN-Grad"]) - fmean(found) for cell, found in values.items()}
     above = ", ".join(f"{cell} by {lead[cell]:.2f}" for cell in SECOND_MOMENT)
-    text = f"{told(values)}; MVN-Grad above {above}; largest p {max(p):.2g}, one-sided"
+    text = f"{describe(values)}; MVN-Grad above {above}; largest p {max(p):.2g}, one-sided"
     if batch == "128":
         return decided(max(p) < 0.01 and abs(lead["AdaBelief"]) <= NEAR, text)
     best = welch(values["AdaBelief"], values["MVN-Grad"])

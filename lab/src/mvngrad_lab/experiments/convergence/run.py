@@ -1,4 +1,4 @@
-"""thm:mvngrad_convergence."""
+"""Run thm:mvngrad_convergence: the rate at beta2 = 1 - 1/T, and the floor at fixed beta2 for three kinds of noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any, ClassVar
 
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.convergence import simulation as convergence
+from mvngrad_lab.experiments.convergence.simulation import (
+    PROBLEMS,
+    SKEWED,
+    simulate_floor,
+    simulate_rate,
+    simulate_rest,
+)
 from mvngrad_lab.recipe import Recipe
 
 
@@ -16,7 +22,7 @@ from mvngrad_lab.recipe import Recipe
 class Rates(Recipe):
     name: ClassVar[str] = "convergence"
     longest: int = 30_000
-    """T."""
+    """The largest T."""
     runs: int = 32
     points: int = 7
     """Values of 1 - beta2."""
@@ -27,5 +33,12 @@ def make_recipe(quick: bool, data: Path | None) -> Rates:
 
 
 def run(recipe: Rates, data: Path | None, tick: Tick) -> dict[str, Any]:
-    result: dict[str, Any] = to_json(convergence.convergence(recipe.longest, recipe.runs, recipe.points))
+    steps = min(4000, 10 * recipe.longest)
+    result: dict[str, Any] = to_json(
+        {
+            "rate": simulate_rate(longest=recipe.longest, runs=recipe.runs),
+            "floors": {name: simulate_floor(problem, recipe.points) for name, problem in PROBLEMS.items()},
+            "settled": [simulate_rest(SKEWED, beta2, T=steps) for beta2 in (0.5, 0.8, 0.95)],
+        }
+    )
     return result

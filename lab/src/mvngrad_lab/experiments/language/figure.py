@@ -6,7 +6,7 @@ from typing import Any
 
 from mvngrad_lab.report.figures.style import axes, cell as mark, curve
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
-from mvngrad_lab.report.seeds import mean, runs, seconds
+from mvngrad_lab.report.tables import format_count, format_mean, format_seconds
 from mvngrad_lab.tasks.language.recipe import shortened
 
 STAND_IN = (
@@ -51,7 +51,7 @@ def _rates(result: dict[str, Any]) -> Figure:
     for cell, tried in result["rates"].items():
         best = result["best_rate"][cell] or ""
         edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}.get(best, "")
-        found = [mean(row, "validation_loss", 4) for row in tried.values()]
+        found = [format_mean(row, "validation_loss", 4) for row in tried.values()]
         rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), best + edge, *found))
     head = (*HEAD, "best rate", *(f"lr {lr}" for lr in rates))
     caption = (
@@ -123,9 +123,9 @@ def _said(topic: str, verdict: str, number: float | None) -> str:
 def _measured(title: str, cells: dict[str, Any]) -> Table:
     rows = []
     for cell, row in cells.items():
-        means = [mean(row, name, digits) for name, digits in METRICS.values()]
+        means = [format_mean(row, name, digits) for name, digits in METRICS.values()]
         counts = [", ".join(map(_count, row[name])) for name in COUNTS.values()]
-        rows.append(("stand-in", cell, runs(row), *means, *counts, seconds(row)))
+        rows.append(("stand-in", cell, format_count(row), *means, *counts, format_seconds(row)))
     return Table(title, (*HEAD, *METRICS, *COUNTS, "seconds"), tuple(rows))
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from mvngrad_lab.report.gather import CELLS, SECOND_MOMENT, VARIANCE
-from mvngrad_lab.report.seeds import counted, known, told as over_seeds
-from mvngrad_lab.report.statistics import spread_above, welch
+from mvngrad_lab.report.statistics import variance_above, welch
+from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE, count_runs, describe, get_values
 from mvngrad_lab.report.verdicts import (
     COMPARED,
     NOT_REPRODUCED,
@@ -35,19 +34,19 @@ WITHIN = 0.05
 
 
 def losses(rows: dict[str, Any]) -> dict[str, list[float]]:
-    return {cell: known(row, "validation_loss") for cell, row in rows.items()}
+    return {cell: get_values(row, "validation_loss") for cell, row in rows.items()}
 
 
 def told(values: dict[str, list[float]]) -> str:
-    return f"validation loss on the stand-in: {over_seeds(values, 4) or 'none yet'}"
+    return f"validation loss on the stand-in: {describe(values, 4) or 'none yet'}"
 
 
 def at_once(table: dict[str, Any], better: Sequence[str], others: Sequence[str]) -> Verdict | None:
     """The verdict where runs of these are missing, or have diverged and so have no loss to compare."""
     rows, text = {cell: table[cell] for cell in (*better, *others)}, told(losses(table))
-    if left := counted(rows, "to_come"):
+    if left := count_runs(rows, "to_come"):
         return Verdict(NOT_RUN, text, f"Runs on the stand-in to come: {left}.")
-    if lost := counted(rows, "diverged"):
+    if lost := count_runs(rows, "diverged"):
         status = NOT_REPRODUCED if any(rows[cell]["diverged"] for cell in better) else UNDECIDED
         return Verdict(status, f"{text}; diverged: {lost}", STAND_IN)
     return None
@@ -56,8 +55,8 @@ def at_once(table: dict[str, Any], better: Sequence[str], others: Sequence[str])
 def common_rate(result: dict[str, Any]) -> str:
     """Who may be held back by the rate that all share."""
     best = result["best_rate"]
-    other = [f"{cell} at {best[cell]}" for cell in CELLS if best[cell] not in (None, RATE)]
-    unknown = [cell for cell in CELLS if best[cell] is None]
+    other = [f"{cell} at {best[cell]}" for cell in OPTIMIZERS if best[cell] not in (None, RATE)]
+    unknown = [cell for cell in OPTIMIZERS if best[cell] is None]
     return " ".join(
         [f"In the sweep of rates {', '.join(other)} did better than at {RATE}."] * bool(other)
         + [f"The sweep of rates has no best one for {', '.join(unknown)}."] * bool(unknown)
@@ -78,7 +77,7 @@ def below(result: dict[str, Any], low: Sequence[str], high: Sequence[str], table
     return transferred(max(for_it) < LEVEL, min(against) < LEVEL, text, note)
 
 
-OTHERS = [cell for cell in CELLS if cell != "MVN-Grad"]
+OTHERS = [cell for cell in OPTIMIZERS if cell != "MVN-Grad"]
 judges("stand-in-adam")(partial(below, low=["MVN-Grad"], high=["Adam"]))
 judges("stand-in-order")(partial(below, low=["MVN-Grad"], high=OTHERS))
 judges("stand-in-variance")(partial(below, low=VARIANCE, high=SECOND_MOMENT))
@@ -88,10 +87,10 @@ judges("stand-in-tuned-variance")(partial(below, low=VARIANCE, high=SECOND_MOMEN
 
 @judges("stand-in-spread")
 def _(result: dict[str, Any]) -> Verdict:
-    if (verdict := at_once(result["cells"], (), list(CELLS))) is not None:
+    if (verdict := at_once(result["cells"], (), list(OPTIMIZERS))) is not None:
         return verdict
     values = losses(result["cells"])
-    wider = spread_above(values["LaProp"], [values[cell] for cell in CELLS if cell != "LaProp"])
+    wider = variance_above(values["LaProp"], [values[cell] for cell in OPTIMIZERS if cell != "LaProp"])
     text = f"{told(values)}; p that LaProp varies more {wider:.2g}"
     return transferred(wider < LEVEL_OF_SPREAD, 1 - wider < LEVEL_OF_SPREAD, text, STAND_IN)
 

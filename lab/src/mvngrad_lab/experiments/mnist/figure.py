@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from mvngrad_lab.experiments.mnist import gap_figure
-from mvngrad_lab.report.figures.style import CELLS, axes, band, cell, curve, number
+from mvngrad_lab.report.figures.style import MARKS, axes, band, cell, curve, number
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
 
 
@@ -57,7 +57,7 @@ def _losses(panels: dict[str, Any], seeds: int, data: str) -> Figure:
         "Training loss of a two-layer network on MNIST",
         f"Line: mean over {seeds} seeds. Band: from the lowest to the highest seed. Data: {data}.",
         tuple(drawn),
-        tuple(CELLS.values()),
+        tuple(MARKS.values()),
         Table(
             f"Mean ± standard deviation, n = {seeds} seeds",
             ("setting", "optimizer", "final training loss", "test accuracy, %", "loss spikes"),

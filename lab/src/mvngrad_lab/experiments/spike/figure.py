@@ -9,9 +9,9 @@ import numpy as np
 from mvngrad_lab.report.figures.style import (
     ADAM,
     BOUND,
-    CELLS,
     CLIPPED,
     LAPROP,
+    MARKS,
     MVNGRAD,
     axes,
     curve,
@@ -39,7 +39,7 @@ def _peaks(panels: dict[str, Any]) -> Figure:
     drawn = []
     for name, curves in panels.items():
         at = axes(SIZE, UPDATE, log="xy")
-        for cell, mark in reversed(CELLS.items()):  # solid under broken: cells that agree are both seen
+        for cell, mark in reversed(MARKS.items()):  # solid under broken: cells that agree are both seen
             curve(at, mark, curves["sizes"], curves["peaks"][cell])
         curve(at, CLIPPED, curves["sizes"], curves["clipped"])
         plateau, early = curves["plateau"], curves["resonance"] > 1e3
@@ -51,7 +51,7 @@ def _peaks(panels: dict[str, Any]) -> Figure:
                 at,
                 f"{name.capitalize()}: {_setting(curves)}",
                 "Logarithmic axes. At M = 10⁸ the largest update is "
-                + ", ".join(f"{number(curves['peaks'][cell][-1])} for {cell}" for cell in CELLS)
+                + ", ".join(f"{number(curves['peaks'][cell][-1])} for {cell}" for cell in MARKS)
                 + f" and {number(curves['clipped'][-1])} for MVN-Grad with z_clip. At the resonance it is "
                 + ", ".join(f"{number(value)} for {cell}" for cell, value in curves["at_resonance"].items())
                 + ".",
@@ -65,7 +65,7 @@ def _peaks(panels: dict[str, Any]) -> Figure:
         f"spike leaves m equal to u, and s empties at once. A bound of {clip:g} on the normalized gradient (z_clip, "
         "ours) holds through both. Adam has no bound here: it grows with M.",
         tuple(drawn),
-        (*CELLS.values(), CLIPPED.named(f"MVN-Grad, z_clip = {clip:g}"), BOUND.named("bound, resonance")),
+        (*MARKS.values(), CLIPPED.named(f"MVN-Grad, z_clip = {clip:g}"), BOUND.named("bound, resonance")),
     )
 
 

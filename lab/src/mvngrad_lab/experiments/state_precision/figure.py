@@ -6,19 +6,19 @@ from statistics import fmean
 from typing import Any
 
 from mvngrad_lab.report.figures.svg import Figure, Table
-from mvngrad_lab.report.seeds import known, mean, runs
 from mvngrad_lab.report.statistics import welch, worse_by_at_most
+from mvngrad_lab.report.tables import format_count, format_mean, get_values
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
     states = result["states"]
-    whole, rows = known(states["float32"], "test_accuracy"), []
+    whole, rows = get_values(states["float32"], "test_accuracy"), []
     for state, row in states.items():
-        mine, compared = known(row, "test_accuracy"), ("", "", "")
+        mine, compared = get_values(row, "test_accuracy"), ("", "", "")
         if state != "float32" and min(len(mine), len(whole)) > 1:
             p, bound = 2 * min(welch(mine, whole), welch(whole, mine)), worse_by_at_most(mine, whole)
             compared = (f"{fmean(mine) - fmean(whole):+.2f}", f"{p:.2g}", f"{bound:.2f}")
-        rows.append((state, runs(row), mean(row, "test_accuracy"), *compared, _bytes(row)))
+        rows.append((state, format_count(row), format_mean(row, "test_accuracy"), *compared, _bytes(row)))
     head = ("state", "runs", "test, %", "less float32", "p", "worse by at most", "bytes of state (a parameter)")
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs at batch 1024 are done. Mean ± deviation over seeds; "

@@ -5,9 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.experiments.cifar100.judge import column
-from mvngrad_lab.report.seeds import told
 from mvngrad_lab.report.statistics import worse_by_at_most
+from mvngrad_lab.report.tables import check_rows, describe
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, Verdict, decided, judges
 
 MARGIN = 0.3
@@ -16,10 +15,10 @@ MARGIN = 0.3
 
 @judges("cifar-state-precision")
 def _(result: dict[str, Any]) -> Verdict:
-    values, at_once = column(result["states"], "test_accuracy", link="with")
+    values, at_once = check_rows(result["states"], "test_accuracy", link="with")
     if at_once:
         return at_once
-    text, whole, near, noise = told(values), values["float32"], list[str](), list[float]()
+    text, whole, near, noise = describe(values), values["float32"], list[str](), list[float]()
     for state in ("bf16", "int8"):
         bound, loss = worse_by_at_most(values[state], whole), fmean(whole) - fmean(values[state])
         text += f"; {state} worse by {loss:+.2f}, at most {bound:+.2f}"

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from mvngrad_lab.report.figures.style import number
-from mvngrad_lab.report.gather import CELLS, SECOND_MOMENT, VARIANCE
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.swept import Swept
+from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE
 from mvngrad_lab.report.verdicts import NOT_RUN, UNDECIDED, Judge, Verdict, decided, judges, transferred
 
 LEVEL = 0.01
@@ -54,7 +54,7 @@ def told(swept: Swept, values: dict[str, float], what: str) -> str:
 @judges("sweep-cifar-128")
 def _(result: dict[str, Any]) -> Verdict:
     swept, cells = Swept(result), ("MVN-Grad", "AdaBelief")
-    if (verdict := undecidable(swept, list(CELLS))) is not None:
+    if (verdict := undecidable(swept, list(OPTIMIZERS))) is not None:
         return verdict
     middle = medians(swept, cells, swept.metric)
     tails = {cell: quantile(swept.values(swept.judged(cell), swept.metric), 0.1) for cell in cells}
@@ -66,12 +66,12 @@ def _(result: dict[str, Any]) -> Verdict:
 def order(result: dict[str, Any], train: bool) -> Verdict:
     """MVN-Grad's median above AdaBelief's, and that above the others'."""
     swept = Swept(result)
-    if (verdict := undecidable(swept, list(CELLS))) is not None:
+    if (verdict := undecidable(swept, list(OPTIMIZERS))) is not None:
         return verdict
     metric = swept.train_metric if train else swept.metric
     if metric is None:
         return Verdict(NOT_RUN, "", f"The sweep {swept.sweep} has no train metric.")
-    found = medians(swept, list(CELLS), metric)
+    found = medians(swept, list(OPTIMIZERS), metric)
     holds = found["MVN-Grad"] > found["AdaBelief"] > max(found[cell] for cell in SECOND_MOMENT)
     return decided(holds, told(swept, found, f"median {metric.replace('_', ' ')}"))
 
@@ -82,7 +82,7 @@ judges("sweep-cifar-1024-train")(partial(order, train=True))
 
 @judges("openwebtext-sweep")
 def _(result: dict[str, Any]) -> Verdict:
-    swept, cells = Swept(result), [f"{cell}W" for cell in CELLS]
+    swept, cells = Swept(result), [f"{cell}W" for cell in OPTIMIZERS]
     if (verdict := undecidable(swept, cells)) is not None:
         return verdict
     found = medians(swept, cells, swept.metric)
@@ -92,7 +92,7 @@ def _(result: dict[str, Any]) -> Verdict:
 
 @judges("openwebtext-quartiles")
 def _(result: dict[str, Any]) -> Verdict:
-    swept, cells = Swept(result), [f"{cell}W" for cell in CELLS]
+    swept, cells = Swept(result), [f"{cell}W" for cell in OPTIMIZERS]
     if (verdict := undecidable(swept, cells)) is not None:
         return verdict
     found = {cell: interquartile(swept.values(swept.judged(cell), swept.metric)) for cell in cells}
@@ -130,9 +130,9 @@ def better(
 def steadier(result: dict[str, Any], note: str) -> Verdict:
     """Whether momentum after normalizing has the narrower interquartile ranges, for both normalizers."""
     swept = Swept(result)
-    if (verdict := undecidable(swept, list(CELLS))) is not None:
+    if (verdict := undecidable(swept, list(OPTIMIZERS))) is not None:
         return verdict
-    found = {cell: interquartile(swept.values(swept.judged(cell), swept.metric)) for cell in CELLS}
+    found = {cell: interquartile(swept.values(swept.judged(cell), swept.metric)) for cell in OPTIMIZERS}
     text = told(swept, found, f"interquartile range of {swept.metric.replace('_', ' ')}")
     if not all(map(math.isfinite, found.values())):
         return Verdict(UNDECIDED, text, f"Where a quarter of the runs diverged there is no range. {note}")
@@ -146,7 +146,7 @@ NOTES = {
     "mnist": "A small network on digits, with a grid of ours: not the paper's task, and no number is the paper's.",
     "scaled": "30 epochs for the paper's 200, 16 of its 36 configurations: no number is the paper's.",
 }
-ALONE = [cell for cell in CELLS if cell != "MVN-Grad"]
+ALONE = [cell for cell in OPTIMIZERS if cell != "MVN-Grad"]
 for name, note in NOTES.items():
     rules: dict[str, Judge] = {
         "best": partial(better, ours=["MVN-Grad"], others=ALONE, note=note),

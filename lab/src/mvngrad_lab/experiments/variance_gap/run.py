@@ -1,4 +1,4 @@
-"""thm:var_adabelief_mvngrad and prop:approx_mean."""
+"""Run thm:var_adabelief_mvngrad and prop:approx_mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.variance_gap.simulation import variance_gap
+from mvngrad_lab.experiments.variance_gap import simulation
 from mvngrad_lab.recipe import Recipe
 
 
@@ -18,7 +18,7 @@ class Gap(Recipe):
     points: int = 161
     """Tracking errors."""
     samples: int = 1_000_000
-    """Gradients behind each Monte Carlo estimate."""
+    """Gradients of each Monte Carlo estimate."""
 
 
 def make_recipe(quick: bool, data: Path | None) -> Gap:
@@ -26,5 +26,18 @@ def make_recipe(quick: bool, data: Path | None) -> Gap:
 
 
 def run(recipe: Gap, data: Path | None, tick: Tick) -> dict[str, Any]:
-    result: dict[str, Any] = to_json(variance_gap(points=recipe.points, samples=recipe.samples))
+    past, samples = simulation.Past(), recipe.samples
+    runs = max(500, samples // 100)
+    result: dict[str, Any] = to_json(
+        {
+            "past": past,
+            "symmetric": [simulation.simulate_symmetric_noise(past, noise, samples) for noise in simulation.NOISES],
+            "tracking": simulation.simulate_tracking_error(past, recipe.points, samples),
+            "stationary": [
+                simulation.simulate_training_pasts(beta2, mu, runs=runs)
+                for beta2 in (0.95, 0.999)
+                for mu in (0.1, 1.0, 10.0)
+            ],
+        }
+    )
     return result

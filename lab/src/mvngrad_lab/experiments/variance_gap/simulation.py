@@ -1,8 +1,8 @@
-"""Theorem thm:var_adabelief_mvngrad and Proposition prop:approx_mean: which order of the two steps is calmer.
+"""thm:var_adabelief_mvngrad and prop:approx_mean: momentum before or after normalizing, which update varies less?
 
-From one frozen past (m, s, u before the step) the next gradient g = m + e + xi is drawn again and again, with xi
-symmetric about zero and e the error of m as a guess of the mean. The gap is Var(AdaBelief's update) - Var(MVN-Grad's).
-Every update is the rule's own; expectations are by Monte Carlo, and by quadrature where a sign or an identity is asked.
+The state before a step (m, s, u) is fixed, and the next gradient g = m + e + xi is drawn many times: xi is symmetric
+about 0, e is the error of m as an estimate of the mean. The gap is Var(AdaBelief's update) - Var(MVN-Grad's update).
+Updates are computed by the rule, expectations by Monte Carlo, or by quadrature where a sign or an identity is tested.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import numpy as np
 from mvngrad.rule import ADABELIEF, MVNGRAD, Hyper, Rule
 from mvngrad_lab.arrays import NUMPY, Floats
 
-Draw = Callable[[np.random.Generator, int], Floats]
-
 
 @dataclass(frozen=True)
 class Noise:
-    """A distribution symmetric about zero, of variance 1: how to draw from it, and points that integrate over it."""
+    """A distribution symmetric about 0 with variance 1: how to draw from it, and a quadrature rule for it."""
 
     name: str
-    draw: Draw
+    draw: Callable[[np.random.Generator, int], Floats]
     points: Floats
     weights: Floats
 
@@ -42,20 +40,17 @@ def _uniform(count: int = 200) -> Noise:
     return Noise("uniform", lambda rng, n: rng.uniform(-root, root, n), root * points, weights / 2)
 
 
-def _signs() -> Noise:
-    return Noise("signs", lambda rng, n: rng.choice([-1.0, 1.0], n), np.array([-1.0, 1.0]), np.array([0.5, 0.5]))
-
-
-NORMAL, UNIFORM, SIGNS = _normal(), _uniform(), _signs()
+NORMAL, UNIFORM = _normal(), _uniform()
+SIGNS = Noise("signs", lambda rng, n: rng.choice([-1.0, 1.0], n), np.array([-1.0, 1.0]), np.array([0.5, 0.5]))
 NOISES = (NORMAL, UNIFORM, SIGNS)
 
 
 @dataclass(frozen=True)
 class Past:
-    """F_{t-1}, as much of it as one step needs; t = inf leaves bias correction out, as the theory does."""
+    """The state before the step; the defaults are the betas of the paper's own diagnostic (app:mnist-vgap)."""
 
     m: Any = 0.7
-    """A number; or, like s, an array of shape (n, 1): n pasts at once."""
+    """A number or, like s, an array of shape (n, 1): n pasts at once."""
     s: Any = 0.2
     u: float = 1.0
     sigma: float = 1.0
@@ -64,32 +59,29 @@ class Past:
     beta2: float = 0.95
     eps: float = 1e-3
     t: float = math.inf
+    """The step number; infinite means no bias correction, as in the paper's theory."""
+
+    def gradients(self, xi: Floats, error: Any) -> Floats:
+        return np.asarray(self.m + error + self.sigma * xi)
 
     def update(self, rule: Rule, g: Floats) -> Floats:
         """Delta_t for each gradient g."""
         return np.asarray(-self._step(rule, g)[0])
-
-    def _step(self, rule: Rule, g: Floats) -> tuple[Any, dict[str, Any]]:
-        hyper = Hyper(lr=1.0, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
-        state = {slot: np.full_like(g, getattr(self, slot)) for slot in rule.state_names}
-        return rule.update(np.zeros_like(g), g, state, self.t, hyper, NUMPY)
-
-    def gradients(self, xi: Floats, error: Any) -> Floats:
-        return np.asarray(self.m + error + self.sigma * xi)
 
     def y(self, g: Floats) -> Floats:
         """Y_t = 1 / (sqrt(s_t) + eps)."""
         s = self._step(MVNGRAD, g)[1]["s"] / (1 - self.beta2**self.t)
         return np.asarray(1 / (np.sqrt(s) + self.eps))
 
+    def _step(self, rule: Rule, g: Floats) -> tuple[Any, dict[str, Any]]:
+        hyper = Hyper(lr=1.0, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
+        state = {name: np.full_like(g, getattr(self, name)) for name in rule.state_names}
+        return rule.update(np.zeros_like(g), g, state, self.t, hyper, NUMPY)
+
     @property
     def y_max(self) -> float:
-        """The largest Y_t can be: s_t >= beta2 s_{t-1}. The proposition uses 1/eps in its place."""
+        """The largest possible Y_t, from s_t >= beta2 s_{t-1}. The proposition uses 1/eps instead."""
         return 1 / (math.sqrt(self.beta2 * self.s / (1 - self.beta2**self.t)) + self.eps)
-
-
-USUAL = Past()
-"""A mean of the noise's size, and the betas of the paper's own diagnostic (app:mnist-vgap)."""
 
 
 def variance(values: Floats, weights: Floats) -> Any:
@@ -98,43 +90,38 @@ def variance(values: Floats, weights: Floats) -> Any:
 
 
 def gap(past: Past, noise: Noise = NORMAL, error: Any = 0.0, cells: tuple[Rule, Rule] = (ADABELIEF, MVNGRAD)) -> Any:
-    """Delta Var_t by quadrature over the rule's updates; `error`, like m and s, may be an array of shape (n, 1)."""
+    """Delta Var_t by quadrature; `error`, like m and s, may be an array of shape (n, 1)."""
     g = past.gradients(noise.points, error)
     first, second = (variance(past.update(rule, g), noise.weights) for rule in cells)
     return first - second
 
 
+def variance_of_y(past: Past, noise: Noise, error: float) -> float:
+    return float(variance(past.y(past.gradients(noise.points, error)), noise.weights))
+
+
 def closed_form(past: Past, noise: Noise = NORMAL, error: float = 0.0) -> float:
     """(2 beta1 - beta1^2) m^2 Var(Y): the gap where error = 0 (thm:var_adabelief_mvngrad)."""
-    spread = variance(past.y(past.gradients(noise.points, error)), noise.weights)
+    spread = variance_of_y(past, noise, error)
     return float(past.beta1 * (2 - past.beta1) * past.m**2 * spread / (1 - past.beta1**past.t) ** 2)
 
 
-def lower_bound(
-    past: Past, delta: float, noise: Noise = NORMAL, error: float | None = None, sharp: bool = False
-) -> float:
+def lower_bound(past: Past, delta: float, error: float | None = None, sharp: bool = False) -> float:
     """The proposition's bound for a tracking error of at most delta (prop:approx_mean), Var(Y) taken at `error`.
 
-    `sharp` (ours) stops in the proof at |Cov(Y, xi Y)| <= sqrt(Var Y E[xi^2 Y^2]) <= sqrt(Var Y) sigma max Y,
-    from which the proposition goes on to sigma/eps^2.
+    `sharp` (ours) uses |Cov(Y, xi Y)| <= sqrt(Var Y E[xi^2 Y^2]) <= sqrt(Var Y) sigma max Y, a step of the proof; the
+    proposition then bounds it by sigma/eps^2.
     """
-    spread = variance(past.y(past.gradients(noise.points, delta if error is None else error)), noise.weights)
+    spread = variance_of_y(past, NORMAL, delta if error is None else error)
     coupling = math.sqrt(spread) * past.sigma * past.y_max if sharp else past.sigma / past.eps**2
     gain = past.beta1 * (2 - past.beta1) * past.m**2 * spread
     loss = 2 * past.beta1 * (1 - past.beta1) * abs(past.m) * (delta * spread + coupling)
     return float((gain - loss) / (1 - past.beta1**past.t) ** 2)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A Monte Carlo estimate with a confidence interval by batch means."""
-
-    value: float
-    low: float
-    high: float
-    samples: int
-    batches: int
-    level: float
+def half_width(values: Floats, level: float = 0.99) -> float:
+    """Half the width of a normal confidence interval for the mean."""
+    return float(NormalDist().inv_cdf((1 + level) / 2) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def estimate(
@@ -146,127 +133,104 @@ def estimate(
     level: float = 0.99,
     seed: int = 0,
     cells: tuple[Rule, Rule] = (ADABELIEF, MVNGRAD),
-) -> Estimate:
-    """Delta Var_t as one measures it on a network: the gap of sample variances in each of many independent batches.
+) -> dict[str, Any]:
+    """Delta Var_t by Monte Carlo, as on a network: the mean gap of sample variances over independent batches.
 
-    Both cells see the same gradients. A batch's gap is unbiased, so the mean over batches is, and the batches' own
-    spread gives the normal interval.
+    Both optimizers see the same gradients. The gap of a batch is unbiased, and the spread of the batches gives the
+    confidence interval.
     """
     g = past.gradients(noise.draw(np.random.default_rng(seed), samples), error).reshape(batches, -1)
     first, second = (past.update(rule, g).var(axis=1, ddof=1) for rule in cells)
-    gaps = first - second
-    value, half = gaps.mean(), NormalDist().inv_cdf((1 + level) / 2) * gaps.std(ddof=1) / math.sqrt(batches)
-    return Estimate(float(value), float(value - half), float(value + half), samples, batches, level)
+    value, half = float((first - second).mean()), half_width(first - second, level)
+    return {
+        "value": value,
+        "low": value - half,
+        "high": value + half,
+        "samples": samples,
+        "batches": batches,
+        "level": level,
+    }
 
 
-def turning_error(past: Past, noise: Noise = NORMAL, sign: int = 1, largest: float = 100.0) -> float | None:
-    """The smallest |e|, in the direction `sign`, at which the gap turns negative; None if it does not up to `largest`.
+def find_sign_change(
+    function: Callable[[float], float], low: float, high: float, tolerance: float
+) -> tuple[float, float]:
+    """Bisect between function(low) >= 0 and function(high) < 0."""
+    while high - low > tolerance * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if function(middle) < 0 else (middle, high)
+    return low, high
 
-    A scan brackets the first change of sign and bisection closes in, so that the gap is >= 0 just before and < 0 after.
-    """
+
+def find_turning_error(past: Past, noise: Noise = NORMAL, sign: int = 1, largest: float = 100.0) -> float | None:
+    """The smallest |e|, with this sign, at which the gap becomes negative; None if it does not up to `largest`."""
     scan = np.concatenate([[0.0], np.geomspace(1e-3, largest, 400)])
     negative = [gap(past, noise, sign * size) < 0 for size in scan]
     if True not in negative:
         return None
     first = negative.index(True)
-    low, high = (float(scan[first - 1]), float(scan[first])) if first else (0.0, 0.0)
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if gap(past, noise, sign * middle) < 0 else (middle, high)
-    return sign * high
+    low = float(scan[max(0, first - 1)])
+    return sign * find_sign_change(lambda size: gap(past, noise, sign * size), low, float(scan[first]), 1e-12)[1]
 
 
-@dataclass(frozen=True)
-class Symmetric:
-    """thm:var_adabelief_mvngrad for one distribution: the three values that have to agree."""
+def find_largest_delta(past: Past, sharp: bool) -> float | None:
+    """The largest delta at which `lower_bound` guarantees a gap >= 0; None if it does not even at 0.
 
-    noise: str
-    estimate: Estimate
-    closed_form: float
-    quadrature: float
-
-
-@dataclass(frozen=True)
-class Tracking:
-    """prop:approx_mean over the tracking error."""
-
-    errors: Floats
-    gaps: Floats
-    bound: Floats
-    sharp: Floats
-    turning: dict[str, float | None]
-    """Direction of the error -> where the gap turns negative."""
-    around: dict[str, Estimate]
-    """The gap by Monte Carlo on both sides of the first of these."""
-    largest_delta: float | None
-    """The largest delta at which the proposition still promises a gap >= 0; None if it promises none even at 0."""
-    largest_delta_sharp: float | None
-
-
-@dataclass(frozen=True)
-class Stationary:
-    """The gap from many pasts, each the end of a run of independent gradients mu + xi of variance 1."""
-
-    beta2: float
-    mu: float
-    mean: float
-    low: float
-    high: float
-    """A 99% interval over the runs, which are independent."""
-    negative: float
-    """The fraction of pasts with a negative gap."""
-
-
-@dataclass(frozen=True)
-class VarianceGap:
-    past: Past
-    symmetric: list[Symmetric]
-    tracking: Tracking
-    stationary: list[Stationary]
-
-
-def _promised(past: Past, sharp: bool) -> float | None:
-    """Where `lower_bound`, with Var(Y) at the same error in the worse direction, falls below 0."""
+    Var(Y) is taken at the same error, in the worse direction.
+    """
 
     def worst(delta: float) -> float:
         return min(lower_bound(past, delta, error=sign * delta, sharp=sharp) for sign in (-1, 1))
 
     if worst(0.0) < 0:
         return None
-    low, high = 0.0, 1.0
+    high = 1.0
     while worst(high) >= 0:
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if worst(middle) >= 0 else (low, middle)
-    return low
+        high *= 2
+    return find_sign_change(worst, high / 2 if high > 1 else 0.0, high, 1e-9)[0]
 
 
-def tracking(past: Past = USUAL, points: int = 81, samples: int = 400_000, reach: float = 4.0) -> Tracking:
-    """The gap against the tracking error, from -reach to reach."""
+def simulate_symmetric_noise(past: Past, noise: Noise, samples: int) -> dict[str, Any]:
+    """thm:var_adabelief_mvngrad for one distribution: three values that must agree."""
+    return {
+        "noise": noise.name,
+        "estimate": estimate(past, noise, samples=samples),
+        "closed_form": closed_form(past, noise),
+        "quadrature": gap(past, noise),
+    }
+
+
+def simulate_tracking_error(past: Past, points: int = 81, samples: int = 400_000, reach: float = 4.0) -> dict[str, Any]:
+    """prop:approx_mean: the gap and its bounds against the tracking error, from -reach to reach.
+
+    "turning" says where the gap becomes negative, in either direction; "around" has estimates on both sides of it.
+    """
     errors = np.linspace(-reach, reach, points)
-    turning = {name: turning_error(past, sign=sign) for name, sign in (("against m", -1), ("along m", 1))}
-    around: dict[str, Estimate] = {}
-    for name, turn in turning.items():
-        if turn is not None:
-            for side, factor in (("before", 0.8), ("after", 1.25)):
-                around[f"{name}, {side}"] = estimate(past, error=factor * turn, samples=samples)
-    return Tracking(
-        errors=errors,
-        gaps=np.array([gap(past, error=error) for error in errors]),
-        bound=np.array([lower_bound(past, abs(error), error=error) for error in errors]),
-        sharp=np.array([lower_bound(past, abs(error), error=error, sharp=True) for error in errors]),
-        turning=turning,
-        around=around,
-        largest_delta=_promised(past, sharp=False),
-        largest_delta_sharp=_promised(past, sharp=True),
-    )
+    turning = {name: find_turning_error(past, sign=sign) for name, sign in (("against m", -1), ("along m", 1))}
+    around = {
+        f"{name}, {side}": estimate(past, error=factor * turn, samples=samples)
+        for name, turn in turning.items()
+        if turn is not None
+        for side, factor in (("before", 0.8), ("after", 1.25))
+    }
+    return {
+        "errors": errors,
+        "gaps": [gap(past, error=error) for error in errors],
+        "bound": [lower_bound(past, abs(error), error=error) for error in errors],
+        "sharp": [lower_bound(past, abs(error), error=error, sharp=True) for error in errors],
+        "turning": turning,
+        "around": around,
+        "largest_delta": find_largest_delta(past, sharp=False),
+        "largest_delta_sharp": find_largest_delta(past, sharp=True),
+    }
 
 
-def stationary(beta2: float, mu: float = 1.0, beta1: float = 0.9, runs: int = 4000, seed: int = 0) -> Stationary:
-    """What the theorem's mechanism leaves where m is an average of noisy gradients, as it is in training (ours).
+def simulate_training_pasts(
+    beta2: float, mu: float = 1.0, beta1: float = 0.9, runs: int = 4000, seed: int = 0
+) -> dict[str, Any]:
+    """The gap where m is an average of noisy gradients, as in training (ours): many runs of gradients mu + xi.
 
-    m then misses mu by a standard deviation of sqrt((1-beta1)/(1+beta1)) = 0.23 of the noise's, to either side alike.
+    The error of m then has a standard deviation of sqrt((1-beta1)/(1+beta1)) = 0.23 of the noise's, and either sign.
     """
     rng, hyper = np.random.default_rng(seed), Hyper(lr=0.0, beta1=beta1, beta2=beta2, eps=1e-8)
     state = {"m": np.full(runs, mu), "s": np.full(runs, 2 * beta1**2 / (1 + beta1)), "u": np.zeros(runs)}
@@ -274,23 +238,6 @@ def stationary(beta2: float, mu: float = 1.0, beta1: float = 0.9, runs: int = 40
         _, state = MVNGRAD.update(0.0, mu + NORMAL.draw(rng, runs), state, math.inf, hyper, NUMPY)
     m, s = state["m"][:, None], state["s"][:, None]
     gaps = gap(Past(m=m, s=s, beta1=beta1, beta2=beta2, eps=hyper.eps), NORMAL, mu - m)
-    half = NormalDist().inv_cdf(0.995) * gaps.std(ddof=1) / math.sqrt(runs)
-    mean = gaps.mean()
-    return Stationary(beta2, mu, float(mean), float(mean - half), float(mean + half), float((gaps < 0).mean()))
-
-
-def variance_gap(past: Past = USUAL, points: int = 81, samples: int = 400_000) -> VarianceGap:
-    """Both statements, from one past."""
-
-    def each(noise: Noise) -> Symmetric:
-        return Symmetric(
-            noise.name, estimate(past, noise, samples=samples), closed_form(past, noise), float(gap(past, noise))
-        )
-
-    runs = max(500, samples // 100)
-    return VarianceGap(
-        past=past,
-        symmetric=[each(noise) for noise in NOISES],
-        tracking=tracking(past, points, samples),
-        stationary=[stationary(beta2, mu, runs=runs) for beta2 in (0.95, 0.999) for mu in (0.1, 1.0, 10.0)],
-    )
+    mean, half = float(gaps.mean()), half_width(gaps)
+    negative = float((gaps < 0).mean())
+    return {"beta2": beta2, "mu": mu, "mean": mean, "low": mean - half, "high": mean + half, "negative": negative}

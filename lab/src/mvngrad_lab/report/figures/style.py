@@ -99,7 +99,7 @@ ADAM = Mark("Adam", "adam", dash=(5, 2.4), marker="s")
 ADABELIEF = Mark("AdaBelief", "adabelief", dash=(1.2, 2.2), marker="^", width=2.2)
 LAPROP = Mark("LaProp", "laprop", dash=(7, 2, 1.2, 2), marker="o")
 MVNGRAD = Mark("MVN-Grad", "mvngrad", marker="D", width=2.2)
-CELLS = {mark.label: mark for mark in (ADAM, ADABELIEF, LAPROP, MVNGRAD)}
+MARKS = {mark.label: mark for mark in (ADAM, ADABELIEF, LAPROP, MVNGRAD)}
 
 BOUND = Mark("bound", "ink", dash=(2.5, 2.5), width=1.1)
 CLIPPED = Mark("MVN-Grad with z_clip", "mvngrad", dash=(1.2, 2.2), width=1.5)
@@ -107,7 +107,7 @@ CLIPPED = Mark("MVN-Grad with z_clip", "mvngrad", dash=(1.2, 2.2), width=1.5)
 
 def cell(label: str) -> Mark:
     """The mark of a cell whose name `label` starts with, under that label."""
-    return next((mark for name, mark in CELLS.items() if label.startswith(name)), BOUND).named(label)
+    return next((mark for name, mark in MARKS.items() if label.startswith(name)), BOUND).named(label)
 
 
 def axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56) -> Axes:

@@ -1,0 +1,24 @@
+"""Table 1 from the trainings that are done."""
+
+from __future__ import annotations
+
+from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
+from mvngrad_lab.tasks.cifar100.recipe import BATCH_SIZES, table1
+
+
+def collect(sources: Sources) -> list[TableResult]:
+    recipes = table1()
+
+    def fill(make_row: MakeRow) -> dict[str, dict[str, dict[str, Row]]]:
+        return {
+            "cells": {
+                str(batch): {
+                    cell: make_row([r for r in recipes if (r.batch_size, r.optimizer) == (batch, optimizer)])
+                    for cell, optimizer in OPTIMIZERS.items()
+                }
+                for batch in BATCH_SIZES
+            }
+        }
+
+    return make_table("table1", recipes, sources, ("test_accuracy", "train_accuracy"), fill)

@@ -1,0 +1,107 @@
+"""Tables of the paper from training runs: one row for each setting, with the values of its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from mvngrad.rule import CELLS
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report.statistics import mean_and_deviation
+from mvngrad_lab.report.verdicts import NOT_RUN, Verdict, decided
+
+OPTIMIZERS = {rule.name: rule.name.replace("-", "").lower() for rule in sorted(CELLS, key=lambda rule: rule.centered)}
+"""Name in the paper -> name in recipes, in the order of the paper's tables."""
+VARIANCE = tuple(rule.name for rule in CELLS if rule.centered)
+SECOND_MOMENT = tuple(rule.name for rule in CELLS if not rule.centered)
+
+Row = dict[str, Any]
+"""Lists with a value for each seed that is done, and counts: `to_come`, `diverged`."""
+MakeRow = Callable[[Sequence[TrainingRecipe]], Row]
+
+
+def make_table(
+    name: str,
+    recipes: Sequence[TrainingRecipe],
+    sources: Sources,
+    metrics: Sequence[str],
+    fill: Callable[[MakeRow], dict[str, Any]],
+) -> list[TableResult]:
+    """The table of these trainings, of which `fill` makes the result from rows; an empty list if none is done."""
+    done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
+    if not done:
+        return []
+    settings = [recipe.settings for recipe in recipes]
+    shared = {key: value for key, value in settings[0].items() if len({str(each[key]) for each in settings}) == 1}
+    environment = {
+        key: ", ".join(sorted({str(run.environment[key]) for run in done if key in run.environment}))
+        for key in dict.fromkeys(key for run in done for key in run.environment)
+    }
+    data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
+    result = {
+        **fill(lambda some: make_row(some, sources, metrics)),
+        "done": len(done),
+        "of": len(recipes),
+        "data": data,
+    }
+    run_keys = tuple(run.key for run in done)
+    return [TableResult(name, shared, environment, result, run_keys, len(recipes) - len(done))]
+
+
+def make_row(recipes: Sequence[TrainingRecipe], sources: Sources, metrics: Sequence[str]) -> Row:
+    """One row. The time of a run that shared its GPU with another is None."""
+    done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
+    return {
+        **{name: [run.result.get(name) for run in done] for name in metrics},
+        "seconds": [None if "beside" in run.environment else run.result["seconds"] for run in done],
+        "seeds": [run.recipe["seed"] for run in done],
+        "to_come": len(recipes) - len(done),
+        "diverged": sum(run.result["status"] != "finished" for run in done),
+    }
+
+
+def get_values(row: Row, metric: str) -> list[float]:
+    """Of the runs that have the metric: one that diverged has no loss, and some data sets may be missing."""
+    return [value for value in row[metric] if value is not None]
+
+
+def check_rows(rows: Mapping[str, Row], metric: str, link: str = "of") -> tuple[dict[str, list[float]], Verdict | None]:
+    """The values by name; and the verdict, if runs are missing or have diverged."""
+    values = {name: get_values(row, metric) for name, row in rows.items()}
+    if left := count_runs(rows, "to_come", link):
+        return values, Verdict(NOT_RUN, describe(values), f"Runs to come: {left}.")
+    if lost := count_runs(rows, "diverged", link):
+        return values, decided(False, f"{describe(values)}; diverged: {lost}")
+    return values, None
+
+
+def count_runs(rows: Mapping[str, Row], what: str, link: str = "of") -> str:
+    """How many runs of each are `to_come` or have `diverged`; an empty string if none."""
+    return ", ".join(f"{row[what]} {link} {name}" for name, row in rows.items() if row[what])
+
+
+def describe(values: Mapping[str, Sequence[float]], digits: int = 2) -> str:
+    return ", ".join(
+        f"{name} {mean_and_deviation(found, digits)} (n = {len(found)})" for name, found in values.items() if found
+    )
+
+
+# Cells of a printed table
+
+
+def format_count(row: Row) -> str:
+    return f"{len(row['seeds'])}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
+
+
+def format_mean(row: Row, metric: str, digits: int = 2) -> str:
+    if not row["seeds"]:
+        return "to come"
+    values = get_values(row, metric)
+    return mean_and_deviation(values, digits) if values else "diverged" if row["diverged"] else "not measured"
+
+
+def format_seconds(row: Row) -> str:
+    times = get_values(row, "seconds")
+    return f"{fmean(times):.0f}" if times else ""
