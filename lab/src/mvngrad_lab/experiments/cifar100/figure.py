@@ -27,7 +27,7 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs are done. Mean ± deviation over seeds. The paper does "
         "not say how it measures train accuracy under MixUp; ours is of clean images. Seconds are without compilation, "
-        "of runs that had the GPU to themselves. With the paper's ε_s of 1e-8 the root of s has a floor of 0.001, "
+        "of runs that had the GPU to themselves. With the paper's εₛ of 10⁻⁸ the root of s has a floor of 0.001, "
         "which is most of what AdaBelief and MVN-Grad divide by here (docs/log.md). "
         f"{result['data']}"
     )

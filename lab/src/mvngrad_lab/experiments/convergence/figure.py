@@ -32,7 +32,7 @@ def _rate(rate: dict[str, Any]) -> Figure:
     ratio = float((np.array(rate["bound"]) / measured).min())
     return Figure(
         "The rate, with β₂ = 1 − 1/T and η ~ 1/√T",
-        f"Measured: T^{rate['exponent']:.3f}; the theorem's rate is T^-0.5. The bound, with the proof's own constants, "
+        f"Measured: T^{rate['exponent']:.3f}; the theorem's rate is T^−0.5. The bound, with the proof's own constants, "
         f"is at least {number(ratio)} times what is measured; it says something from where it falls below the level "
         "that no run can exceed.",
         (

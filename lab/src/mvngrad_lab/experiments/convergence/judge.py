@@ -14,7 +14,7 @@ def _(result: dict[str, Any]) -> Verdict:
     shares = [top / bound for top, bound in zip(tops, rate["bound"], strict=True)]
     trivial = sum(bound > rate["trivial"] for bound in rate["bound"]) / len(rate["bound"])
     text = f"T from {rate['T'][0]:,} to {rate['T'][-1]:,}: measured at most {max(shares):.1%} of the bound"
-    caveat = f"At {trivial:.0%} of the T the bound exceeds d max|F'|^2 = {rate['trivial']:.3g}, which no run can."
+    caveat = f"At {trivial:.0%} of the T the bound exceeds d max|F'|² = {rate['trivial']:.3g}, which no run can."
     return decided(max(shares) <= 1, text, caveat if trivial >= 0.5 else "")
 
 
@@ -28,7 +28,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     powers = {name: floor["exponent"] for name, floor in result["floors"].items() if floor["exponent"] is not None}
     linear = [name for name, power in powers.items() if abs(power - 1) <= 0.15]
-    text = ", ".join(f"{name} noise (1-beta2)^{power:.2f}" for name, power in powers.items())
+    text = ", ".join(f"{name} noise (1−β₂)^{power:.2f}" for name, power in powers.items())
     none = [name for name, floor in result["floors"].items() if floor["exponent"] is None]
     caveat = (
         f"Linear only for {', '.join(linear)} noise, spikes that s has forgotten before the next; else the floor falls "

@@ -38,7 +38,7 @@ def draw_tables(result: dict[str, Any]) -> list[Figure]:
 def _small(result: dict[str, Any]) -> Figure:
     caption = (
         f"{STAND_IN} {result['done']} of {result['of']} runs of all four tables on the stand-in are done. 3,000 steps "
-        "in place of the paper's 100,000, with coupled weight decay of 1e-6, chosen in a pilot of 1,500 steps on the "
+        "in place of the paper's 100,000, with coupled weight decay of 10⁻⁶, chosen in a pilot of 1,500 steps on the "
         "same text that compared the four as well. Mean ± deviation over seeds; counts are of each seed; seconds are "
         f"without compilation, of runs that had the GPU to themselves. {SPIKES} Data: {result['data']}."
     )
@@ -99,7 +99,7 @@ def _large(result: dict[str, Any]) -> Figure:
 def _monitored(found: list[dict[str, Any]]) -> Figure:
     caption = (
         f"{STAND_IN} A Monitor stood beside the run of each with seed 0; this is what its last records say of the "
-        "matrices, and what the paper's theory makes of it. Signal is the median over coordinates of |mu| / sigma, the "
+        "matrices, and what the paper's theory makes of it. Signal is the median over coordinates of |μ| / σ, the "
         "two shares are of coordinates. `mvngrad diagnose` says of a whole record why."
     )
     topics = ("signal", "sign collapse", "epsilon floor", "normalizer", "order")

@@ -79,8 +79,8 @@ def _lemmas(result: dict[str, Any]) -> Figure:
     upright(noise, rest["limit"], f"K = {number(rest['limit'])}", y=0.5)
     return Figure(
         "The two lemmas, step by step",
-        f"Heavy Ball (lem:mvn_to_hb_stoch) holds along the run to {number(stable['heavy_ball_error'])} of |x₀|, and "
-        f"the potential falls by at least what eq:one_step_descent asks at every step (least slack "
+        f"Heavy Ball (`lem:mvn_to_hb_stoch`) holds along the run to {number(stable['heavy_ball_error'])} of |x₀|, and "
+        f"the potential falls by at least what `eq:one_step_descent` asks at every step (least slack "
         f"{number(min(stable['slack']))} of Φ₀). But with s left to itself, m lags behind a gradient that shrinks, "
         f"and s takes the lag for noise: where the gradient has come down to {number(float(ratios[-1]))} σ, s is still "
         f"{number(float(observed[-1]))} times what the noise makes of it.",

@@ -13,15 +13,13 @@ FIXED, SIGNS = "MVN-Grad, s fixed", "LaProp, signs"
 @judges("separation-heavy-ball")
 def _(result: dict[str, Any]) -> Verdict:
     error = result["stable"]["heavy_ball_error"]
-    return decided(
-        error < EXACT, f"largest difference {error:.1g} of |x_0|, over {len(result['stable']['sums'])} steps"
-    )
+    return decided(error < EXACT, f"largest difference {error:.1g} of |x₀|, over {len(result['stable']['sums'])} steps")
 
 
 @judges("separation-descent")
 def _(result: dict[str, Any]) -> Verdict:
     slack = min(result["stable"]["slack"])
-    return decided(slack >= -EXACT, f"smallest slack {slack:.1g} of Phi_0, over {len(result['stable']['slack'])} steps")
+    return decided(slack >= -EXACT, f"smallest slack {slack:.1g} of Φ₀, over {len(result['stable']['slack'])} steps")
 
 
 @judges("separation-upper")
@@ -31,7 +29,7 @@ def _(result: dict[str, Any]) -> Verdict:
     growth = count["MVN-Grad, the theorem's count"]
     text = f"sum of squared gradients {total:.4g}, bound {bound:.4g}; steps grow as d^{power[FIXED]:.3f}"
     caveat = (
-        f"O(1/eps^2) hides F(x_0). From the proof's own start F(x_0) grows with d, the theorem's count grows as "
+        f"O(1/ε²) hides F(x₀). From the proof's own start F(x₀) grows with d, the theorem's count grows as "
         f"d^{growth:.2f}, and the steps taken as d^{count[FIXED]:.2f}."
     )
     return decided(total <= bound and abs(power[FIXED]) <= 0.1, text, caveat if growth > 0.1 else "")
@@ -40,7 +38,7 @@ def _(result: dict[str, Any]) -> Verdict:
 @judges("separation-laprop-form")
 def _(result: dict[str, Any]) -> Verdict:
     error = result["closed_form_error"]
-    return decided(error < EXACT, f"largest error {error:.1g} of x_0, over {result['horizon']} steps")
+    return decided(error < EXACT, f"largest error {error:.1g} of x₀, over {result['horizon']} steps")
 
 
 @judges("separation-lower")
@@ -50,7 +48,7 @@ def _(result: dict[str, Any]) -> Verdict:
     memory, tuned = free["LaProp, beta2 = 0.99"], free["LaProp, signs, tuned constant rate"]
     text = f"smallest gradient {smallest:.4g}, bound {bound:.4g}; steps grow as d^{power:.3f}"
     caveat = (
-        f"The limit does the work: from a start that knows no horizon LaProp with beta2 = 0.99 takes d^{memory:.2f} "
+        f"The limit does the work: from a start that knows no horizon LaProp with β₂ = 0.99 takes d^{memory:.2f} "
         f"steps, and on signs with a rate tuned to d, d^{tuned:.2f}."
     )
     return decided(smallest >= bound and abs(power - 1) <= 0.05, text, caveat if min(memory, tuned) < 0.5 else "")

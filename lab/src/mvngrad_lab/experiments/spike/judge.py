@@ -30,7 +30,7 @@ def _(result: dict[str, Any]) -> Verdict:
     holds, text = bounded(result, "MVN-Grad")
     far = [p for p in PANELS if (peaks(result, p, "MVN-Grad") > 100 * peaks(result, p, "LaProp")).any()]
     caveat = (
-        f"The constant is |u|/eps, and MVN-Grad reaches it or far exceeds LaProp ({', '.join(far)}): constant "
+        f"The constant is |u|/ε, and MVN-Grad reaches it or far exceeds LaProp ({', '.join(far)}): constant "
         "gradients after the spike leave no variance to divide by. AdaBelief has such a constant too."
     )
     return decided(holds, text, caveat if far else "")
@@ -62,9 +62,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     rows = result["adam_bounded"]
     text = "; ".join(f"({r['beta1']:g}, {r['beta2']:g}): {r['peak']:.4g} of {r['bound']:.4g}" for r in rows)
-    return decided(
-        all(row["peak"] <= row["bound"] * ROUNDING for row in rows), f"(beta1, beta2): peak of bound. {text}"
-    )
+    return decided(all(row["peak"] <= row["bound"] * ROUNDING for row in rows), f"(β₁, β₂): peak of bound. {text}")
 
 
 def spread(values: Any) -> float:
@@ -77,7 +75,7 @@ def _(result: dict[str, Any]) -> Verdict:
     text = "largest over smallest peak: " + ", ".join(f"{cell} {spread(v):.3g}" for cell, v in found.items())
     holds = max(spread(found["LaProp"]), spread(found["MVN-Grad"])) < 10 and spread(found["Adam"]) > 100
     above = float((found["MVN-Grad"] > found["Adam"]).mean())
-    caveat = f"MVN-Grad's flat line is |u|/eps = {found['MVN-Grad'].max():.3g}, above Adam at {above:.0%} of all M."
+    caveat = f"MVN-Grad's flat line is |u|/ε = {found['MVN-Grad'].max():.3g}, above Adam at {above:.0%} of all M."
     return decided(holds, text, caveat if above else "")
 
 
@@ -89,7 +87,7 @@ def _(result: dict[str, Any]) -> Verdict:
     text = "largest peak over that at M = 1: " + ", ".join(f"{cell} {v.max():.3g}" for cell, v in growth.items())
     calm = [np.maximum(growth["LaProp"], growth["MVN-Grad"])[chosen].max() <= 10 for chosen in (away, ...)]
     caveat = (
-        f"At M = 1/(1-beta1) = {panel['resonance']:.3g} the spike leaves m equal to the gradients that follow, and "
+        f"At M = 1/(1−β₁) = {panel['resonance']:.3g} the spike leaves m equal to the gradients that follow, and "
         f"MVN-Grad peaks at {panel['at_resonance']['MVN-Grad']:.2g}. Outside 20% around it the claim holds."
     )
     return decided(bool(calm[0] and growth["Adam"].max() > 100), text, "" if calm[1] else caveat)

@@ -23,7 +23,7 @@ def _(result: dict[str, Any]) -> Verdict:
     found = {row["noise"]: row["closed_form"] for row in result["symmetric"]}
     holds = all(gap >= 0 for gap in found.values()) and found["normal"] > 0 and found["uniform"] > 0
     text = ", ".join(f"{noise} {gap:.4f}" for noise, gap in found.items())
-    return decided(holds, f"{text}. Signs leave (g-m)^2, and with it the normalizer, no randomness")
+    return decided(holds, f"{text}. Signs leave (g−m)², and with it the normalizer, no randomness")
 
 
 @judges("gap-lower-bound")
@@ -32,8 +32,8 @@ def _(result: dict[str, Any]) -> Verdict:
     slack = [gap - bound for gap, bound in zip(tracking["gaps"], tracking["bound"], strict=True)]
     best = max(tracking["bound"])
     text = f"smallest slack over {len(slack)} errors {min(slack):.3g}; largest bound {best:.3g}"
-    turned = f" The gap itself turns negative where m underrates the mean by {turning:.2f} sigma." if turning else ""
-    caveat = f"The bound is negative throughout, because of sigma/eps^2, and promises nothing here.{turned}"
+    turned = f" The gap itself turns negative where m underrates the mean by {turning:.2f} σ." if turning else ""
+    caveat = f"The bound is negative throughout, because of σ/ε², and promises nothing here.{turned}"
     return decided(min(slack) >= 0, text, caveat if best < 0 else "")
 
 
@@ -42,7 +42,7 @@ def _(result: dict[str, Any]) -> Verdict:
     rows = result["stationary"]
     worst = max(row["negative"] for row in rows)
     text = "; ".join(
-        f"beta2 {r['beta2']:g}, mu/sigma {r['mu']:g}: {r['mean']:.2g} [{r['low']:.2g}, {r['high']:.2g}]" for r in rows
+        f"β₂ {r['beta2']:g}, μ/σ {r['mu']:g}: {r['mean']:.2g} [{r['low']:.2g}, {r['high']:.2g}]" for r in rows
     )
     caveat = f"On average and not step by step: up to {worst:.0%} of the pasts have a negative gap."
     return decided(
