@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run. Each module runs with ``python -m benchmarks.NAME`` and writes results/."""
+"""Benchmarks that compare arms within one run. ``python -m benchmarks.NAME`` runs one and writes into results/."""

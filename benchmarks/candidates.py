@@ -1,4 +1,4 @@
-"""Who is timed: torch's Adam, our cells, and other people's optimizers where they are installed."""
+"""The optimizers that are timed: torch's Adam, our cells, and other implementations that are installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """An optimizer by the place of its class, which is imported only when it is made."""
+    """An optimizer by the module and name of its class, which is imported only when it is made."""
 
     name: str
     module: str
@@ -47,23 +47,23 @@ class Candidate:
     def _load(self) -> Callable[..., torch.optim.Optimizer]:
         package = self.module.partition(".")[0]
         try:
-            found: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.factory)
-        except Exception as error:  # an import can raise anything: a library built for another torch does
+            factory: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.factory)
+        except Exception as error:  # an import can raise anything, for example in a library built for another torch
             missing = isinstance(error, ModuleNotFoundError) and error.name == package
-            reason = "not installed" if missing else f"cannot be imported: {shown(error)}"
+            reason = "not installed" if missing else f"cannot be imported: {describe_error(error)}"
             raise Unavailable(f"{package}: {reason}") from error
-        return found
+        return factory
 
 
 class Unavailable(Exception):
-    """A candidate's package is not here, on any model."""
+    """A candidate's package is not installed or cannot be imported."""
 
 
-def shown(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-# The algorithm of ours that has the same name, as far as each has it: no rectification, decoupled decay.
+# The same algorithms as ours as far as each package has them: no rectification, decoupled decay.
 PEERS = [
     Candidate("timm AdaBelief", "timm.optim", "AdaBelief", "eager", {"rectify": False}),
     Candidate("timm LaProp", "timm.optim", "LaProp", "eager"),
@@ -91,22 +91,22 @@ def _torch(path: str, decoupled: bool) -> Candidate:
 
 
 def _ours(path: str, decoupled: bool) -> list[Candidate]:
-    found = []
+    made = []
     for cell in CELLS:
         factory = cell + ("W" if decoupled else "")
         forms: dict[str, dict[str, Any]] = {"": {}}
         if path == "fused":
-            lean = {f" lean{name}": {"lean": True, **kept} for name, kept in STATES.items()}
+            lean = {f" lean{name}": {"lean": True, **options} for name, options in STATES.items()}
             forms = STATES | (lean if cell == "MVNGrad" else {})
-        found += [
+        made += [
             Candidate(f"{factory} {path}{form}", "mvngrad", factory, path, PATHS[path] | options, "ours")
             for form, options in forms.items()
         ]
-    return found
+    return made
 
 
-def candidates(decoupled: bool, only: str = "") -> list[Candidate]:
-    """Those whose name matches `only`, path by path, and the references they are compared with."""
+def get_candidates(decoupled: bool, only: str = "") -> list[Candidate]:
+    """The candidates whose names match `only`, path by path, and the references they are compared with."""
     every = []
     for path in PATHS:
         every += [_torch(path, decoupled), *_ours(path, decoupled), *(peer for peer in PEERS if peer.path == path)]

@@ -1,4 +1,4 @@
-"""What a benchmark was measured on, and where its results go."""
+"""The machine and commit of a benchmark, and the folder of its results."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Language models on one device: our loop beside plain torch ones, and what each optimizer adds to a step.
+"""Language models on one device: our loop compared with plain torch loops, and what each optimizer adds to a step.
 
     python -m benchmarks.language [--models 30M 124M] [--seconds 8] [--rounds 3] [--within 200] [--data FOLDER]
 
-First tokens a second, then, on the model with decoupled decay, time and memory of every optimizer and state. Writes
-language-DEVICE.json and .md, anew after each part, so that a run cut short keeps what it has.
+First tokens per second, then, on the model with decoupled decay, time and memory of every optimizer and state dtype.
+Rewrites language-DEVICE.json and .md after each part, so that an interrupted run keeps what it has.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.overhead import OVERHEAD, fused_adamw, overhead
-from benchmarks.report import lines, write
-from benchmarks.rounds import Arm, reserved, side_by_side
+from benchmarks.overhead import OVERHEAD, make_fused_adamw, measure_overhead
+from benchmarks.report import markdown_table, write
+from benchmarks.rounds import Arm, reset_peak_memory, run_rounds
 from benchmarks.targets import verdict
-from benchmarks.timing import wait
+from benchmarks.timing import synchronize
 from benchmarks.train import Captured
 from mvngrad_lab.recipe import DECOUPLED
 from mvngrad_lab.tasks.language.data import tokens
@@ -37,7 +37,7 @@ from mvngrad_lab.training.step import CompiledTask
 from mvngrad_lab.training.task import EpochPlan, Task, build_initial_model, make_task
 from mvngrad_lab.training.train import configure_kernels
 
-RECIPES = {  # epochs so short that every round has a whole one
+RECIPES = {  # epochs short enough that every round contains a whole one
     "30M": replace(wikitext103("mvngrad"), epoch_steps=50),
     "124M": replace(openwebtext("mvngradw"), micro_batch_size=160, epoch_steps=3),
     "tiny": replace(
@@ -46,24 +46,23 @@ RECIPES = {  # epochs so short that every round has a whole one
 }
 OURS, PLAIN_COMPILED, PLAIN = "ours", "plain, compiled", "plain"
 TARGETS = {"30M": 1.9e6, "124M": 0.57e6}
-"""Tokens a second of our loop on one H200."""
+"""Tokens per second of our loop on one H200."""
 RATIO = 1.00
-"""The most that a step with MVN-GradW may take, of one with torch's fused AdamW, on the same machine."""
+"""The longest step with MVN-GradW relative to one with torch's fused AdamW, on the same machine."""
 FOR_OVERHEAD = 60.0
-"""Seconds that throughput leaves to the part after it, which compiles a kernel for each optimizer and state."""
+"""Seconds that the throughput part leaves for the next part, which compiles a kernel for each optimizer and dtype."""
 INTRODUCTION = """\
-Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad_lab.training.train` with MVN-Grad: on a
-GPU compiled, and a whole step, micro-batches, clipping and all, in one CUDA graph. *Plain* is the loop most people
+Measured by `python -m benchmarks.language`. *Ours* is the loop of `mvngrad_lab.training.train` with MVN-Grad: on a GPU
+it is compiled, and a whole step, with micro-batches and clipping, is one CUDA graph. *Plain* is the loop most people
 write: the same network and loss, bfloat16 autocast, clip_grad_norm_ and torch's fused AdamW, step by step in Python;
-*compiled*, with torch.compile, whose code is the very same as in ours. Tokens a second are medians over rounds, with
-the slowest and fastest; *of plain* is the ratio to the compiled plain loop where there is one. *Projected* is a whole
-run of the recipe at that rate, evaluations not counted. *Set-up* comes once: compilation, capture and an epoch or
-step; what is compiled for ours the plain loop finds ready. *Memory* is the most that an arm made torch reserve on the
-device."""
+*compiled* adds torch.compile, with the same compiled code as ours. Tokens per second are medians over rounds, with the
+slowest and fastest; *of plain* is the ratio to the compiled plain loop if there is one. *Projected* is a whole run of
+the recipe at that rate, without evaluations. *Set-up* happens once: compilation, capture and an epoch or step; the
+plain loop reuses what was compiled for ours. *Memory* is the most that an arm made torch reserve on the device."""
 
 
 class RandomText(LanguageTask):
-    """Tokens drawn evenly, once: nothing to download. Text has frequent tokens, whose gradients meet in one row."""
+    """Uniform random tokens, drawn once: nothing to download. In real text, frequent tokens share embedding rows."""
 
     source = f"tokens drawn evenly of {VOCABULARY:,}"
 
@@ -77,15 +76,15 @@ class RandomText(LanguageTask):
 
 
 class Plain:
-    """The same recipe as most people write it."""
+    """The same recipe in the loop most people write."""
 
     def __init__(self, recipe: Language, task: Task, loss: Callable[..., Tensor]) -> None:
         self.recipe, self.device, self.loss, self.steps = recipe, task.device, loss, 0
         self.model = build_initial_model(task, recipe.seed).to(task.device)
-        self.optimizer = fused_adamw(self.model, recipe)
+        self.optimizer = make_fused_adamw(self.model, recipe)
         self.windows = task.plan_epoch(recipe, 0)["tokens"]
         self.step()
-        wait(self.device)
+        synchronize(self.device)
 
     def step(self) -> None:
         recipe, windows = self.recipe, tokens.numbers(self.windows[self.steps % len(self.windows)])
@@ -93,28 +92,28 @@ class Plain:
             group["lr"] = recipe.learning_rate(self.steps % recipe.steps, recipe.epoch_steps)
         self.optimizer.zero_grad()
         for part in windows.split(recipe.micro_batch_size):
-            there = (part.pin_memory() if self.device.type == "cuda" else part).to(self.device, non_blocking=True)
+            tokens_here = (part.pin_memory() if self.device.type == "cuda" else part).to(self.device, non_blocking=True)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-                loss = self.loss(self.model, (there[:, :-1], there[:, 1:]))
+                loss = self.loss(self.model, (tokens_here[:, :-1], tokens_here[:, 1:]))
             (loss * (len(part) / len(windows))).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()
         self.steps += 1
 
     def train(self, seconds: float) -> float:
-        """Train for about so long; windows a second."""
-        wait(self.device)
+        """Train for about `seconds` and return the windows per second."""
+        synchronize(self.device)
         start, before = time.perf_counter(), self.steps
         while time.perf_counter() - start < seconds or self.steps == before:
             self.step()
-        wait(self.device)
+        synchronize(self.device)
         return (self.steps - before) * self.recipe.batch_size / (time.perf_counter() - start)
 
 
-def throughput(
+def measure_throughput(
     recipe: Language, task: Task, args: argparse.Namespace, notes: list[str], end: float
 ) -> tuple[list[dict[str, Any]], CompiledTask | None]:
-    """A row for each loop, and the model that ours compiled. No loop is begun after `end`."""
+    """A table row for each loop, and the task that our loop compiled. No loop starts after `end`."""
     on_gpu, context = task.device.type == "cuda", task.shape.context
     benches: list[CompiledTask] = []
 
@@ -125,7 +124,7 @@ def throughput(
 
     def compiled() -> Arm:
         if not benches:
-            raise RuntimeError("it takes what ours has compiled")
+            raise RuntimeError("needs what our loop has compiled")
         return Plain(recipe, task, benches[0].loss)
 
     makers: dict[str, Callable[[], Arm]] = {OURS: ours}
@@ -133,33 +132,33 @@ def throughput(
         makers[PLAIN_COMPILED] = compiled
     if recipe.model != "124M":
         makers[PLAIN] = partial(Plain, recipe, task, task.loss)
-    running = side_by_side(makers, task.device, f"{recipe.model}, {{}}", args, notes, end)
+    running = run_rounds(makers, task.device, f"{recipe.model}, {{}}", args, notes, end)
     medians = {name: context * statistics.median(each.rates) for name, each in running.items()}
-    beside = next((name for name in (PLAIN_COMPILED, PLAIN) if name in medians), None)
+    reference = next((name for name in (PLAIN_COMPILED, PLAIN) if name in medians), None)
     for name, each in running.items():
         each.row["tokens_per_second"] = medians[name]
         each.row["tokens_per_second_range"] = [context * min(each.rates), context * max(each.rates)]
         each.row["projected_seconds"] = recipe.steps * recipe.batch_size * context / medians[name]
-        if beside:
-            each.row["ratio"] = medians[name] / medians[beside]
+        if reference:
+            each.row["ratio"] = medians[name] / medians[reference]
     return [each.row for each in running.values()], benches[0] if benches else None
 
 
-def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The targets of what was measured, on the machine they were set for."""
+def judge_targets(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The targets and their verdicts, on the machine they were set for."""
     if "H200" not in result["environment"]["device"]:
         return []
-    found = []
+    targets = []
     for model, least in TARGETS.items():
         rows = result["throughput"].get(model, [])
         rate = next((row["tokens_per_second"] for row in rows if row["name"] == OURS), None)
-        found.append({"what": f"{model}: tokens a second of our loop", "target": f"at least {least:,.0f}"})
-        found[-1] |= {"measured": "" if rate is None else f"{rate:,.0f}", "verdict": verdict(rate, least, True)}
+        targets.append({"what": f"{model}: tokens a second of our loop", "target": f"at least {least:,.0f}"})
+        targets[-1] |= {"measured": "" if rate is None else f"{rate:,.0f}", "verdict": verdict(rate, least, True)}
     ratio = result["overhead"].get("124M", {}).get("whole_ratio")
     what = "124M: a whole step with MVN-GradW over one with torch's fused AdamW"
-    found.append({"what": what, "target": f"at most {RATIO:.2f}"})
-    found[-1] |= {"measured": "" if ratio is None else f"{ratio:.4f}", "verdict": verdict(ratio, RATIO, False)}
-    return found
+    targets.append({"what": what, "target": f"at most {RATIO:.2f}"})
+    targets[-1] |= {"measured": "" if ratio is None else f"{ratio:.4f}", "verdict": verdict(ratio, RATIO, False)}
+    return targets
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -168,7 +167,7 @@ def markdown(result: dict[str, Any]) -> str:
     text += [", ".join(f"{key} {value}" for key, value in where.items()), f"Data: {result['data']}."]
     if result["targets"]:
         head = ["what", "target", "measured", "verdict"]
-        text += ["## Targets", lines(head, [[each[key] for key in head] for each in result["targets"]])]
+        text += ["## Targets", markdown_table(head, [[each[key] for key in head] for each in result["targets"]])]
     for model, rows in result["throughput"].items():
         recipe, body = RECIPES[model], []
         for row in rows:
@@ -177,11 +176,11 @@ def markdown(result: dict[str, Any]) -> str:
             body.append([row["name"], rate, f"{row['ratio']:.2f}" if "ratio" in row else ""])
             body[-1] += [f"{row['projected_seconds'] / 3600:.2f}", f"{row['setup_seconds']:.0f}"]
             body[-1].append(f"{row['memory_bytes'] / 2**30:.1f}")
-        size = f"{recipe.batch_size} x {SHAPES[model].context:,} tokens a step in parts of {recipe.micro_batch_size}"
+        size = f"{recipe.batch_size} x {SHAPES[model].context:,} tokens per step in parts of {recipe.micro_batch_size}"
         head = ["loop", "tokens/s", "of plain", f"projected, h of {recipe.steps:,} steps", "set-up, s", "memory, GiB"]
-        text += [f"## Throughput, {model}, {size}", lines(head, body)]
+        text += [f"## Throughput, {model}, {size}", markdown_table(head, body)]
     for model, each in result["overhead"].items():
-        text.append(f"## Memory and time of an optimizer, {model}, {RECIPES[model].batch_size} windows a step")
+        text.append(f"## Memory and time of an optimizer, {model}, {RECIPES[model].batch_size} windows per step")
         text.append(OVERHEAD.format(shared=each["shared_seconds"], count=each["whole_steps"]))
         head = ["optimizer, state", "optimizer, ms", "step, s", "of torch", "paper", "state", "of model", "peak, GiB"]
         body = []
@@ -190,7 +189,7 @@ def markdown(result: dict[str, Any]) -> str:
             body[-1] += [f"{row['ratio']:.4f}", f"{row['paper']:.3f}" if row["paper"] else ""]
             body[-1] += [f"{row['state_bytes']:.2f}", f"{2 + row['state_bytes'] / 4:.2f}"]
             body[-1].append(f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else "")
-        text += [lines(head, body)] if body else []
+        text += [markdown_table(head, body)] if body else []
         whole = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in each["whole"].items())
         ratio = "{:.4f} ({:.4f}-{:.4f})".format(each["whole_ratio"], *each["whole_ratio_range"])
         text.append(f"Whole steps side by side, in turns: {whole}; median ratio of two in turn {ratio}.")
@@ -202,11 +201,13 @@ def markdown(result: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help=f"folder with the tokens of {STAND_IN}; random ones if left out")
+    parser.add_argument("--data", type=Path, help=f"folder with the tokens of {STAND_IN}; random tokens if omitted")
     parser.add_argument("--models", nargs="+", choices=RECIPES, default=["30M", "124M"])
     parser.add_argument("--seconds", type=float, default=8.0, help="training time of each loop")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all; what is begun is ended")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="seconds for everything; what has started is finished"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
 
@@ -216,7 +217,7 @@ def main(arguments: list[str] | None = None) -> None:
     result |= {"throughput": {}, "overhead": {}}
 
     def save() -> None:
-        result["targets"] = judged(result)
+        result["targets"] = judge_targets(result)
         write(result, args.out / f"language-{args.device}", markdown(result))
 
     for model in args.models:
@@ -224,16 +225,16 @@ def main(arguments: list[str] | None = None) -> None:
         task = make_task(replace(recipe, text=STAND_IN), args.data, device) if args.data else RandomText(recipe, device)
         result["data"] = task.source
         last = end - FOR_OVERHEAD * any(RECIPES[each].optimizer in DECOUPLED for each in args.models)
-        result["throughput"][model], bench = throughput(recipe, task, args, notes, last)
+        result["throughput"][model], bench = measure_throughput(recipe, task, args, notes, last)
         save()
         if bench is None or recipe.optimizer not in DECOUPLED:
             continue
         if time.perf_counter() >= end:
-            notes.append(f"{model}, memory and time of optimizers: no time was left of --within {args.within:g}")
+            notes.append(f"{model}, memory and time of optimizers: no time left of --within {args.within:g}")
             continue
-        reserved(device)  # and give back what the loops had
+        reset_peak_memory(device)  # frees what the loops had
         with configure_kernels(recipe, device):
-            for result["overhead"][model] in overhead(recipe, bench, args, notes, end):
+            for result["overhead"][model] in measure_overhead(recipe, bench, args, notes, end):
                 save()
     save()
     print(markdown(result))

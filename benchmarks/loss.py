@@ -1,8 +1,8 @@
-"""The loss of GPT-2 alone, forward and backward: how many rows at a time, beside torch's on all logits at once.
+"""The loss of GPT-2 alone, forward and backward: ours by rows at a time, and torch's on all logits at once.
 
     python -m benchmarks.loss [--models 30M 124M] [--rows 4096 8192 16384 32768] [--rounds 5]
 
-Writes loss-DEVICE.md. Of a step of the 30M model the loss is about half, so its rows are worth choosing by measurement.
+Writes loss-DEVICE.md. The loss is about half of a step of the 30M model, so the number of rows is worth measuring.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.language import RECIPES
-from benchmarks.report import lines
-from benchmarks.timing import wait
+from benchmarks.report import markdown_table
+from benchmarks.timing import synchronize
 from mvngrad_lab.tasks.language.kernels.cross_entropy import cross_entropy
 from mvngrad_lab.tasks.language.model import PADDED_VOCABULARY, VOCABULARY
 from mvngrad_lab.tasks.language.task import SHAPES
 
 INTRODUCTION = """\
 Measured by `python -m benchmarks.loss`: forward and backward of the loss alone, compiled on a GPU, for one
-micro-batch. Ours has the logits of so many rows at a time; *peak* is all memory that tensors held."""
+micro-batch. Ours computes the logits of this many rows at a time; *peak* is all memory that tensors held."""
 
 
-def whole(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """As most people write it."""
+def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The loss as most people write it."""
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
 
@@ -42,8 +42,8 @@ def arms(rows: list[int], tokens: int, compiled: bool) -> dict[str, Callable[...
         return lambda hidden, weight, targets: cross_entropy(hidden, weight, targets, size)
 
     sizes = [size for size in rows if size < tokens]
-    found = {f"{size:,} rows": ours(size) for size in sizes} | {"all rows": ours(tokens), "torch's": whole}
-    return {name: torch.compile(loss, dynamic=False) if compiled else loss for name, loss in found.items()}
+    losses = {f"{size:,} rows": ours(size) for size in sizes} | {"all rows": ours(tokens), "torch's": plain_loss}
+    return {name: torch.compile(loss, dynamic=False) if compiled else loss for name, loss in losses.items()}
 
 
 class Arm:
@@ -55,32 +55,32 @@ class Arm:
         self.weight = (torch.randn(PADDED_VOCABULARY, width, device=device, generator=generator) / 50).requires_grad_()
         self.targets = torch.randint(VOCABULARY, (tokens,), device=device, generator=generator)
         self.loss, self.device = loss, device
-        self.once()
+        self.time_pass()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        self.once()
+        self.time_pass()
         self.peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
 
-    def once(self) -> float:
-        """Seconds of a forward and backward pass."""
+    def time_pass(self) -> float:
+        """Run a forward and backward pass and return its seconds."""
         self.hidden.grad = self.weight.grad = None
-        wait(self.device)
+        synchronize(self.device)
         start = time.perf_counter()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             value = self.loss(self.hidden, self.weight, self.targets)
         value.backward()
-        wait(self.device)
+        synchronize(self.device)
         return time.perf_counter() - start
 
 
-def measured(model: str, args: argparse.Namespace, device: torch.device) -> list[list[str]]:
-    """A table's rows for a model: one micro-batch of its recipe."""
+def measure(model: str, args: argparse.Namespace, device: torch.device) -> list[list[str]]:
+    """The table rows of a model, for one micro-batch of its recipe."""
     shape = SHAPES[model]
     tokens = RECIPES[model].micro_batch_size * shape.context
     rows = []
     for name, loss in arms(args.rows, tokens, device.type == "cuda").items():
         arm = Arm(loss, tokens, shape.width, device)  # one at a time: torch's holds gigabytes
-        times = [arm.once() for _ in range(args.rounds)]
+        times = [arm.time_pass() for _ in range(args.rounds)]
         figures = 1e3 * statistics.median(times), 1e3 * min(times), arm.peak / 2**30
         rows.append([f"{model}, {tokens:,} tokens", name, *(f"{figure:.2f}" for figure in figures)])
         del arm
@@ -96,12 +96,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
     where = environment(args.device)
-    body = [row for model in args.models for row in measured(model, args, torch.device(args.device))]
+    body = [row for model in args.models for row in measure(model, args, torch.device(args.device))]
     text = [
         f"# The loss of GPT-2 on {where['device']}",
         INTRODUCTION,
         ", ".join(f"{key} {value}" for key, value in where.items()),
-        lines(["model", "loss", "median, ms", "fastest, ms", "peak, GiB"], body),
+        markdown_table(["model", "loss", "median, ms", "fastest, ms", "peak, GiB"], body),
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"loss-{args.device}.md").write_text("\n\n".join(text) + "\n")

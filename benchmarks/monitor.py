@@ -1,9 +1,9 @@
-"""What a Monitor costs: training MNIST networks on synthetic digits with and without one, in turn.
+"""What a Monitor costs: train MNIST networks on synthetic digits with and without one, alternating.
 
     python -m benchmarks.monitor [--rounds N] [--every N] [--device cpu|cuda] [--out results]
 
-Every round trains each arm for `every` steps, one of which is sampled, in an order that turns from round to round. A
-ratio is of two arms of one round. Writes results/monitor-cpu.json and .md, or -cuda.
+Every round trains each arm for `every` steps, one of them recorded, in an order that rotates from round to round. A
+ratio compares two arms of one round. Writes results/monitor-cpu.json and .md, or -cuda.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.report import lines, write
-from benchmarks.timing import wait
+from benchmarks.report import markdown_table, write
+from benchmarks.timing import synchronize
 from mvngrad.diagnostics import Monitor
 
 NETWORKS = ((784, 128, 10), (784, 512, 512, 10))
-"""The paper's, whose step takes a millisecond, and a larger one: what a monitor costs is nearly a constant."""
+"""The paper's, whose step takes a millisecond, and a larger one: the cost of a monitor is nearly constant."""
 BATCH = 128
 OPTIMIZERS = ("mvngrad.MVNGradW", "mvngrad.AdaBeliefW", "mvngrad.LaPropW", "torch.optim.AdamW")
 ARMS: dict[str, dict[str, Any] | None] = {
@@ -38,7 +38,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
 
 
 class Arm:
-    """A training of its own, with its monitor or without."""
+    """One training, with or without a monitor."""
 
     def __init__(self, widths: Sequence[int], optimizer: str, options: dict[str, Any] | None, every: int, device: str):
         torch.manual_seed(0)
@@ -59,13 +59,13 @@ class Arm:
         if options is not None:
             Monitor(self.optimizer, every=every, sink=json.dumps, **options)
 
-    def round(self) -> float:
-        """Seconds of as many steps as lie between two samples."""
-        wait(self.device)
+    def time_round(self) -> float:
+        """Train for the steps between two records and return the seconds."""
+        synchronize(self.device)
         start = time.perf_counter()
         for _ in range(self.every):
             self.step()
-        wait(self.device)
+        synchronize(self.device)
         return time.perf_counter() - start
 
 
@@ -73,12 +73,12 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
     arms = {name: Arm(widths, optimizer, options, every, device) for name, options in ARMS.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
     for arm in arms.values():
-        arm.round()
+        arm.time_round()
     names = list(arms)
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            times[name].append(arms[name].round())
+            times[name].append(arms[name].time_round())
     rows = []
     for name in names:
         ratios = [a / b for a, b in zip(times[name], times["without"], strict=True)]
@@ -105,11 +105,11 @@ def markdown(result: dict[str, Any]) -> str:
     text = [
         f"# What a Monitor costs on {result['environment']['device']}",
         f"Measured by `python -m benchmarks.monitor`: MLPs, batches of {BATCH}, a "
-        f"record every {result['every']} steps, {result['rounds']} rounds of {result['every']} steps with each arm in "
-        "turn. Times are of a whole training step, forward and backward included; ratios are medians of a round's, "
-        "with quartiles.",
+        f"record every {result['every']} steps, {result['rounds']} rounds of {result['every']} steps, alternating "
+        "the arms. Times are of a whole training step with forward and backward; ratios are medians over rounds, with "
+        "quartiles.",
         ", ".join(f"{key} {value}" for key, value in result["environment"].items()),
-        lines(["network", "optimizer", "monitor", "us a step", "of without"], body),
+        markdown_table(["network", "optimizer", "monitor", "us a step", "of without"], body),
     ]
     return "\n\n".join(text) + "\n"
 

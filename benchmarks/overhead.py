@@ -1,4 +1,4 @@
-"""What an optimizer adds to a step of a language model: time, memory and state, beside torch's fused AdamW."""
+"""What an optimizer adds to a step of a language model: time, memory and state, compared with torch's fused AdamW."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from benchmarks.timing import wait
+from benchmarks.timing import synchronize
 from benchmarks.traffic import state_bytes
 from mvngrad_lab.recipe import DECOUPLED, StateDtype
 from mvngrad_lab.tasks.language.recipe import Language, openwebtext
@@ -21,35 +21,35 @@ from mvngrad_lab.training.step import CompiledTask, TrainingStep
 
 TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"
 PAPER = {"adamw": 46.2, "mvngradw": 46.8, "lapropw": 47.4, "adabeliefw": 48.2}
-"""Thousands of seconds of a run on OpenWebText; the paper does not say on what."""
+"""Thousands of seconds of a run on OpenWebText; the paper does not name the hardware."""
 OVERHEAD = """\
-All rows step one model, forward and backward compiled once and shared by all, not captured. *Optimizer* is the time
-on the device from the start of `optimizer.step` to its end, in a step of two micro-batches, so that the queue is as
-full as in training; medians over rounds in which each row has its turn. *Step* is that and the rest, which is the same
-for all: {shared:.4f} s, the median over {count} whole steps. *Of torch* is its ratio to that of the first row; *paper*,
-the time of a whole run over that of AdamW. *State* is bytes for each parameter, *of model* the size of parameters,
-gradients and state over that of the parameters. *Peak* is the most memory that tensors held during a step of two
-micro-batches, of which more would hold no more: parameters, gradients, state and activations."""
+All rows step one model, with forward and backward compiled once and shared by all, not captured. *Optimizer* is the
+time on the device from the start to the end of `optimizer.step`, in a step of two micro-batches, so that the queue is
+as full as in training; medians over rounds in which the rows alternate. *Step* adds the rest of a step, which is the
+same for all: {shared:.4f} s, the median over {count} whole steps. *Of torch* is its ratio to the first row; *paper* is
+the paper's time of a whole run relative to AdamW. *State* is in bytes per parameter, *of model* is the size of
+parameters, gradients and state relative to the parameters. *Peak* is the most memory that tensors held during a step of
+two micro-batches (more micro-batches hold no more): parameters, gradients, state and activations."""
 
 
-def decayed(model: nn.Module, recipe: Language) -> list[dict[str, Any]]:
-    """The parameters in groups, with weight decay and without."""
-    whole = list(model.parameters())
+def make_groups(model: nn.Module, recipe: Language) -> list[dict[str, Any]]:
+    """Parameter groups with and without weight decay."""
+    params = list(model.parameters())
     return [
         {
-            "params": [p for p in whole if recipe.has_weight_decay(p.dim()) == decays],
+            "params": [p for p in params if recipe.has_weight_decay(p.dim()) == decays],
             "weight_decay": decays * recipe.weight_decay,
         }
         for decays in (True, False)
     ]
 
 
-def fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(decayed(model, recipe), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
+def make_fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(make_groups(model, recipe), lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), fused=True)
 
 
-class Timed:
-    """Steps of a recipe on a shared model, and of each how long all of it took and how long the optimizer."""
+class TimedSteps:
+    """Steps of a recipe on a shared model, with the time of the whole step and of the optimizer."""
 
     def __init__(self, recipe: Language, bench: CompiledTask, torch_adamw: bool = False) -> None:
         self.stepper, self.device, self.marks = (
@@ -58,14 +58,14 @@ class Timed:
             list[Any](),
         )
         if torch_adamw:
-            self.stepper.optimizer, self.stepper.state = fused_adamw(bench.model, recipe), {}
-            self.stepper.optimizer.register_step_pre_hook(_unconditional)
+            self.stepper.optimizer, self.stepper.state = make_fused_adamw(bench.model, recipe), {}
+            self.stepper.optimizer.register_step_pre_hook(_drop_found_inf)
         self.optimizer = self.stepper.optimizer
         self.optimizer.register_step_pre_hook(self._mark)
         self.optimizer.register_step_post_hook(self._mark)
         plan = bench.task.plan_epoch(recipe, 0)
         self.stepper.set_plan({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
-        for _ in range(2):  # kernels are compiled, state and tables are made
+        for _ in range(2):  # compile kernels, create state and tables
             self.step()
 
     def step(self) -> tuple[float, float]:
@@ -74,15 +74,15 @@ class Timed:
         self.stepper.step_index.zero_()
         self.stepper.step()
         self._mark()
-        wait(self.device)
+        synchronize(self.device)
         start, before, after, end = self.marks
         return self._between(start, end), self._between(before, after)
 
-    def peak(self) -> int | None:
-        """Bytes that tensors hold in a step, those of other optimizers not counted."""
+    def peak_bytes(self) -> int | None:
+        """The most bytes that tensors hold in a step; None without a GPU."""
         if self.device.type != "cuda":
             return None
-        gc.collect()  # an optimizer that was replaced
+        gc.collect()  # frees an optimizer that was replaced
         torch.cuda.reset_peak_memory_stats()
         self.step()
         return torch.cuda.max_memory_allocated()
@@ -99,21 +99,21 @@ class Timed:
         return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
 
 
-def _unconditional(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Our stepper has an optimizer leave out steps that are not finite; nobody else's does, and it costs launches."""
+def _drop_found_inf(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Our loop makes an optimizer skip steps that are not finite. Plain loops do not, and it costs launches."""
     vars(optimizer).pop("found_inf", None)
 
 
-def allocated(bench: CompiledTask) -> int:
-    """Bytes of tensors that are there between steps, beside the model and its gradients."""
+def other_bytes(bench: CompiledTask) -> int:
+    """Bytes of all tensors between steps except the model and its gradients."""
     bench.model.zero_grad()
     gc.collect()
-    there = torch.cuda.memory_allocated() if bench.task.device.type == "cuda" else 0
-    return there - sum(p.nbytes for p in bench.model.parameters())
+    allocated = torch.cuda.memory_allocated() if bench.task.device.type == "cuda" else 0
+    return allocated - sum(p.nbytes for p in bench.model.parameters())
 
 
 def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
-    """All cells with decoupled decay in every state, as the paper selected them, and torch's."""
+    """All cells with decoupled decay and every state dtype, with the paper's settings, and torch's AdamW."""
     sizes = {name: getattr(recipe, name) for name in ("model", "batch_size", "micro_batch_size", "steps")}
     sizes |= {name: getattr(recipe, name) for name in ("warmup_steps", "epoch_steps")}
     yield TORCH, replace(openwebtext("adamw"), **sizes)
@@ -123,9 +123,11 @@ def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
             yield f"{titles[cell]} {state}", replace(openwebtext(cell), **sizes, state_dtype=state)
 
 
-def whole_steps(recipe: Language, bench: CompiledTask, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Times of steps with MVN-GradW and with torch's AdamW, in turns."""
-    both = {name: Timed(each, bench, name == TORCH) for name, each in optimizers(recipe) if name in (TORCH, MVNGRAD)}
+def time_whole_steps(recipe: Language, bench: CompiledTask, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Times of whole steps and of their optimizer, alternating MVN-GradW and torch's AdamW."""
+    both = {
+        name: TimedSteps(each, bench, name == TORCH) for name, each in optimizers(recipe) if name in (TORCH, MVNGRAD)
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
     for _ in range(rounds):
         for name, timed in both.items():
@@ -133,14 +135,14 @@ def whole_steps(recipe: Language, bench: CompiledTask, rounds: int) -> dict[str,
     return times
 
 
-def overhead(
+def measure_overhead(
     recipe: Language, bench: CompiledTask, args: argparse.Namespace, notes: list[str], end: float
 ) -> Iterator[dict[str, Any]]:
-    """What an optimizer adds to a step: first of MVN-GradW and torch's AdamW by whole steps, then of all."""
-    times = whole_steps(recipe, bench, 3 * args.rounds)  # steps of one optimizer differ by more than the two do
+    """Measure what optimizers add to a step: first MVN-GradW and torch's AdamW by whole steps, then all of them."""
+    times = time_whole_steps(recipe, bench, 3 * args.rounds)  # the steps of one optimizer vary more than the two differ
     shared = [step - own for both in times.values() for step, own in both]
     ratios = [ours[0] / torchs[0] for ours, torchs in zip(times[MVNGRAD], times[TORCH], strict=True)]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "shared_seconds": statistics.median(shared),
         "whole_steps": len(shared),
         "whole": {name: statistics.median(step for step, _ in both) for name, both in times.items()},
@@ -148,29 +150,29 @@ def overhead(
         "whole_ratio_range": [min(ratios), max(ratios)],
         "rows": [],
     }
-    yield found
-    running: dict[str, Timed] = {}
+    yield result
+    running: dict[str, TimedSteps] = {}
     for name, each in optimizers(replace(recipe, batch_size=2 * recipe.micro_batch_size)):
         if time.perf_counter() >= end:
-            notes.append(f"{recipe.model}, {name}: no time was left of --within {args.within:g}")
+            notes.append(f"{recipe.model}, {name}: no time left of --within {args.within:g}")
             continue
-        before = allocated(bench)
-        running[name] = timed = Timed(each, bench, name == TORCH)
-        size, peak = sum(p.numel() for p in bench.model.parameters()), timed.peak()
+        before = other_bytes(bench)
+        running[name] = timed = TimedSteps(each, bench, name == TORCH)
+        size, peak = sum(p.numel() for p in bench.model.parameters()), timed.peak_bytes()
         row = {"name": name, "state_bytes": state_bytes(timed.optimizer) / size}
         row["peak_bytes"] = None if peak is None else peak - before
         as_paper = name != TORCH and each.state_dtype == "float32"
         row["paper"] = PAPER[each.optimizer] / PAPER["adamw"] if as_paper else None
-        found["rows"].append(row)
+        result["rows"].append(row)
     own: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(5 * args.rounds):
         if time.perf_counter() >= end and all(own.values()):
             break
         for name, timed in running.items():
             own[name].append(timed.step()[1])
-    for row in found["rows"]:
+    for row in result["rows"]:
         row["optimizer_seconds"] = statistics.median(own[row["name"]])
-        row["step_seconds"] = found["shared_seconds"] + row["optimizer_seconds"]
-        row["ratio"] = row["step_seconds"] / found["rows"][0]["step_seconds"]
+        row["step_seconds"] = result["shared_seconds"] + row["optimizer_seconds"]
+        row["ratio"] = row["step_seconds"] / result["rows"][0]["step_seconds"]
         row["rounds"] = len(own[row["name"]])
-    yield found
+    yield result

@@ -1,6 +1,6 @@
-"""Verdicts on two arms that ran with the same seeds. The rules stand here and in `RULES`, before any result.
+"""Verdicts on two arms that ran with the same seeds, by the rules in `RULES`, fixed before any result.
 
-A run that failed has no number: all its metrics are NaN. It never counts in favour of the arm it belongs to.
+All metrics of a failed run are NaN. It never counts in favour of its arm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 FAILED_BELOW = 90.0
-"""Points of test accuracy under which a run counts as failed. The worst float32 run that trains is above 92."""
+"""Test accuracy in percent below which a run counts as failed. The worst float32 run that trains is above 92."""
 MARGINS = {"test_accuracy": 0.3, "test_loss": 0.01}
 """How much worse lean may be: points of accuracy, nats of loss."""
 HIGHER_IS_BETTER = {"test_accuracy"}
@@ -39,33 +39,33 @@ verdicts."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict and the numbers it follows from, which are NaN where a run failed."""
+    """A verdict and its numbers, which are NaN if a run failed."""
 
     text: str
     mean: float
-    """Of the differences; for a margin, of how much worse the arm is."""
+    """The mean difference; for a margin, how much worse the arm is."""
     low: float
     high: float
     yardstick: float
     """The seed noise or the margin."""
 
 
-def spread(values: Sequence[float]) -> float:
-    """The standard deviation; NaN if a value is, where that of the standard library may raise an error."""
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; NaN if a value is NaN, where `statistics.stdev` may raise an error."""
     mean = fmean(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def interval(differences: Sequence[float], probability: float) -> tuple[float, float, float]:
-    """Mean, lower and upper confidence bound, each bound with this probability on its own."""
+    """The mean, and its lower and upper one-sided confidence bounds."""
     mean = fmean(differences)
-    reach = float(stats.t.ppf(probability, len(differences) - 1)) * spread(differences) / math.sqrt(len(differences))
+    reach = float(stats.t.ppf(probability, len(differences) - 1)) * deviation(differences) / math.sqrt(len(differences))
     return mean, mean - reach, mean + reach
 
 
-def against_noise(metric: str, reference: Sequence[float], arm: Sequence[float]) -> Verdict:
+def compare_with_noise(metric: str, reference: Sequence[float], arm: Sequence[float]) -> Verdict:
     """Whether an arm differs from its reference by more than seeds do."""
-    noise = spread(reference)
+    noise = deviation(reference)
     mean, low, high = interval([b - a for a, b in zip(reference, arm, strict=True)], (1 + CONFIDENCE) / 2)
     if not math.isfinite(noise):
         text = "not judged"
@@ -76,7 +76,7 @@ def against_noise(metric: str, reference: Sequence[float], arm: Sequence[float])
     return Verdict(text, mean, low, high, noise)
 
 
-def against_margin(metric: str, reference: Sequence[float], arm: Sequence[float]) -> Verdict:
+def compare_with_margin(metric: str, reference: Sequence[float], arm: Sequence[float]) -> Verdict:
     """Whether an arm is worse than its reference by more than the margin of the metric."""
     sign, margin = (-1 if metric in HIGHER_IS_BETTER else 1), MARGINS[metric]
     mean, low, high = interval([sign * (b - a) for a, b in zip(reference, arm, strict=True)], CONFIDENCE)
@@ -88,6 +88,6 @@ def against_margin(metric: str, reference: Sequence[float], arm: Sequence[float]
     return Verdict(text, mean, low, high, margin)
 
 
-def worst(verdicts: Sequence[str]) -> str:
-    """The verdict on a setting from those on its metrics."""
+def worst_verdict(verdicts: Sequence[str]) -> str:
+    """The verdict on a setting: the worst of those on its metrics."""
     return max(verdicts, key=["not inferior", "undecided", "inferior"].index)

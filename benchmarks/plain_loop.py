@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.timing import wait
+from benchmarks.timing import synchronize
 from mvngrad_lab.tasks.cifar100.augment import DEVIATION, MEAN
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.cifar100.task import CLASSES, Cifar100Task
@@ -22,7 +22,7 @@ AHEAD = 2
 
 
 class Images(Dataset[Any]):
-    """Arrays as torchvision's own CIFAR100 holds and transforms them."""
+    """Images, stored and transformed as in torchvision's CIFAR100."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Any) -> None:
         self.images = images.permute(0, 2, 3, 1).cpu().numpy()
@@ -87,13 +87,16 @@ class PlainLoop:
         self.schedule.step()
 
     def train(self, seconds: float) -> float:
-        """Images a second, once those are used up that the workers prepared while others trained."""
+        """Train for about `seconds` and return the images per second.
+
+        Batches that the workers prepared while other arms trained are used up first.
+        """
         for _ in range(AHEAD * self.workers):
             self.step()
-        wait(self.device)
+        synchronize(self.device)
         start, steps = time.perf_counter(), 0
         while time.perf_counter() - start < seconds or not steps:
             self.step()
             steps += 1
-        wait(self.device)
+        synchronize(self.device)
         return steps * self.recipe.batch_size / (time.perf_counter() - start)

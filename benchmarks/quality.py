@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality [--seeds N] [--out results] [--device cpu|cuda] [--data FOLDER]
 
-Arms are compared seed by seed, by the rules of `benchmarks.paired`. Every run is appended to a file when it ends, under
-a hash of all that decides it; what stands there is not run again, so an interrupted benchmark goes on where it stopped.
-Writes results/quality-mnist.json and .md, or quality-mnist5k where only the sample of 5,000 digits was found.
+Arms are compared seed by seed, by the rules of `benchmarks.paired`. A finished run is appended to a file under a hash
+of everything that determines it, and is not run again, so that an interrupted benchmark resumes. Writes
+results/quality-mnist.json and .md, or quality-mnist5k if only the sample of 5,000 digits is available.
 """
 
 from __future__ import annotations
@@ -30,14 +30,23 @@ from torch.nn.functional import cross_entropy
 
 import mvngrad
 from benchmarks.environment import RESULTS, environment
-from benchmarks.paired import FAILED_BELOW, MARGINS, RULES, Verdict, against_margin, against_noise, spread, worst
-from benchmarks.report import lines, write
+from benchmarks.paired import (
+    FAILED_BELOW,
+    MARGINS,
+    RULES,
+    Verdict,
+    compare_with_margin,
+    compare_with_noise,
+    deviation as deviation_of,
+    worst_verdict,
+)
+from benchmarks.report import markdown_table, write
 from mvngrad import rule
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.tasks.mnist import data as mnist, model as mlp
 
 FIRST_SEED = 100
-"""Settings were tried on seeds 0 to 5, which are not used again."""
+"""Seeds 0 to 5 were used to choose the settings, and are not used again."""
 CELLS = ("MVNGrad", "LaProp", "AdaBelief", "Adam")
 STATES: dict[str, Any] = {"float32": None, "bfloat16": torch.bfloat16, "int8": "int8"}
 FEWER_BITS = """\
@@ -50,7 +59,7 @@ METRICS = {"test_accuracy": ("test accuracy", 2), "train_loss": ("train loss", 4
 
 @dataclass(frozen=True)
 class Setting:
-    """What all optimizers share in one experiment; the learning rate is constant."""
+    """The settings that all optimizers of one experiment share; the learning rate is constant."""
 
     lr: float
     betas: tuple[float, float]
@@ -58,7 +67,7 @@ class Setting:
     batch: int
     epochs: int
     eps_s: float = 1e-16
-    """The paper gives none for MNIST."""
+    """The paper gives no value for MNIST."""
     weight_decay: float = 0.0
     """Coupled."""
 
@@ -68,14 +77,14 @@ STRESSED, DECAYED = "stressed", "coupled weight decay"
 SETTINGS = {
     PAPER_128: Setting(5e-3, (0.999, 0.7), 1e-8, batch=128, epochs=3),
     PAPER_1024: Setting(1e-4, (0.95, 0.999), 1e-8, batch=1024, epochs=10),
-    # Adam overflows and AdaBelief spikes; beta2 is far from the slow normalizer that lean takes for granted.
+    # Adam overflows and AdaBelief spikes; lean assumes a slow normalizer, and this beta2 makes it fast.
     STRESSED: Setting(5e-3, (0.99, 0.5), 1e-12, batch=128, epochs=3),
     DECAYED: Setting(1e-3, (0.9, 0.999), 1e-8, batch=128, epochs=3, weight_decay=1e-4),
 }
 ROUNDED = {PAPER_128: ("MVNGrad", "LaProp"), PAPER_1024: CELLS}
-"""Where state in fewer bits is tried: Adam and AdaBelief fail in float32 at batch 128, which leaves nothing to lose."""
+"""Cells that are also run with smaller state. At batch 128, Adam and AdaBelief fail even in float32."""
 UNSTABLE = (PAPER_128, STRESSED)
-"""Where all four cells run in float32, to show what fails."""
+"""Settings in which all four cells run in float32, to show which fail."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Job:
     lean: bool
     seed: int
 
-    def optimizer(self, params: Any, fused: bool | None) -> torch.optim.Optimizer:
+    def make_optimizer(self, params: Any, fused: bool | None) -> torch.optim.Optimizer:
         setting = SETTINGS[self.setting]
         options: dict[str, Any] = {"rounding_seed": self.seed, "fused": fused}
         if self.cell in ("MVNGrad", "AdaBelief"):
@@ -103,7 +112,7 @@ class Job:
 
 
 def jobs(seeds: int) -> list[Job]:
-    """All runs, seed by seed. The cells beside MVN-Grad, there to compare with, get half of the seeds, but three."""
+    """All runs, seed by seed. Cells other than MVN-Grad get half of the seeds, but at least three."""
     made: dict[Job, None] = {}
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         compared = CELLS if seed - FIRST_SEED < max(3, seeds // 2) else CELLS[:1]
@@ -120,7 +129,7 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
     start, setting = time.perf_counter(), SETTINGS[job.setting]
     torch.manual_seed(job.seed)
     model = mlp.two_layer_mlp().to(device)
-    optimizer = job.optimizer(model.parameters(), fused)
+    optimizer = job.make_optimizer(model.parameters(), fused)
     order = torch.Generator().manual_seed(job.seed)
     images, labels = data.train_images.to(device), data.train_labels.to(device)
     losses = []
@@ -146,28 +155,28 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
         "train_loss": evaluate(images, labels)[0],
         "peak_loss": torch.stack(losses[len(losses) // 10 :]).max().item(),  # of a batch, after the first tenth
     }
-    kept = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    return {**kept, "seconds": round(time.perf_counter() - start, 2)}
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {**finite, "seconds": round(time.perf_counter() - start, 2)}
 
 
 # Running
 
 
-def code() -> str:
-    """A hash of the code that trains, so that results of another version are not taken for this one's."""
+def code_hash() -> str:
+    """A hash of the code that trains, so that results of other versions are not reused."""
     files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/*.py")), Path(mlp.__file__)]
-    things = (Job, mnist.normalize, train)
-    texts = [path.read_text() for path in files] + [inspect.getsource(thing) for thing in things]
+    sources = (Job, mnist.normalize, train)
+    texts = [path.read_text() for path in files] + [inspect.getsource(source) for source in sources]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def key(job: Job, **surroundings: Any) -> str:
-    settings = {**asdict(job), **asdict(SETTINGS[job.setting]), **surroundings}
+def run_key(job: Job, **context: Any) -> str:
+    settings = {**asdict(job), **asdict(SETTINGS[job.setting]), **context}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """The finished runs by their keys. A line that was cut off by an interruption is left out."""
+def load_runs(path: Path) -> dict[str, dict[str, Any]]:
+    """The finished runs by their keys, without lines that an interruption left incomplete."""
     rows = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -178,26 +187,26 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
+def append_run(path: Path, row: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         file.seek(0, os.SEEK_END)
         if file.tell():
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # after a line that was cut off
+            if file.read(1) != b"\n":  # after an incomplete line
                 file.write(b"\n")
         file.write(json.dumps(row).encode() + b"\n")
 
 
 _data: list[mnist.Mnist] = []
-"""In a worker, its one copy of the data."""
+"""The data, loaded once per worker process."""
 
 
-def _start(folder: Path | None) -> None:
+def _load_data(folder: Path | None) -> None:
     _data[:] = [mnist.load(folder)]
 
 
-def _work(job: Job, device: str, fused: bool | None) -> dict[str, Any]:
+def _train_job(job: Job, device: str, fused: bool | None) -> dict[str, Any]:
     return train(job, _data[0], device, fused)
 
 
@@ -207,19 +216,19 @@ Runs = dict[tuple[str, str, str, bool], dict[int, dict[str, Any]]]
 """(setting, cell, state, lean) -> seed -> metrics."""
 
 
-def failed(run: dict[str, Any]) -> bool:
+def has_failed(run: dict[str, Any]) -> bool:
     return any(run[name] is None for name in METRICS) or run["test_accuracy"] < FAILED_BELOW
 
 
 def values(runs: dict[int, dict[str, Any]], metric: str, seeds: Sequence[int]) -> list[float]:
-    """A metric over seeds, NaN where the run failed."""
-    return [math.nan if failed(runs[seed]) else runs[seed][metric] for seed in seeds]
+    """A metric over seeds, NaN if the run failed."""
+    return [math.nan if has_failed(runs[seed]) else runs[seed][metric] for seed in seeds]
 
 
 def compare(
     judge: Callable[..., Verdict], runs: Runs, metric: str, reference: tuple[Any, ...], arm: tuple[Any, ...]
 ) -> dict[str, Any]:
-    """One line of a table: the two arms over the seeds both have, and the verdict."""
+    """A table row: the two arms over their common seeds, and the verdict."""
     seeds = sorted(runs[reference].keys() & runs[arm].keys())
     pair = [values(runs[side], metric, seeds) for side in (reference, arm)]
     setting, cell, state, lean = arm
@@ -231,22 +240,24 @@ def compare(
 
 def summary(numbers: Sequence[float]) -> dict[str, Any]:
     """Mean and deviation over the runs that did not fail."""
-    fine = [number for number in numbers if math.isfinite(number)]
-    mean, deviation = fmean(fine) if fine else None, spread(fine) if len(fine) > 1 else None
-    return {"mean": mean, "deviation": deviation, "failed": len(numbers) - len(fine)}
+    finite = [number for number in numbers if math.isfinite(number)]
+    mean, deviation = fmean(finite) if finite else None, deviation_of(finite) if len(finite) > 1 else None
+    return {"mean": mean, "deviation": deviation, "failed": len(numbers) - len(finite)}
 
 
-def judged(runs: Runs) -> dict[str, list[dict[str, Any]]]:
-    """Every comparison the two questions ask for."""
+def judge_runs(runs: Runs) -> dict[str, list[dict[str, Any]]]:
+    """All comparisons of smaller state and of lean, and the runs of the unstable settings."""
     state = [
-        compare(against_noise, runs, metric, (setting, cell, "float32", False), (setting, cell, state, False))
+        compare(compare_with_noise, runs, metric, (setting, cell, "float32", False), (setting, cell, state, False))
         for setting, cells in ROUNDED.items()
         for cell in cells
         for state in list(STATES)[1:]
         for metric in ("test_accuracy", "train_loss")
     ]
     lean = [
-        compare(against_margin, runs, metric, (name, "MVNGrad", "float32", False), (name, "MVNGrad", "float32", True))
+        compare(
+            compare_with_margin, runs, metric, (name, "MVNGrad", "float32", False), (name, "MVNGrad", "float32", True)
+        )
         for name in SETTINGS
         for metric in MARGINS
     ]
@@ -255,7 +266,7 @@ def judged(runs: Runs) -> dict[str, list[dict[str, Any]]]:
             "setting": setting,
             "cell": cell + ", lean" * lean,
             "seeds": len(arm),
-            "failed": sum(map(failed, arm.values())),
+            "failed": sum(map(has_failed, arm.values())),
             "accuracies": sorted(round(run["test_accuracy"], 2) for run in arm.values()),
             "peaks": [run["peak_loss"] for run in arm.values()],
         }
@@ -265,21 +276,27 @@ def judged(runs: Runs) -> dict[str, list[dict[str, Any]]]:
     return {"state": state, "lean": lean, "unstable": unstable}
 
 
-def shown(number: float | None, digits: int, sign: str = "") -> str:
+def format_number(number: float | None, digits: int, sign: str = "") -> str:
     return "-" if number is None else f"{number:{sign}.{digits}f}"
 
 
-def text(line: dict[str, Any]) -> list[str]:
-    """The numbers of a comparison: both arms, the difference with its interval, the yardstick, the verdict."""
+def format_comparison(line: dict[str, Any]) -> list[str]:
+    """The table cells of a comparison: both arms, the difference with its interval, the bound, the verdict."""
     digits = METRICS[line["metric"]][1]
 
     def arm(side: dict[str, Any]) -> str:
-        spoilt = f" ({side['failed']} failed)" if side["failed"] else ""
-        return f"{shown(side['mean'], digits)} ± {shown(side['deviation'], digits)}{spoilt}"
+        failures = f" ({side['failed']} failed)" if side["failed"] else ""
+        return f"{format_number(side['mean'], digits)} ± {format_number(side['deviation'], digits)}{failures}"
 
-    bounds = f"{shown(line['low'], digits, '+')} to {shown(line['high'], digits, '+')}"
-    difference = f"{shown(line['mean'], digits, '+')} ({bounds})"
-    return [arm(line["reference"]), arm(line["arm"]), difference, shown(line["yardstick"], digits), line["text"]]
+    bounds = f"{format_number(line['low'], digits, '+')} to {format_number(line['high'], digits, '+')}"
+    difference = f"{format_number(line['mean'], digits, '+')} ({bounds})"
+    return [
+        arm(line["reference"]),
+        arm(line["arm"]),
+        difference,
+        format_number(line["yardstick"], digits),
+        line["text"],
+    ]
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -289,25 +306,25 @@ def markdown(result: dict[str, Any]) -> str:
     page += ["## Rules, fixed before the runs", RULES]
     head = ["setting", *next(iter(result["settings"].values()))]
     rows = [[name, *map(str, setting.values())] for name, setting in result["settings"].items()]
-    page += ["## Settings", lines(head, rows)]
+    page += ["## Settings", markdown_table(head, rows)]
     head = ["setting", "optimizer", "state", "seeds", "metric", "float32", "arm", "difference", "noise", "verdict"]
     rows = [
-        [a["setting"], a["cell"], a["state"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)]
+        [a["setting"], a["cell"], a["state"], str(a["seeds"]), METRICS[a["metric"]][0], *format_comparison(a)]
         for a in result["verdicts"]["state"]
     ]
-    page += ["## State in fewer bits, against float32", FEWER_BITS, lines(head, rows)]
+    page += ["## State in fewer bits, against float32", FEWER_BITS, markdown_table(head, rows)]
     head = ["setting", "seeds", "metric", "MVN-Grad", "lean", "deterioration", "margin", "verdict"]
     compared = result["verdicts"]["lean"]
-    rows = [[a["setting"], str(a["seeds"]), METRICS[a["metric"]][0], *text(a)] for a in compared]
-    overall = [f"{name}: *{worst([a['text'] for a in compared if a['setting'] == name])}*" for name in SETTINGS]
-    page += ["## Lean, against MVN-Grad", LEAN, lines(head, rows), "; ".join(overall) + "."]
+    rows = [[a["setting"], str(a["seeds"]), METRICS[a["metric"]][0], *format_comparison(a)] for a in compared]
+    overall = [f"{name}: *{worst_verdict([a['text'] for a in compared if a['setting'] == name])}*" for name in SETTINGS]
+    page += ["## Lean, against MVN-Grad", LEAN, markdown_table(head, rows), "; ".join(overall) + "."]
     head = ["setting", "optimizer", "seeds", "failed", "test accuracies", PEAK]
     rows = []
     for a in result["verdicts"]["unstable"]:
         peak = "not finite" if None in a["peaks"] else f"{max(a['peaks']):.3g}"
         accuracies = ", ".join(map(str, a["accuracies"]))
         rows.append([a["setting"], a["cell"], str(a["seeds"]), str(a["failed"]), accuracies, peak])
-    page += ["## Where Adam and AdaBelief fail or spike", lines(head, rows)]
+    page += ["## Where Adam and AdaBelief fail or spike", markdown_table(head, rows)]
     return "\n\n".join(page) + "\n"
 
 
@@ -315,7 +332,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, help="runs of each arm of MVN-Grad, at least 3 (default 10)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--workers", type=int, help="processes, of one thread each (default: the cores; 1 on cuda)")
+    parser.add_argument(
+        "--workers", type=int, help="processes with one thread each (default: the number of cores; 1 on cuda)"
+    )
     parser.add_argument(
         "--data", type=Path, help="folder with MNIST's files (default: see mvngrad_lab.tasks.mnist.data)"
     )
@@ -323,22 +342,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--store", type=Path, default=Path("runs/quality-mnist.jsonl"), help="file of finished runs")
     args = parser.parse_args(arguments)
     if args.seeds < 3:
-        parser.error(f"--seeds {args.seeds}: at least 3 are needed for a spread over seeds")
+        parser.error(f"--seeds {args.seeds}: at least 3 are needed for a deviation over seeds")
 
     data = mnist.load(args.data)
     workers = args.workers or (1 if args.device == "cuda" else count_cores())
-    # Without a compiler the same steps run eagerly, which takes several times as long for state in fewer bits.
+    # Without a C++ compiler the same steps run eagerly, which is several times slower with smaller state.
     fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
-    surroundings = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code()}
-    keys = {key(job, **surroundings): job for job in jobs(args.seeds)}
-    done = stored(args.store)
+    context = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code_hash()}
+    keys = {run_key(job, **context): job for job in jobs(args.seeds)}
+    done = load_runs(args.store)
     todo = [job for name, job in keys.items() if name not in done]
-    print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} of them done already", flush=True)
+    print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} already done", flush=True)
     names = {job: name for name, job in keys.items()}
-    work = partial(_work, device=args.device, fused=fused)
-    for count, (job, metrics) in enumerate(run_jobs(work, todo, workers, _start, args.data), start=1):
+    work = partial(_train_job, device=args.device, fused=fused)
+    for count, (job, metrics) in enumerate(run_jobs(work, todo, workers, _load_data, args.data), start=1):
         done[names[job]] = {"key": names[job], **asdict(job), **metrics}
-        append(args.store, done[names[job]])
+        append_run(args.store, done[names[job]])
         print(f"{count}/{len(todo)} {job.setting}, {job.cell}{' lean' * job.lean}, {job.state}, {metrics}", flush=True)
 
     runs: Runs = {}
@@ -350,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "data": data.source,
         "rules": RULES,
         "settings": {name: asdict(setting) for name, setting in SETTINGS.items()},
-        "verdicts": judged(runs),
+        "verdicts": judge_runs(runs),
         "runs": [done[name] for name in keys],
     }
     write(result, args.out / ("quality-mnist" if data.complete else "quality-mnist5k"), markdown(result))

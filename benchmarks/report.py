@@ -1,4 +1,4 @@
-"""A run's results as JSON and as Markdown."""
+"""Write the results of a benchmark as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from benchmarks.targets import Row
 
 INTRODUCTION = """\
 Measured by `python -m benchmarks.step`. Every round steps every candidate once; times are medians over rounds, ratios
-medians of a round's ratios, with quartiles. *Of fused* is time over torch's fused Adam(W), *of same path* over torch's
-Adam(W) on the same path, both in the same run. Bytes are for each parameter: *state* that the optimizer keeps; *held*
-by a step at its peak beyond what was there before it; *peak*, the sum of these, the parameter, its gradient and
-whatever else the optimizer keeps; *touched* by the operations of a step as they stand. *Of copy* is the bytes that no
-step can avoid (gradient read, parameter and state read and written) over its time, as a fraction of the bandwidth of a
-copy in the same run; on a CPU a copy also fetches what it overwrites, so that a step in place can exceed 1. The *limit*
-of our eager and foreach paths, on their ratio to the same path, is the ratio of these bytes plus 10%. *Host* is the
-time until `step` returns, *launches* are a step's kernels, and *graph* is the step replayed from a CUDA graph, which
-leaves the device's time alone."""
+are medians of the ratios of each round, with quartiles. *Of fused* is the time relative to torch's fused Adam(W), *of
+same path* relative to torch's Adam(W) on the same path, both in the same run. Bytes are per parameter: *state* is what
+the optimizer keeps; *held*, what a step allocates at its peak; *peak*, the sum of these, the parameter, its gradient
+and anything else that the optimizer keeps; *touched*, what the operations of a step read and write. *Of copy* is the
+bytes that no step can avoid (gradient read, parameter and state read and written) over its time, as a fraction of the
+bandwidth of a copy in the same run; on a CPU a copy also reads what it overwrites, so a step in place can exceed 1. The
+*limit* of our eager and foreach paths, on their ratio to the same path, is the ratio of these bytes plus 10%. *Host* is
+the time until `step` returns, *launches* are a step's kernels, and *graph* is the step replayed from a CUDA graph,
+which measures the device alone."""
 
 FIGURES = [  # label, key, digits
     ("ms", "milliseconds", 3),
@@ -39,12 +39,12 @@ FIGURES = [  # label, key, digits
 ]
 
 
-def lines(head: list[str], body: Iterable[list[str]]) -> str:
-    """A table of Markdown."""
+def markdown_table(head: list[str], body: Iterable[list[str]]) -> str:
+    """A Markdown table."""
     return "\n".join(["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)])
 
 
-def _shown(row: Row, key: str, digits: int) -> str:
+def _format(row: Row, key: str, digits: int) -> str:
     if row[key] is None:
         return ""
     text = f"{row[key]:.{digits}f}"
@@ -54,10 +54,10 @@ def _shown(row: Row, key: str, digits: int) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """A line for each candidate; without the figures that none of them has on this device."""
+    """A line for each candidate, without the figures that none of them has on this device."""
     figures = [figure for figure in FIGURES if any(row[figure[1]] is not None for row in rows)]
-    body = [[row["name"], *(_shown(row, key, digits) for _, key, digits in figures)] for row in rows]
-    return lines(["step", *(label for label, _, _ in figures)], body)
+    body = [[row["name"], *(_format(row, key, digits) for _, key, digits in figures)] for row in rows]
+    return markdown_table(["step", *(label for label, _, _ in figures)], body)
 
 
 def targets_table(targets: list[Row]) -> str:
@@ -71,7 +71,7 @@ def targets_table(targets: list[Row]) -> str:
         ]
         for target in targets
     ]
-    return lines(["where", "what", "target", "measured", "verdict"], body)
+    return markdown_table(["where", "what", "target", "measured", "verdict"], body)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -92,7 +92,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def write(result: dict[str, Any], stem: Path, page: str) -> None:
-    """Any benchmark's result, as JSON, and its page beside it."""
+    """Write the result of a benchmark as JSON, and its page next to it."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     stem.with_suffix(".md").write_text(page)

@@ -1,9 +1,9 @@
-"""What an optimizer costs each rank of a large training under FSDP2: arithmetic on what was measured on one GPU.
+"""What an optimizer costs each rank of a large training under FSDP2, computed from measurements on one GPU.
 
     python -m benchmarks.scaling
 
-Reads step-cuda.json and writes scaling.md. Nothing is run: bytes and times for each parameter were measured on models
-of up to 124M parameters, and are multiplied here.
+Reads step-cuda.json and writes scaling.md. Nothing is run: bytes and times per parameter were measured on models of up
+to 124M parameters, and are multiplied here.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 
 from benchmarks.environment import RESULTS
 from benchmarks.models import MODELS
-from benchmarks.report import lines
+from benchmarks.report import markdown_table
 
 RANKS = (8, 64, 512)
 MASTER, GRADIENT, GATHERED = 4, 4, 2
-"""Bytes of a parameter that is kept, of its gradient and of a parameter that is gathered to be multiplied."""
-KINDS = {"float32": "", "bf16": " bf16", "int8": " int8"}
+"""Bytes per parameter: the stored one, its gradient, and the all-gathered copy for the forward pass."""
+STATE_DTYPES = {"float32": "", "bf16": " bf16", "int8": " int8"}
 FORMS = {
     "torch AdamW": (["torch AdamW fused"], 2),
     "Adam, AdaBelief, LaProp": (["AdamW fused", "AdaBeliefW fused", "LaPropW fused"], 2),
     "MVN-Grad": (["MVNGradW fused"], 3),
     "MVN-Grad, lean": (["MVNGradW fused lean"], 2),
 }
-"""Rows of the measurement that share a line, of which the slowest counts, and tensors of state."""
+"""Measured rows that share a line, where the slowest counts; and the number of state tensors."""
 LARGE, MANY = "gpt2-124m", "tiny-2000"
-"""The measured models that say what a parameter costs the device, and what a tensor costs the host."""
+"""The measured models that give the device time per parameter and the host time per tensor."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A size, in the shape of a Llama of about that size: layers of 9 tensors, and 3 more."""
+    """A model size, with the layers of a Llama of about that size: 9 tensors per layer, and 3 more."""
 
     name: str
     parameters: float
@@ -52,17 +52,17 @@ LARGER = (Model("1B", 1e9, 16), Model("7B", 7e9, 32), Model("70B", 70e9, 80))
 
 @dataclass(frozen=True)
 class Cost:
-    """What was measured of an optimizer: for each parameter on the device, for each tensor on the host."""
+    """The measured cost of an optimizer: per parameter on the device, per tensor on the host."""
 
     form: str
-    kind: str
-    slots: int
+    state_dtype: str
+    state_tensors: int
     state_bytes: float
     moved_bytes: float
     seconds: float
-    """Of the device, for a parameter."""
+    """Device time per parameter."""
     host_seconds: float
-    """Until a step of no tensors would return."""
+    """Host time of a step without tensors."""
     host_seconds_of_tensor: float
 
     def state(self, model: Model, ranks: int) -> float:
@@ -70,7 +70,7 @@ class Cost:
         return self.state_bytes * model.parameters / ranks
 
     def held(self, model: Model, ranks: int) -> float:
-        """Bytes of a rank's part of parameters, gradients and state."""
+        """Bytes of a rank's shards of parameters, gradients and state."""
         return (MASTER + GRADIENT) * model.parameters / ranks + self.state(model, ranks)
 
     def device(self, model: Model, ranks: int) -> float:
@@ -78,31 +78,33 @@ class Cost:
         return self.seconds * model.parameters / ranks
 
     def host(self, model: Model) -> float:
-        """Seconds until a step returns: FSDP2 keeps every tensor, however small the part of it."""
+        """Seconds until a step returns: under FSDP2 every rank has every tensor, however small its shard."""
         return self.host_seconds + self.host_seconds_of_tensor * model.tensors
 
     def checkpoint(self, model: Model) -> float:
         """Bytes of parameters and state on the disk; 8-bit state of sharded parameters is saved in float32."""
-        return model.parameters * (MASTER + (4 * self.slots if self.kind == "int8" else self.state_bytes))
+        return model.parameters * (
+            MASTER + (4 * self.state_tensors if self.state_dtype == "int8" else self.state_bytes)
+        )
 
 
-def costs(measured: dict[str, Any]) -> list[Cost]:
-    """Of every optimizer and state that step-cuda.json has."""
+def load_costs(measured: dict[str, Any]) -> list[Cost]:
+    """The costs of every optimizer and state dtype in step-cuda.json."""
     rows = {model: {row["name"]: row for row in kinds["decoupled"]} for model, kinds in measured["models"].items()}
     size, few, many = sum(map(math.prod, MODELS[LARGE])), len(MODELS[LARGE]), len(MODELS[MANY])
-    found = []
-    for form, (names, slots) in FORMS.items():
-        for kind, suffix in KINDS.items():
+    costs = []
+    for form, (names, state_tensors) in FORMS.items():
+        for state_dtype, suffix in STATE_DTYPES.items():
             if any(name + suffix not in rows[LARGE] for name in names):
-                continue  # torch's own has one kind of state
+                continue  # torch has one state dtype
             slowest = max((name + suffix for name in names), key=lambda name: rows[LARGE][name]["graph_milliseconds"])
             one, other = rows[LARGE][slowest], rows[MANY][slowest]
             each = 1e-6 * (other["host_microseconds"] - one["host_microseconds"]) / (many - few)
-            found.append(
+            costs.append(
                 Cost(
                     form,
-                    kind,
-                    slots,
+                    state_dtype,
+                    state_tensors,
                     one["state_bytes"],
                     one["needed"],
                     1e-3 * one["graph_milliseconds"] / size,
@@ -110,11 +112,11 @@ def costs(measured: dict[str, Any]) -> list[Cost]:
                     each,
                 )
             )
-    return found
+    return costs
 
 
-def per_parameter(found: list[Cost]) -> str:
-    """The measured numbers that all others follow from."""
+def parameter_table(costs: list[Cost]) -> str:
+    """The measured numbers, from which all others are computed."""
     head = [
         "optimizer",
         "state",
@@ -125,35 +127,37 @@ def per_parameter(found: list[Cost]) -> str:
         "of a tensor, host, us",
     ]
     body = []
-    for cost in found:
-        body.append([cost.form, cost.kind, f"{cost.slots}", f"{cost.state_bytes:.2f}", f"{cost.moved_bytes:.1f}"])
+    for cost in costs:
+        body.append(
+            [cost.form, cost.state_dtype, f"{cost.state_tensors}", f"{cost.state_bytes:.2f}", f"{cost.moved_bytes:.1f}"]
+        )
         body[-1] += [f"{1e12 * cost.seconds:.2f}", f"{1e6 * cost.host_seconds_of_tensor:.2f}"]
-    return lines(head, body)
+    return markdown_table(head, body)
 
 
-def per_rank(model: Model, found: list[Cost]) -> str:
-    """What a rank of 8, 64 and 512 has and does."""
+def rank_table(model: Model, costs: list[Cost]) -> str:
+    """Memory and time of one rank out of 8, 64 and 512."""
     ranks = " / ".join(map(str, RANKS))
     head = ["optimizer", "state", f"state, GB ({ranks})", "with parameters and gradients, GB", "step, ms"]
     head += ["checkpoint, GB", "time is"]
     body = []
-    for cost in found:
+    for cost in costs:
         state, held = ([f"{of(model, n) / 1e9:.3g}" for n in RANKS] for of in (cost.state, cost.held))
         times = [f"{1e3 * max(cost.device(model, n), cost.host(model)):.3g}" for n in RANKS]
-        body.append([cost.form, cost.kind, " / ".join(state), " / ".join(held), " / ".join(times)])
+        body.append([cost.form, cost.state_dtype, " / ".join(state), " / ".join(held), " / ".join(times)])
         body[-1] += [f"{cost.checkpoint(model) / 1e9:.4g}", " / ".join(basis(cost, model, n) for n in RANKS)]
-    return lines(head, body)
+    return markdown_table(head, body)
 
 
 def basis(cost: Cost, model: Model, ranks: int) -> str:
-    """How far a time is from what was measured: the host's, or so many times the measured model's."""
+    """What a time is based on: the host, or the size of the shard relative to the measured model."""
     if cost.host(model) > cost.device(model, ranks):
         return "host"
     return f"{model.parameters / ranks / sum(map(math.prod, MODELS[LARGE])):.2g}x"
 
 
-def gathered() -> str:
-    """What does not shrink with more ranks."""
+def model_table() -> str:
+    """The models, and what does not shrink with more ranks."""
     head = [
         "model",
         "layers",
@@ -166,14 +170,14 @@ def gathered() -> str:
         body.append([model.name, f"{model.layers}", f"{model.tensors}"])
         body[-1].append(f"{2 * GATHERED * model.parameters / model.layers / 1e9:.2f}")
         body[-1] += [f"{model.parameters / ranks / 1e6:,.4g}" for ranks in RANKS]
-    return lines(head, body)
+    return markdown_table(head, body)
 
 
 def tables(measured: dict[str, Any]) -> dict[str, str]:
     """All tables, by title."""
-    found = costs(measured)
-    titled = {"Measured, for each parameter": per_parameter(found), "The models": gathered()}
-    return titled | {f"{model.name} parameters": per_rank(model, found) for model in LARGER}
+    costs = load_costs(measured)
+    titled = {"Measured, for each parameter": parameter_table(costs), "The models": model_table()}
+    return titled | {f"{model.name} parameters": rank_table(model, costs) for model in LARGER}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,9 +1,8 @@
-"""What the sweep engine adds to a run: workers share a store and take runs that train nothing.
+"""What the sweep engine adds to a run: workers share a database and take runs that train nothing.
 
     python -m benchmarks.sweep [--runs N] [--workers 1 4 8] [--out results]
 
-On one file of SQLite and, where PostgreSQL's server is installed, on a server of its own. Writes
-results/engine.json and .md.
+On an SQLite file and, if PostgreSQL is installed, on a temporary server. Writes results/engine.json and .md.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.report import lines, write
+from benchmarks.report import markdown_table, write
 from mvngrad_lab.experiments.sweeps.plans import Sweep
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.recipe import Recipe
@@ -38,14 +37,14 @@ from mvngrad_lab.sweep.queue import Queue
 from mvngrad_lab.sweep.worker import work
 
 COUNT = "MVNGRAD_NULL_RUNS"
-"""The variable that says how many configurations `null` has, in all processes."""
+"""The environment variable with the number of configurations of `null`, which all processes read."""
 TROUBLE = re.compile("does not answer|went away|no sign of life|silent|later|thought dead|warning", re.IGNORECASE)
 INTRODUCTION = """\
-Measured by `python -m benchmarks.sweep`. A run returns at once, so that what passes in a worker from the end of one to
-the start of the next is the engine's: writing down the result, looking for the next run, claiming it. *Of a run* is
-that time, its median and quartiles; *95%* of all are below the next figure. *Runs a second* are of all workers
-together, as fast as they would go with nothing to train. *Errors* are lines in which a worker speaks of trouble, runs
-that raised, and runs that did not finish exactly once."""
+Measured by `python -m benchmarks.sweep`. A run returns at once, so the time in a worker from the end of one run to the
+start of the next is that of the engine: recording the result, looking for the next run, claiming it. *Of a run* is that
+time, its median and quartiles; *95%* of all are below the next figure. *Runs a second* are of all workers together,
+with nothing to train. *Errors* are messages of a worker about trouble, runs that raised an error, and runs that did not
+finish exactly once."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,14 @@ class Null(Recipe):
 
 
 def null() -> Sweep:
-    """As many of each of two optimizers."""
+    """The same number of runs for each of two optimizers."""
     recipes = [Null(optimizer, float(at + 1)) for at in range(int(os.environ[COUNT]) // 2) for optimizer in "ab"]
     chosen = {"metric": "loss", "higher": False, "seconds": 0.0, "hardware": "nothing"}
     return Sweep(stages=(recipes,), run="benchmarks.sweep:run", **chosen)
 
 
 MARKS: list[float] = []
-"""When runs of this process began; what is in one takes no time."""
+"""The start times of the runs in this process; a run itself takes no time."""
 
 
 def run(recipe: Null, **given: Any) -> FinishedRun:
@@ -74,17 +73,19 @@ def run(recipe: Null, **given: Any) -> FinishedRun:
 
 
 def _worker(url: str, root: Path, together: Any, found: Any) -> None:
-    """A worker in a process of its own, which starts when all have."""
+    """A worker process, which waits until all have started."""
     said: list[str] = []
     together.wait()
     done = work(address(url), "benchmarks.sweep:null", root=root, tell=said.append)
     trouble = sum(TROUBLE.search(line) is not None for line in said) + done["raised"]
-    marks = import_module("benchmarks.sweep").MARKS  # not of __main__, which a child has under another name
+    marks = import_module(
+        "benchmarks.sweep"
+    ).MARKS  # of the imported module: in a child process __main__ is another one
     found.put(([after - before for before, after in pairwise(marks)], trouble))
 
 
 def measure(url: str, workers: int) -> dict[str, Any]:
-    """All runs of a new sweep by so many workers."""
+    """Time all runs of a new sweep with this many workers."""
     spawn = multiprocessing.get_context("spawn")
     together, found = spawn.Barrier(workers), spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +121,7 @@ def sqlite() -> Iterator[str]:
 
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """A server as the tests start one: on this disk, without fsync."""
+    """A temporary server as in the tests: on the local disk, without fsync."""
     server = import_module("postgres").Server(import_module("postgres").binaries())
     try:
         yield server.url
@@ -128,11 +129,11 @@ def postgresql() -> Iterator[str]:
         server.remove()
 
 
-def stores() -> dict[str, Any]:
-    """By name, those that can be had here."""
-    sys.path.append(str(RESULTS.parent / "tests" / "lab"))
-    there = import_module("postgres").binaries() is not None
-    return {"SQLite": sqlite} | ({"PostgreSQL": postgresql} if there else {})
+def get_databases() -> dict[str, Any]:
+    """The databases that are installed here, by name."""
+    sys.path.append(str(RESULTS.parent / "lab" / "tests"))
+    installed = import_module("postgres").binaries() is not None
+    return {"SQLite": sqlite} | ({"PostgreSQL": postgresql} if installed else {})
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -145,18 +146,18 @@ def markdown(result: dict[str, Any]) -> str:
         body[-1] += [f"{row['milliseconds']:.0f} ({low:.0f}-{high:.0f})", f"{row['milliseconds_95']:.0f}"]
         body[-1] += [f"{row['runs_per_second']:.0f}", str(row["errors"])]
     title = f"# What the sweep engine adds to a run, on {result['environment']['cores']} cores"
-    return "\n\n".join([title, INTRODUCTION, where, lines(head, body)]) + "\n"
+    return "\n\n".join([title, INTRODUCTION, where, markdown_table(head, body)]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=96, help="of each number of workers (default 96)")
+    parser.add_argument("--runs", type=int, default=96, help="runs for each number of workers (default 96)")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
     os.environ[COUNT] = str(args.runs)
     rows = []
-    for name, store in stores().items():
+    for name, store in get_databases().items():
         for workers in args.workers:
             with store() as url:
                 rows.append({"store": name, **measure(url, workers)})

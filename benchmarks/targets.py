@@ -1,4 +1,4 @@
-"""What a step is meant to cost, and whether it does."""
+"""The targets for the cost of a step, and their verdicts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Target:
         return entry | {"verdict": verdict(value, self.bound, self.at_least)}
 
 
-def of(name: str, key: str) -> Callable[[Rows], float | None]:
+def get_figure(name: str, key: str) -> Callable[[Rows], float | None]:
     def value(rows: Rows) -> float | None:
         figure: float | None = rows[name][key]
         return figure
@@ -45,7 +45,7 @@ def of(name: str, key: str) -> Callable[[Rows], float | None]:
 
 
 def host_growth(few: Rows, many: Rows) -> float | None:
-    """Host time that each further tensor costs, over what it costs torch."""
+    """The host time of each additional tensor, relative to torch's."""
 
     def growth(name: str) -> float:
         more: float = many[name]["host_microseconds"] - few[name]["host_microseconds"]
@@ -58,7 +58,7 @@ TIME = "time over torch's fused AdamW"
 
 
 def _time(machine: str, model: str, row: str, bound: float) -> Target:
-    return Target(machine, f"{row}: {TIME}", (model,), of(row, "ratio_to_fused"), bound)
+    return Target(machine, f"{row}: {TIME}", (model,), get_figure(row, "ratio_to_fused"), bound)
 
 
 TARGETS = [
@@ -67,7 +67,7 @@ TARGETS = [
         "H200",
         "MVNGradW fused: of copy, on the device",
         ("gpt2-124m",),
-        of("MVNGradW fused", "graph_of_copy"),
+        get_figure("MVNGradW fused", "graph_of_copy"),
         0.90,
         at_least=True,
     ),
@@ -77,7 +77,7 @@ TARGETS = [
     _time("H200", "gpt2-124m", "MVNGradW fused lean bf16", 0.52),
     _time("H200", "resnet18", "MVNGradW fused", 0.45),
     _time("H200", "tiny-2000", "MVNGradW fused", 0.50),
-    Target("H200", "MVNGradW fused: host, us", ("gpt2-124m",), of("MVNGradW fused", "host_microseconds"), 100),
+    Target("H200", "MVNGradW fused: host, us", ("gpt2-124m",), get_figure("MVNGradW fused", "host_microseconds"), 100),
     Target(
         "H200",
         "MVNGradW fused: host time of a further tensor, over torch's",
@@ -91,14 +91,14 @@ TARGETS = [
 
 
 def machine(environment: Mapping[str, Any], device: str) -> str | None:
-    """The machine that targets name, if this is one."""
+    """The machine for which targets exist, if this is one."""
     if device == "cuda":
         return "H200" if "H200" in environment["device"] else None
     return "2 CPU cores" if environment["threads"] == 2 else None
 
 
-def judged(models: Mapping[str, Mapping[str, list[Row]]], on: str | None) -> list[Row]:
-    """Every target of this machine whose models have been run, with decoupled weight decay, and its verdict."""
+def judge_targets(models: Mapping[str, Mapping[str, list[Row]]], on: str | None) -> list[Row]:
+    """The targets of this machine whose models were run with decoupled weight decay, with their verdicts."""
     named = {model: {row["name"]: row for row in tables.get("decoupled", [])} for model, tables in models.items()}
     return [
         target.judge(*(named[model] for model in target.models))

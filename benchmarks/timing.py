@@ -1,4 +1,4 @@
-"""Clocks: a step's time on the device and on the host, a copy's bandwidth, and how many kernels a step launches."""
+"""Timers: a step on the device and on the host, the bandwidth of a copy, and the kernels that a step launches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 Step = Callable[[], Any]
 
 
-def wait(device: torch.device | str) -> None:
-    """Until a GPU has done what it was given; a CPU has."""
+def synchronize(device: torch.device | str) -> None:
+    """Wait until a GPU has finished its queue; nothing to do on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
 
 
-def timed(step: Step, device: str) -> tuple[float, float]:
-    """Seconds until a step is done, and until it returns with nothing queued before it."""
+def time_step(step: Step, device: str) -> tuple[float, float]:
+    """Seconds until a step is done, and until its call returns, starting from an empty queue."""
     if device == "cpu":
         start = time.perf_counter()
         step()
@@ -39,29 +39,29 @@ def timed(step: Step, device: str) -> tuple[float, float]:
     return start_event.elapsed_time(end_event) / 1e3, end - start
 
 
-def seconds(step: Step, device: str) -> float:
-    return timed(step, device)[0]
+def step_seconds(step: Step, device: str) -> float:
+    return time_step(step, device)[0]
 
 
 def graph_seconds(step: Step, rounds: int) -> float:
-    """Time of a step replayed from a CUDA graph: the device's alone."""
+    """Seconds of a step replayed from a CUDA graph: the time of the device alone."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         step()
-    return statistics.median(seconds(graph.replay, "cuda") for _ in range(rounds))
+    return statistics.median(step_seconds(graph.replay, "cuda") for _ in range(rounds))
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes read and written in a second by a copy that no cache holds."""
+    """Bytes read and written per second by a copy that fits into no cache."""
     source = torch.randn(2**29 if device == "cuda" else 2**26, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    return 2 * source.nbytes / statistics.median(seconds(lambda: target.copy_(source), device) for _ in range(10))
+    return 2 * source.nbytes / statistics.median(step_seconds(lambda: target.copy_(source), device) for _ in range(10))
 
 
-def launches(step: Step) -> int:
-    """Kernels that a step runs on the GPU, from a trace; tracing may outlast it, so count after all timing."""
+def count_launches(step: Step) -> int:
+    """The kernels that a step launches, from a trace. Tracing may slow later steps, so call it after all timing."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         step()
@@ -74,14 +74,14 @@ def launches(step: Step) -> int:
     )
 
 
-def host_profile(step: Step, device: str, steps: int = 200, limit: float = 10.0, lines: int = 25) -> str:
-    """Where the host's time goes in `steps` steps, or in those of `limit` seconds: the top by cumulative time.
+def profile_host(step: Step, device: str, steps: int = 200, limit: float = 10.0, lines: int = 25) -> str:
+    """The functions with the largest cumulative host time in `steps` steps, or in `limit` seconds.
 
-    The profiler makes every call slower, so that shares mean more than times.
+    The profiler slows every call, so shares are more reliable than times.
     """
     profiler, end, done = cProfile.Profile(), time.perf_counter() + limit, 0
     while done < steps and time.perf_counter() < end:
-        wait(device)  # outside: a full queue would be waited for inside of a step
+        synchronize(device)  # outside the profile: a step may wait for a full queue
         profiler.enable()
         step()
         profiler.disable()

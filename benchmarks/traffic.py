@@ -1,4 +1,4 @@
-"""What a step must read and write, what its tensor operations do, and what they hold at once."""
+"""Bytes that a step must read and write, that its tensor operations touch, and that they hold at once."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _Counter(TorchDispatchMode):
 
 
 def _size(values: Any) -> int:
-    """The bytes of all tensors in it, each once: g * g reads g once."""
+    """The bytes of all tensors in `values`, each counted once: g * g reads g once."""
     return sum({id(leaf): leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}.values())
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the tensors an optimizer keeps, each once: all parameters may share one table of 8-bit codes."""
+    """Bytes of an optimizer's state tensors, each counted once: parameters may share one table of 8-bit codes."""
     tensors = {
         (part.device, part.data_ptr(), part.nbytes)
         for leaf in tree_leaves([dict(state) for state in optimizer.state.values()])
@@ -48,7 +48,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors a subclass is made of; by itself it counts what it stands for, not what it holds."""
+    """The plain tensors that a subclass consists of; its own nbytes are those of the tensor it represents."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
@@ -70,7 +70,7 @@ def bytes_touched(step: Callable[[], Any]) -> int:
 
 
 class _Temporaries(TorchDispatchMode):
-    """Counts the bytes of tensors that operations create, for as long as each lives."""
+    """Counts the bytes of tensors that operations create until each is freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,10 +93,10 @@ class _Temporaries(TorchDispatchMode):
         self.now -= size
 
 
-def held(step: Callable[[], Any], device: str) -> int:
-    """Bytes a step holds at its peak beyond what is there before it."""
+def held_bytes(step: Callable[[], Any], device: str) -> int:
+    """Bytes that a step allocates at its peak beyond those allocated before it."""
     if device == "cpu":
-        return peak_of(step)
+        return peak_bytes(step)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -105,7 +105,7 @@ def held(step: Callable[[], Any], device: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def peak_of(step: Callable[[], Any]) -> int:
+def peak_bytes(step: Callable[[], Any]) -> int:
     """The most bytes that tensors created by a step hold at once."""
     with _Temporaries() as temporaries, torch.no_grad():
         step()

@@ -1,10 +1,10 @@
-"""CIFAR-100 training: our captured loop, compiled or not, beside a plain eager torch loop, in one run on one device.
+"""CIFAR-100 training: our captured loop, compiled or not, compared with a plain eager torch loop on one device.
 
     python -m benchmarks.train [--data FOLDER] [--batch-sizes 128 1024] [--seconds 20] [--rounds 3] [--within 500]
 
-Every round trains each arm for its share of `--seconds`, or less where all is to end within a time; then each batch
-size gets its part of what is left. Writes train-DEVICE.json and .md, anew after each batch size, so that a run cut
-short keeps what it has.
+Every round trains each arm for its share of `--seconds`, or less if `--within` limits the total time; then the batch
+sizes share the remaining time. Rewrites train-DEVICE.json and .md after each batch size, so that an interrupted run
+keeps what it has.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.plain_loop import PlainLoop
-from benchmarks.report import lines, write
-from benchmarks.rounds import side_by_side
+from benchmarks.report import markdown_table, write
+from benchmarks.rounds import run_rounds
 from benchmarks.targets import verdict
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 from mvngrad_lab.training.step import CompiledTask, TrainingStep
@@ -32,7 +32,7 @@ from mvngrad_lab.training.task import Task, make_task
 from mvngrad_lab.training.train import configure_kernels
 
 ARMS = ("captured", "captured, compiled", "captured, deterministic", "plain")
-TARGETS = {  # of one H200: the row's name, its figure, and whether that may be at most or must be at least so much
+TARGETS = {  # for one H200: the row, its figure, and the bound
     1024: [("captured, compiled", "projected_seconds", "at most", 120.0)],
     128: [
         ("captured, compiled", "projected_seconds", "at most", 210.0),
@@ -40,14 +40,14 @@ TARGETS = {  # of one H200: the row's name, its figure, and whether that may be 
     ],
 }
 INTRODUCTION = """\
-Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad_lab.training.train`: images on the
-device, and augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled*, with
-torch.compile for the augmentation and the model; *deterministic*, with such kernels alone as give the same bits every
-time, which are not compiled. *Plain* is the loop most people write: torchvision's transforms of the same recipe in a
-DataLoader's worker processes, the same network, bfloat16 and channels_last, torch's AdamW, no graph. Images a second
-are medians over rounds, with the slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run
-of the recipe at that rate; for our loop with all its evaluations, timed here, for the plain one without any. *Set-up*
-is what comes once: compilation and capture. *Memory* is the most that an arm made torch reserve on the device."""
+Measured by `python -m benchmarks.train`. *Captured* is the loop of `mvngrad_lab.training.train`: images on the device,
+and augmentation, forward, backward and MVN-Grad's fused step in one CUDA graph; *compiled* adds torch.compile for the
+augmentation and the model; *deterministic* uses only kernels that give the same bits every time, not compiled. *Plain*
+is the loop most people write: torchvision's transforms of the same recipe in a DataLoader's worker processes, the same
+network, bfloat16 and channels_last, torch's AdamW, no graph. Images per second are medians over rounds, with the
+slowest and fastest; *of plain* is the ratio of medians. *Projected* is a whole run of the recipe at that rate: for our
+loop with all evaluations, timed here; for the plain loop without evaluations. *Set-up* happens once: compilation and
+capture. *Memory* is the most that an arm made torch reserve on the device."""
 
 
 class Captured:
@@ -58,10 +58,10 @@ class Captured:
         with configure_kernels(recipe, task.device):
             self.stepper = TrainingStep(recipe, CompiledTask(task, compiled), captured=task.device.type == "cuda")
             self.stepper.reset(recipe.seed)
-            self.images()
+            self.train_epoch()
 
-    def images(self) -> int:
-        """Train one epoch; how many images it had."""
+    def train_epoch(self) -> int:
+        """Train one epoch and return its number of images."""
         per_epoch = self.task.steps_per_epoch
         first = self.epoch % self.recipe.epochs * per_epoch
         rates = [self.recipe.learning_rate(first + at, per_epoch) for at in range(per_epoch)]
@@ -76,13 +76,13 @@ class Captured:
         start, images = time.perf_counter(), 0
         with configure_kernels(self.recipe, self.task.device):
             while (passed := time.perf_counter() - start) < seconds or not images:
-                images += self.images()
+                images += self.train_epoch()
         return images / passed
 
     def evaluation_seconds(self) -> float:
-        """All evaluations of a run."""
+        """Time evaluations and return the seconds of all evaluations of a run."""
         times = []
-        for final in (False, False, True):  # the first is not counted: libraries choose their kernels in it
+        for final in (False, False, True):  # the first does not count: libraries choose their kernels in it
             start = time.perf_counter()
             with torch.no_grad(), torch.autocast(self.task.device.type, torch.bfloat16):
                 self.task.evaluate(self.stepper.model.eval(), final)
@@ -93,7 +93,7 @@ class Captured:
 def measure(
     recipe: Cifar100, task: Task, args: argparse.Namespace, notes: list[str], end: float = math.inf
 ) -> list[dict[str, Any]]:
-    """A row for each arm that can run here; none is begun after `end`, and they share the time to it."""
+    """A table row for each arm that can run here; the arms share the time until `end`, and none starts after it."""
     makers = {
         "captured": partial(Captured, recipe, task, compiled=False),
         "captured, compiled": partial(Captured, recipe, task, compiled=True),
@@ -101,7 +101,7 @@ def measure(
         "plain": partial(PlainLoop, recipe, task, args.workers),
     }
     chosen, title = {name: makers[name] for name in args.arms}, f"{{}}, batch {recipe.batch_size}"
-    running = side_by_side(chosen, task.device, title, args, notes, end)
+    running = run_rounds(chosen, task.device, title, args, notes, end)
     medians = {name: statistics.median(each.rates) for name, each in running.items()}
     images = recipe.epochs * task.steps_per_epoch * recipe.batch_size
     for name, each in running.items():
@@ -117,15 +117,15 @@ def measure(
     return [each.row for each in running.values()]
 
 
-def judged(batch_size: int, rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    """The targets of this machine, if it is the one they were set for."""
-    found = []
+def judge_targets(batch_size: int, rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """The targets and their verdicts, on the machine they were set for."""
+    targets = []
     for name, figure, sense, bound in TARGETS.get(batch_size, []) if "H200" in device else []:
         value = next((row.get(figure) for row in rows if row["name"] == name), None)
         what = f"batch {batch_size}, {name}, {figure.replace('_', ' ')}"
-        found.append({"what": what, "target": f"{sense} {bound:g}", "value": value})
-        found[-1]["verdict"] = verdict(value, bound, sense == "at least")
-    return found
+        targets.append({"what": what, "target": f"{sense} {bound:g}", "value": value})
+        targets[-1]["verdict"] = verdict(value, bound, sense == "at least")
+    return targets
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -138,7 +138,7 @@ def markdown(result: dict[str, Any]) -> str:
             [each["what"], each["target"], "" if each["value"] is None else f"{each['value']:.3g}", each["verdict"]]
             for each in result["targets"]
         ]
-        text += ["## Targets", lines(["what", "target", "measured", "verdict"], shown)]
+        text += ["## Targets", markdown_table(["what", "target", "measured", "verdict"], shown)]
     for batch_size, rows in result["batch_sizes"].items():
         body = []
         for row in rows:
@@ -155,7 +155,7 @@ def markdown(result: dict[str, Any]) -> str:
                 ]
             )
         head = ["loop", "images/s", "of plain", "projected, s", "of these evaluating", "set-up, s", "memory, GiB"]
-        text += [f"## Batch {batch_size}, {result['epochs']} epochs", lines(head, body)]
+        text += [f"## Batch {batch_size}, {result['epochs']} epochs", markdown_table(head, body)]
         text += [
             f"Deterministic mode takes {row['deterministic_cost']:.2f} times as long as the captured loop."
             for row in rows
@@ -174,9 +174,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--seconds", type=float, default=20.0, help="training time of each arm")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all, set-up and one epoch aside")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="seconds for everything but set-up and one epoch"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the plain loop's loader")
-    parser.add_argument("--train-limit", type=int, help="use so many images, for a try-out")
+    parser.add_argument("--train-limit", type=int, help="use only this many images, to try it out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
 
@@ -193,7 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
         task = make_task(recipe, args.data, torch.device(args.device))
         rows = measure(recipe, task, args, notes, part)
         result["batch_sizes"][batch_size] = rows
-        result["targets"] += judged(batch_size, rows, where["device"])
+        result["targets"] += judge_targets(batch_size, rows, where["device"])
         result |= {"data": task.source, "epochs": recipe.epochs}
         write(result, args.out / f"train-{args.device}", markdown(result))
     print(markdown(result))

@@ -9,8 +9,8 @@ import torch
 from benchmarks import candidates, step
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
-from benchmarks.targets import judged, machine
-from benchmarks.timing import host_profile
+from benchmarks.targets import judge_targets, machine
+from benchmarks.timing import profile_host
 from benchmarks.traffic import bytes_needed, state_bytes
 
 SHAPES = [(64, 32), (1000,)]
@@ -64,8 +64,8 @@ def test_what_cannot_run_is_a_note_and_not_an_error(run, monkeypatch):
     assert "- no_such_package: not installed" in page
 
 
-def test_the_host_profile_names_the_fused_candidates(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "host_profile", partial(host_profile, steps=3))
+def test_the_profile_host_names_the_fused_candidates(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "profile_host", partial(profile_host, steps=3))
     run("--only", "torch AdamW fused", "--profile", "--decay", "none", "decoupled")
     text = (tmp_path / "profile-host.txt").read_text()
     assert "small: torch Adam fused" in text
@@ -75,14 +75,14 @@ def test_the_host_profile_names_the_fused_candidates(run, tmp_path, monkeypatch)
 
 def test_launches_are_counted_for_the_rows_there_are(monkeypatch):
     monkeypatch.setitem(step.MODELS, "small", SHAPES)
-    monkeypatch.setattr(step, "launches", lambda step: 7)
+    monkeypatch.setattr(step, "count_launches", lambda step: 7)
     rows = [{"name": "torch AdamW fused", "launches": None}]
-    step.Bench("cpu", 2, 1e10).count_launches("small", True, candidates.candidates(True, "torch"), rows)
+    step.Bench("cpu", 2, 1e10).count_launches("small", True, candidates.get_candidates(True, "torch"), rows)
     assert rows == [{"name": "torch AdamW fused", "launches": 7}]
 
 
 def test_every_cell_and_state_is_a_candidate():
-    names = {candidate.name for candidate in candidates.candidates(decoupled=True)}
+    names = {candidate.name for candidate in candidates.get_candidates(decoupled=True)}
     for cell in ("AdamW", "AdaBeliefW", "LaPropW", "MVNGradW"):
         assert {f"{cell} {form}" for form in ("eager", "foreach", "fused", "fused bf16", "fused int8")} <= names
     assert {"MVNGradW fused lean", "MVNGradW fused lean bf16", "MVNGradW fused lean int8"} <= names
@@ -105,7 +105,7 @@ def tables(model, host=80.0, **ratios):
 
 
 def test_a_target_is_met_missed_or_not_measured():
-    targets = judged(tables("gpt2-124m", fused=0.85, fused_bf16=0.70), "H200")
+    targets = judge_targets(tables("gpt2-124m", fused=0.85, fused_bf16=0.70), "H200")
     verdicts = {target["target"]: target["verdict"] for target in targets}
     assert verdicts["MVNGradW fused: time over torch's fused AdamW"] == "met"
     assert verdicts["MVNGradW fused bf16: time over torch's fused AdamW"] == "missed"
@@ -123,7 +123,7 @@ def test_a_target_is_met_missed_or_not_measured():
 def test_host_time_may_not_grow_faster_than_torchs(host, verdict):
     models = tables("gpt2-124m", fused=0.85) | tables("tiny-2000", host=host, fused=0.3)
     models["tiny-2000"]["decoupled"][0]["host_microseconds"] = 6000.0
-    (growth,) = (target for target in judged(models, "H200") if len(target["models"]) == 2)
+    (growth,) = (target for target in judge_targets(models, "H200") if len(target["models"]) == 2)
     assert growth["verdict"] == verdict
 
 
@@ -132,11 +132,11 @@ def test_a_target_is_judged_on_its_machine_only():
     assert machine({"device": "NVIDIA L4", "threads": 2}, "cuda") is None
     assert machine({"device": "Xeon", "threads": 2}, "cpu") == "2 CPU cores"
     assert machine({"device": "Xeon", "threads": 8}, "cpu") is None
-    assert judged(tables("gpt2-124m", fused=0.85), None) == []
+    assert judge_targets(tables("gpt2-124m", fused=0.85), None) == []
 
 
 def test_the_bytes_of_state_are_those_of_its_tensors_each_once():
-    params = step.parameters(SHAPES, "cpu")
+    params = step.make_parameters(SHAPES, "cpu")
     optimizer = torch.optim.AdamW(params, fused=True)
     assert state_bytes(optimizer) == 0
     optimizer.step()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from family import parameters, tensors
 
-from benchmarks.traffic import peak_of
+from benchmarks.traffic import peak_bytes
 from mvngrad.optim import foreach
 from mvngrad.rule import CELLS, Hyper
 
@@ -31,15 +31,15 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
     model = sum(p.nbytes for p in params)
     torchs = torch.optim.AdamW(params, foreach=True)
     torchs.step()
-    peak_of_torch = peak_of(torchs.step)
-    assert peak_of_torch >= model, "the count misses what torch is known to hold"
+    peak_bytes_torch = peak_bytes(torchs.step)
+    assert peak_bytes_torch >= model, "the count misses what torch is known to hold"
 
     state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.state_names}
     hyper = Hyper(eps_s=1e-16 if rule.centered else 0.0)._replace(**options)
     steps = [torch.zeros(()) for _ in params]
     grads = [p.grad for p in params]
-    peak = peak_of(lambda: foreach.step(rule, hyper, params, grads, state, steps, capturable=capturable))
-    assert peak <= peak_of_torch + model
+    peak = peak_bytes(lambda: foreach.step(rule, hyper, params, grads, state, steps, capturable=capturable))
+    assert peak <= peak_bytes_torch + model
 
 
 @pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
@@ -50,5 +50,5 @@ def test_one_large_tensor_costs_no_more_than_it_does_in_torch(rule):
     torchs.step()
     state = {slot: [torch.zeros_like(x)] for slot in rule.state_names}
     hyper = Hyper(weight_decay=0.1, decoupled=True)
-    peak = peak_of(lambda: foreach.step(rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
-    assert peak <= peak_of(torchs.step) + 1024
+    peak = peak_bytes(lambda: foreach.step(rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
+    assert peak <= peak_bytes(torchs.step) + 1024

@@ -379,19 +379,19 @@ def test_the_benchmark_ends_within_its_time_and_says_what_it_left_out(tmp_path):
     found = json.loads((tmp_path / "train-cpu.json").read_text())
     assert found["batch_sizes"].keys() == {"20", "10"}
     for size, rows in found["batch_sizes"].items():  # on a slow machine the first may leave the second nothing
-        assert rows or f"captured, batch {size}: no time was left of --within 2" in found["notes"]
+        assert rows or f"captured, batch {size}: no time left of --within 2" in found["notes"]
     benchmark.main([*options, "--batch-sizes", "20", "--within", "0", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "train-cpu.json").read_text())
     assert found["batch_sizes"] == {"20": []}
-    assert found["notes"] == ["captured, batch 20: no time was left of --within 0"]
+    assert found["notes"] == ["captured, batch 20: no time left of --within 0"]
 
 
 def test_targets_are_judged_on_their_machine_alone():
     rows = [{"name": "captured, compiled", "projected_seconds": 115.0, "ratio": 3.0}]
-    assert [found["verdict"] for found in benchmark.judged(1024, rows, "NVIDIA H200")] == ["met"]
-    assert [found["verdict"] for found in benchmark.judged(128, rows, "NVIDIA H200")] == ["met", "missed"]
-    assert [found["verdict"] for found in benchmark.judged(1024, [], "NVIDIA H200")] == ["not measured"]
-    assert benchmark.judged(1024, rows, "a laptop") == []
+    assert [found["verdict"] for found in benchmark.judge_targets(1024, rows, "NVIDIA H200")] == ["met"]
+    assert [found["verdict"] for found in benchmark.judge_targets(128, rows, "NVIDIA H200")] == ["met", "missed"]
+    assert [found["verdict"] for found in benchmark.judge_targets(1024, [], "NVIDIA H200")] == ["not measured"]
+    assert benchmark.judge_targets(1024, rows, "a laptop") == []
 
 
 def test_every_setting_makes_another_run():

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import language, loss
-from benchmarks.language import Plain, RandomText, judged, markdown
-from benchmarks.overhead import MVNGRAD, TORCH, Timed, optimizers
-from benchmarks.rounds import side_by_side
+from benchmarks.language import Plain, RandomText, judge_targets, markdown
+from benchmarks.overhead import MVNGRAD, TORCH, TimedSteps, optimizers
+from benchmarks.rounds import run_rounds
 from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
 from mvngrad_lab.tasks.language.model import Shape
 from mvngrad_lab.tasks.language.recipe import STAND_IN
@@ -82,12 +82,12 @@ def test_what_there_is_no_time_for_is_a_note(run):
     result, page = run("--within", "0")
     assert result["throughput"] == {"tiny": []}
     assert result["overhead"] == {}
-    assert "- tiny, ours: no time was left of --within 0" in page
+    assert "- tiny, ours: no time left of --within 0" in page
 
 
 def test_the_optimizers_left_when_time_is_out_are_notes():
     args, notes = argparse.Namespace(rounds=1, within=5.0), []
-    *_, found = language.overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
+    *_, found = language.measure_overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
     low, high = found["whole_ratio_range"]
     assert 0 < low <= found["whole_ratio"] <= high
     assert found["rows"] == []
@@ -104,7 +104,7 @@ def test_an_arm_that_cannot_run_is_a_note_and_the_others_share_the_rounds():
         raise RuntimeError("no such kernel\non this machine")
 
     args, notes, shares = argparse.Namespace(rounds=3, seconds=6.0, within=math.inf), [], []
-    found = side_by_side({"a": Arm, "b": broken, "c": Arm}, CPU, "{}, tiny", args, notes, math.inf)
+    found = run_rounds({"a": Arm, "b": broken, "c": Arm}, CPU, "{}, tiny", args, notes, math.inf)
     assert {name: each.rates for name, each in found.items()} == {"a": [7.0] * 3, "c": [7.0] * 3}
     assert shares == [2.0] * 6
     assert notes == ["b, tiny: RuntimeError: no such kernel"]
@@ -130,7 +130,7 @@ def test_the_plain_loop_trains_as_ours_does():
 def test_torchs_adamw_steps_the_shared_model():
     bench = CompiledTask(RandomText(RECIPE, CPU))
     timed = {
-        name: Timed(recipe, bench, name == TORCH)
+        name: TimedSteps(recipe, bench, name == TORCH)
         for name, recipe in optimizers(RECIPE)
         if "float32" in name or name == TORCH
     }
@@ -147,7 +147,7 @@ def test_torchs_adamw_steps_the_shared_model():
 def test_torchs_adamw_takes_every_step_as_it_does_elsewhere():
     """Nobody else has an optimizer ask whether a step is finite; asking costs time that it would be charged with."""
     bench = CompiledTask(RandomText(RECIPE, CPU))
-    timed = Timed(dict(optimizers(RECIPE))[TORCH], bench, torch_adamw=True)
+    timed = TimedSteps(dict(optimizers(RECIPE))[TORCH], bench, torch_adamw=True)
     weight = bench.model.final_norm.weight
     weight.data[0] = math.nan
     timed.step()
@@ -177,13 +177,13 @@ def test_targets_are_judged_on_their_machine(ratio, verdict):
         "rows": [],
     }
     result = {"environment": {"device": "NVIDIA H200"}, "throughput": {"30M": [row]}, "overhead": {"124M": both}}
-    targets = judged(result)
+    targets = judge_targets(result)
     assert [target["verdict"] for target in targets] == ["missed", "not measured", verdict]
     page = markdown(result | {"targets": targets, "data": "none", "notes": []})
     assert "| at least 1,900,000 | 1,800,000 | missed |" in page
     assert f"| at most 1.00 | {ratio:.4f} | {verdict} |" in page
     assert f"median ratio of two in turn {ratio:.4f} (0.9900-1.0100)" in page
-    assert judged(result | {"environment": {"device": "NVIDIA L4"}}) == []
+    assert judge_targets(result | {"environment": {"device": "NVIDIA L4"}}) == []
 
 
 def test_the_losses_that_are_compared_are_one_loss(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from benchmarks import quality
-from benchmarks.paired import MARGINS, RULES, against_margin, against_noise, worst
+from benchmarks.paired import MARGINS, RULES, compare_with_margin, compare_with_noise, worst_verdict
 from benchmarks.quality import PAPER_128, PAPER_1024, SETTINGS, STRESSED, Job
 from mvngrad_lab.tasks.mnist import data as mnist
 
@@ -40,11 +40,11 @@ def test_how_often_the_noise_rule_errs_is_as_the_rules_say():
     ],
 )
 def test_noise_is_the_deviation_over_seeds(metric, shift, text):
-    assert against_noise(metric, SEEDED, [value + shift for value in SEEDED]).text == text
+    assert compare_with_noise(metric, SEEDED, [value + shift for value in SEEDED]).text == text
 
 
 def test_the_interval_is_that_of_the_paired_differences():
-    verdict = against_noise("train_loss", [1.0, 2.0, 3.0], [1.1, 2.0, 3.2])
+    verdict = compare_with_noise("train_loss", [1.0, 2.0, 3.0], [1.1, 2.0, 3.2])
     assert verdict.mean == pytest.approx(0.1)
     assert (verdict.low, verdict.high) == pytest.approx(
         (0.1 - 4.303 * 0.1 / 3**0.5, 0.1 + 4.303 * 0.1 / 3**0.5), abs=1e-4
@@ -52,12 +52,12 @@ def test_the_interval_is_that_of_the_paired_differences():
 
 
 def test_a_failed_run_is_never_in_its_arms_favour():
-    assert against_noise("test_accuracy", SEEDED, [*SEEDED[:-1], NAN]).text == "worse"
-    assert against_noise("train_loss", SEEDED, [NAN] * 5).text == "worse"
-    assert against_noise("train_loss", [*SEEDED[:-1], NAN], SEEDED).text == "not judged"
-    assert against_margin("test_loss", SEEDED, [*SEEDED[:-1], NAN]).text == "inferior"
-    assert against_margin("test_loss", [*SEEDED[:-1], NAN], SEEDED).text == "undecided"
-    assert against_margin("test_loss", [*SEEDED[:-1], NAN], [*SEEDED[:-1], NAN]).text == "undecided"
+    assert compare_with_noise("test_accuracy", SEEDED, [*SEEDED[:-1], NAN]).text == "worse"
+    assert compare_with_noise("train_loss", SEEDED, [NAN] * 5).text == "worse"
+    assert compare_with_noise("train_loss", [*SEEDED[:-1], NAN], SEEDED).text == "not judged"
+    assert compare_with_margin("test_loss", SEEDED, [*SEEDED[:-1], NAN]).text == "inferior"
+    assert compare_with_margin("test_loss", [*SEEDED[:-1], NAN], SEEDED).text == "undecided"
+    assert compare_with_margin("test_loss", [*SEEDED[:-1], NAN], [*SEEDED[:-1], NAN]).text == "undecided"
 
 
 @pytest.mark.parametrize("metric", MARGINS)
@@ -75,15 +75,15 @@ def test_a_failed_run_is_never_in_its_arms_favour():
 def test_non_inferiority(metric, worse, text):
     sign = -1 if metric == "test_accuracy" else 1
     arm = [value + sign * MARGINS[metric] * step for value, step in zip(SEEDED, worse, strict=True)]
-    verdict = against_margin(metric, SEEDED, arm)
+    verdict = compare_with_margin(metric, SEEDED, arm)
     assert verdict.text == text
     assert verdict.mean == pytest.approx(MARGINS[metric] * sum(worse) / 5, abs=1e-12)
 
 
 def test_a_setting_has_its_worst_verdict():
-    assert worst(["not inferior", "not inferior"]) == "not inferior"
-    assert worst(["undecided", "not inferior"]) == "undecided"
-    assert worst(["undecided", "inferior"]) == "inferior"
+    assert worst_verdict(["not inferior", "not inferior"]) == "not inferior"
+    assert worst_verdict(["undecided", "not inferior"]) == "undecided"
+    assert worst_verdict(["undecided", "inferior"]) == "inferior"
 
 
 # Runs
@@ -107,22 +107,23 @@ def test_every_arm_has_the_seeds_of_its_reference():
 
 def test_a_key_is_of_all_that_decides_a_run(monkeypatch):
     job = Job(PAPER_128, "MVNGrad", "float32", False, 100)
-    keys = [quality.key(job, code="a"), quality.key(job, code="b")]
+    keys = [quality.run_key(job, code="a"), quality.run_key(job, code="b")]
     keys += [
-        quality.key(Job(PAPER_128, "MVNGrad", "float32", lean, seed), code="a") for lean, seed in ((1, 100), (0, 101))
+        quality.run_key(Job(PAPER_128, "MVNGrad", "float32", lean, seed), code="a")
+        for lean, seed in ((1, 100), (0, 101))
     ]
     monkeypatch.setitem(SETTINGS, PAPER_128, quality.Setting(5e-3, (0.999, 0.7), 1e-8, batch=128, epochs=4))
-    keys.append(quality.key(job, code="a"))
+    keys.append(quality.run_key(job, code="a"))
     assert len(set(keys)) == len(keys)
 
 
 def test_a_line_cut_off_is_run_again_and_spoils_no_other(tmp_path):
     store = tmp_path / "deep" / "runs.jsonl"
-    quality.append(store, {"key": "a", "x": 1})
+    quality.append_run(store, {"key": "a", "x": 1})
     with store.open("a") as file:
         file.write('{"key": "b", "x"')
-    quality.append(store, {"key": "c", "x": 3})
-    assert quality.stored(store) == {"a": {"key": "a", "x": 1}, "c": {"key": "c", "x": 3}}
+    quality.append_run(store, {"key": "c", "x": 3})
+    assert quality.load_runs(store) == {"a": {"key": "a", "x": 1}, "c": {"key": "c", "x": 3}}
 
 
 @cache
@@ -163,8 +164,8 @@ def test_lean_and_mvngrad_start_alike_and_end_apart(sample, monkeypatch):
 
 def test_two_processes_do_what_one_does(sample):
     todo = [Job(PAPER_1024, "MVNGrad", "float32", False, seed) for seed in (7, 8)]
-    work = partial(quality._work, device="cpu", fused=None)
-    one, two = (dict(quality.results(work, todo, workers, quality._start, None)) for workers in (1, 2))
+    work = partial(quality._train_job, device="cpu", fused=None)
+    one, two = (dict(quality.run_jobs(work, todo, workers, quality._load_data, None)) for workers in (1, 2))
     assert [one[job]["test_loss"] for job in todo] == pytest.approx([two[job]["test_loss"] for job in todo])
 
 
@@ -198,7 +199,7 @@ def test_an_interrupted_benchmark_goes_on_and_its_report_follows_its_numbers(sam
         "--store",
         str(tmp_path / "store.jsonl"),
     ]
-    monkeypatch.setattr(quality, "code", lambda: "the same code")
+    monkeypatch.setattr(quality, "code_hash", lambda: "the same code")
     monkeypatch.setattr(quality, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         quality.main(arguments)

@@ -24,7 +24,7 @@ def measured():
 
 @pytest.fixture(scope="module")
 def costs(measured):
-    return {(cost.form, cost.kind): cost for cost in scaling.costs(measured)}
+    return {(cost.form, cost.state_dtype): cost for cost in scaling.load_costs(measured)}
 
 
 def test_the_result_is_that_of_the_measurement_at_hand(tmp_path):
