@@ -27,18 +27,20 @@ from typing import Any, ClassVar
 
 from benchmarks.environment import RESULTS, environment
 from benchmarks.report import markdown_table, write
-from mvngrad_lab.experiments.sweeps.plans import Sweep
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import FinishedRun
-from mvngrad_lab.sweep import plan
-from mvngrad_lab.sweep.address import address
+from mvngrad_lab.sweep import Sweep
+from mvngrad_lab.sweep.database import parse_address
+from mvngrad_lab.sweep.grids import load_sweep
 from mvngrad_lab.sweep.queue import Queue
-from mvngrad_lab.sweep.worker import work
+from mvngrad_lab.sweep.stages import init_sweep
+from mvngrad_lab.sweep.worker import run_worker
 
+NAME = "benchmarks.sweep:null"
 COUNT = "MVNGRAD_NULL_RUNS"
 """The environment variable with the number of configurations of `null`, which all processes read."""
-TROUBLE = re.compile("does not answer|went away|no sign of life|silent|later|thought dead|warning", re.IGNORECASE)
+TROUBLE = re.compile("does not answer|went away|no heartbeat|silent|later|thought dead|warning", re.IGNORECASE)
 INTRODUCTION = """\
 Measured by `python -m benchmarks.sweep`. A run returns at once, so the time in a worker from the end of one run to the
 start of the next is that of the engine: recording the result, looking for the next run, claiming it. *Of a run* is that
@@ -60,7 +62,7 @@ def null() -> Sweep:
     """The same number of runs for each of two optimizers."""
     recipes = [Null(optimizer, float(at + 1)) for at in range(int(os.environ[COUNT]) // 2) for optimizer in "ab"]
     chosen = {"metric": "loss", "higher": False, "seconds": 0.0, "hardware": "nothing"}
-    return Sweep(stages=(recipes,), run="benchmarks.sweep:run", **chosen)
+    return Sweep(stages=(recipes,), run=run, **chosen)
 
 
 MARKS: list[float] = []
@@ -76,11 +78,9 @@ def _worker(url: str, root: Path, together: Any, found: Any) -> None:
     """A worker process, which waits until all have started."""
     said: list[str] = []
     together.wait()
-    done = work(address(url), "benchmarks.sweep:null", root=root, tell=said.append)
+    done = run_worker(parse_address(url), NAME, load_sweep(NAME), root=root, say=said.append)
     trouble = sum(TROUBLE.search(line) is not None for line in said) + done["raised"]
-    marks = import_module(
-        "benchmarks.sweep"
-    ).MARKS  # of the imported module: in a child process __main__ is another one
+    marks = import_module("benchmarks.sweep").MARKS  # not of __main__, which a child process has under another name
     found.put(([after - before for before, after in pairwise(marks)], trouble))
 
 
@@ -89,14 +89,14 @@ def measure(url: str, workers: int) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
     together, found = spawn.Barrier(workers), spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        plan.init(address(url), "benchmarks.sweep:null", heartbeat=1, grace=60, tell=lambda text: None)
+        init_sweep(parse_address(url), NAME, load_sweep(NAME), heartbeat=1, say=lambda text: None)
         members = [spawn.Process(target=_worker, args=(url, Path(folder), together, found)) for _ in range(workers)]
         for each in members:
             each.start()
         answers = [found.get(timeout=600) for _ in members]
         for each in members:
             each.join()
-    queue = Queue(address(url), "benchmarks.sweep:null")
+    queue = Queue(parse_address(url), NAME)
     times = Counter(record.key for record in queue.records() if record.status == "finished")
     queue.close()
     runs = int(os.environ[COUNT])

@@ -25,7 +25,8 @@ ALLOWED = {
 STANDARD_LIBRARY_ONLY = {"__init__", "rule"}
 
 # Part of the lab -> what it must not import, also not through another module.
-HEAVY = {"torch", "optuna", "tyro", "mvngrad.optim", "mvngrad_lab.training", "mvngrad_lab.sweep"}
+ENGINE = {f"mvngrad_lab.sweep.{name}" for name in ("database", "queue", "stages", "summary", "worker", "local_workers")}
+HEAVY = {"torch", "optuna", "tyro", "mvngrad.optim", "mvngrad_lab.training", *ENGINE}
 FORBIDDEN = {
     "report/**/*.py": HEAVY,
     "experiments/*/*judge.py": HEAVY,

@@ -37,34 +37,11 @@ def letters(monkeypatch):
     monkeypatch.setattr("mvngrad_lab.tasks.language.data.text_bpe.encoding", lambda vocabulary: Letters())
 
 
-# A store of sweeps on this disk
-
-
 @pytest.fixture
-def place(tmp_path):
-    from mvngrad_lab.sweep.address import address
+def toy(tmp_path):
+    """A store on this disk, with one sweep of toys."""
+    from sweep_toy import Bench
 
-    return address(f"sqlite:///{tmp_path}/sweeps.db")
-
-
-@pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def opened(place, said):
-    """Init a sweep and open its queue."""
-    from mvngrad_lab.sweep import plan
-    from mvngrad_lab.sweep.queue import Queue
-
-    queues = []
-
-    def make(name, **options):
-        plan.init(place, f"sweep_toy:{name}", tell=said.append, **options)
-        queues.append(Queue(place, f"sweep_toy:{name}", tell=said.append))
-        return queues[-1]
-
-    yield make
-    for queue in queues:
-        queue.close()
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()

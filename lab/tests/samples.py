@@ -12,12 +12,13 @@ from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments.convergence import run as convergence
 from mvngrad_lab.experiments.separation import run as separation
 from mvngrad_lab.experiments.spike import run as spike
-from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results
+from mvngrad_lab.experiments.sweeps.records import read_export
+from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.experiments.variance_gap import run as variance_gap
-from mvngrad_lab.report.exports import read
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.records import Sources, collect
 from mvngrad_lab.store import FinishedRun
+from mvngrad_lab.sweep import Outcome, Results
 
 
 def mnist_curves():
@@ -156,7 +157,7 @@ def sweep_run():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sweep-mnist.json"
         path.write_text(json.dumps(sweep(change)))
-        return read(path)
+        return read_export(path)
 
 
 def runs():

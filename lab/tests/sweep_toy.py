@@ -10,13 +10,22 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from mvngrad_lab.experiments.sweeps.plans import Results, Sweep, grid
+from sqlalchemy import text
+
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import FinishedRun, RunFolder, write_atomic
 from mvngrad_lab.store.lock import lock_folder
+from mvngrad_lab.sweep import Results, Sweep, grid
+from mvngrad_lab.sweep.database import parse_address
+from mvngrad_lab.sweep.queue import Queue
+from mvngrad_lab.sweep.records import latest_by_key
+from mvngrad_lab.sweep.stages import init_sweep
+from mvngrad_lab.sweep.worker import run_worker
 
 HERE = Path(__file__).parent
 OPTIMIZERS = ("adam", "laprop", "adabelief", "mvngrad")
+PATIENCE = 300.0
+"""Seconds until a test gives up on an event. No test passes or fails by how fast the machine is before that."""
 COMMAND = (
     "import os, platform, sys; from mvngrad_lab.cli import main\n"
     "node = os.environ.get('TOY_NODE', platform.node()); platform.node = lambda: node\n"  # as if on another machine
@@ -32,14 +41,15 @@ class Toy(Recipe):
     floor: float | None = None
     seed: int = 0
     steps: int = 8
-    pause: float = 0.05
+    pause: float = 0.0
     """Seconds of a step; after each there is a checkpoint."""
     fate: str = ""
+    """diverges, raises, or waits: the last for a file "gate" in the folder of runs."""
     betas: tuple[float, ...] = (0.9, 0.999)
 
 
 def run(recipe, *, root, data, device, compile):
-    """Note where each process begins and what it has done; go on from there."""
+    """Log the process and its first step; continue from the last step."""
     folder = RunFolder(recipe, root)
     if folder.run is not None:
         return folder.run
@@ -52,6 +62,8 @@ def run(recipe, *, root, data, device, compile):
         step = int(reached.read_text()) if reached.exists() else 0
         with (folder.path / "log").open("a") as log:
             log.write(f"{os.getpid()} {step}\n")
+        if recipe.fate == "waits":
+            wait_for((root / "gate").exists)
         while step < recipe.steps:
             time.sleep(recipe.pause)
             step += 1
@@ -70,31 +82,33 @@ def loss(recipe):
     return (recipe.lr - 3) ** 2 + OPTIMIZERS.index(recipe.optimizer) + recipe.seed / 8
 
 
-def sweep(*stages, **options):
-    given = {"metric": "validation_loss", "higher": False, "seconds": 360.0, "hardware": "a toy", **options}
-    return Sweep(stages=stages, run="sweep_toy:run", **given)
+def make_sweep(*stages, **options):
+    options = {"metric": "validation_loss", "higher": False, "seconds": 360.0, "hardware": "a toy", **options}
+    return Sweep(**{"stages": stages, "run": run, **options})
 
 
-def each(**values):
-    return [recipe for optimizer in OPTIMIZERS for recipe in grid(Toy(optimizer=optimizer, pause=0.0), **values)]
+def each(optimizers=OPTIMIZERS, **values):
+    return [recipe for optimizer in optimizers for recipe in grid(Toy(optimizer=optimizer), **values)]
+
+
+# Sweeps that other processes find by name
 
 
 def crowd():
     """64 configurations of 0.4 s."""
-    return sweep(each(lr=range(16), pause=(0.05,)))
+    return make_sweep(each(lr=range(16), pause=(0.05,)))
 
 
 def quick():
-    return sweep(each(lr=range(16)))
+    return make_sweep(each(lr=range(16)))
+
+
+def gated():
+    return make_sweep(each(lr=range(4), fate=("waits",)))
 
 
 def small():
-    return sweep(each(lr=(1.0, 2.0, 5.0)))
-
-
-def wider():
-    """`small`, changed: one value gone, two new."""
-    return sweep(each(lr=(1.0, 2.0, 3.0, 4.0)))
+    return make_sweep(each(lr=(1.0, 2.0, 5.0)))
 
 
 def second(results: Results):
@@ -102,26 +116,52 @@ def second(results: Results):
 
 
 def staged():
-    return sweep(each(lr=(1.0, 2.0)), second)
+    return make_sweep(each(lr=(1.0, 2.0)), second)
 
 
 def unlucky():
-    return sweep(each(lr=(1.0,)) + each(lr=(2.0,), fate=("diverges",)) + each(lr=(3.0,), fate=("raises",))[:2], seeds=2)
+    recipes = each(lr=(1.0,)) + each(lr=(2.0,), fate=("diverges",)) + each(lr=(3.0,), fate=("raises",))[:2]
+    return make_sweep(recipes, seeds=2)
 
 
-def cursed():
-    return sweep(each(lr=range(3), fate=("raises",)))
+# A store with one sweep, and a worker in this process
 
 
-def unfair():
-    return sweep([*each(lr=(1.0,)), Toy(optimizer="mvngrad", lr=2.0)])
+class Bench:
+    def __init__(self, folder, url=None):
+        self.address, self.root, self.said = parse_address(url or f"sqlite:///{folder}/sweeps.db"), folder / "runs", []
+        self.name, self.sweep, self.queue = "toy", None, None
+
+    def init(self, sweep=None, name=None, **options):
+        """Write the sweep to the store, and open it; the new keys."""
+        self.sweep, self.name = sweep or self.sweep, name or self.name
+        new = init_sweep(self.address, self.name, self.sweep, say=self.said.append, **options)
+        self.queue = self.queue or Queue(self.address, self.name, say=self.said.append)
+        return new
+
+    def work(self, **options):
+        options = {"root": self.root, "say": self.said.append, **options}
+        return dict(run_worker(self.address, self.name, self.sweep, **options))
+
+    def statuses(self):
+        return sorted(record.status for record in latest_by_key(self.queue.records()).values())
+
+    def close(self):
+        if self.queue is not None:
+            self.queue.close()
 
 
-def worked(queue, tmp_path, said, **options):
-    """A worker in this process; what it did."""
-    from mvngrad_lab.sweep.worker import work
+def silence(queue, key):
+    """Set the last heartbeat of a running configuration to long ago, as if its worker had been silent since."""
+    (number,) = (r.number for r in queue.records() if (r.key, r.status) == (key, "running"))
+    trial = queue.storage.get_trial_id_from_study_id_trial_number(queue.study_id, number)
+    with queue.storage.engine.begin() as connection:
+        statement = "UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00' WHERE trial_id = :trial"
+        connection.execute(text(statement), {"trial": trial})
+    queue.requeue_from = 0.0
 
-    return work(queue.address, queue.name, root=tmp_path / "runs", tell=said.append, **options)
+
+# Processes
 
 
 def command(*arguments, **environment):
@@ -136,15 +176,15 @@ def command(*arguments, **environment):
     )
 
 
-def finished(process, seconds=120):
+def finished(process):
     """What a process said until its end."""
-    said, _ = process.communicate(timeout=seconds)
+    said, _ = process.communicate(timeout=PATIENCE)
     return said
 
 
-def wait_for(condition, seconds=60.0):
-    """The first true value of a condition; asked often, because tests wait for what happens and for no clock."""
-    until = time.monotonic() + seconds
+def wait_for(condition):
+    """The first true value of a condition."""
+    until = time.monotonic() + PATIENCE
     while not (found := condition()):
         if time.monotonic() > until:
             raise TimeoutError(f"{condition} did not become true")
@@ -153,7 +193,7 @@ def wait_for(condition, seconds=60.0):
 
 
 def at_work(root, pid):
-    """The folder of the run that a process is in the middle of, if it is, with a checkpoint or two."""
+    """The folder of the run that a process is in the middle of, with a checkpoint or two; else None."""
     for log in root.glob("*/log"):
         folder, lines = log.parent, log.read_text().splitlines()
         begun = lines and int(lines[-1].split()[0]) == pid and not (folder / "result.json").exists()
@@ -166,18 +206,18 @@ def kill(process, number=signal.SIGKILL):
     os.kill(process.pid, number)
 
 
-def freeze(process, wanted):
-    """Stop a process at a time when a condition holds; what this found."""
+def freeze(process, condition):
+    """Stop a process at a moment when a condition holds; its value."""
     while True:
         kill(process, signal.SIGSTOP)
-        if found := wanted():
+        if found := condition():
             return found
         kill(process, signal.SIGCONT)
         time.sleep(0.02)
 
 
-def writable(path):
-    """Whether nobody is in a transaction: who is frozen in one holds SQLite's lock."""
+def is_unlocked(path):
+    """Whether no process is in a transaction: a process that is frozen in one holds SQLite's lock."""
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
     try:
         connection.execute("BEGIN IMMEDIATE")

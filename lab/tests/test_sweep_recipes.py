@@ -1,27 +1,26 @@
-"""The sweeps that come with the package: the paper's grids, and trainings that a killed worker goes on with."""
+"""The sweeps that come with the lab: the paper's grids, and trainings that continue after a worker was killed."""
 
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from sweep_toy import HERE, command, finished, freeze, kill, wait_for, writable
-from tiny import TinyTask
+from sweep_toy import command, finished, freeze, is_unlocked, kill, silence, wait_for
+from tiny import Tiny, TinyTask
 
-from mvngrad_lab import recipe as training
-from mvngrad_lab.experiments.sweeps.plans import SWEEPS, Outcome, Results, contestant, grid, named
-from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
+from mvngrad_lab.recipe import COUPLED, DECOUPLED, Recipe
 from mvngrad_lab.store import load_runs
 from mvngrad_lab.store.metrics import read_rows
-from mvngrad_lab.sweep import budget, plan
-from mvngrad_lab.sweep.address import address
-from mvngrad_lab.sweep.queue import Queue
-from mvngrad_lab.sweep.records import kept
-from mvngrad_lab.sweep.worker import work
+from mvngrad_lab.sweep import Outcome, Results, Sweep, grid
+from mvngrad_lab.sweep.grids import check_equal_budgets, optimizer_name, optimizers_by_key
+from mvngrad_lab.sweep.records import make_entry
+from mvngrad_lab.sweep.stages import select_best
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language import recipe as language
 from mvngrad_lab.training.train import train
@@ -39,41 +38,37 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_a_grid_has_as_many_runs_as_the_paper_says(name):
-    for stage, expected in zip(budget.planned(named(name)), RUNS[name], strict=True):
-        counts = dict(Counter(budget.tried(stage).values()))
+@pytest.mark.parametrize("name", find_sweeps())
+def test_a_grid_has_as_many_runs_as_the_paper_says_and_a_store_can_keep_them(name):
+    expanded = find_sweep(name).expand_stages()
+    stages = [optimizers_by_key(stage) for stage in expanded]
+    for stage, expected in zip(stages, RUNS[name], strict=True):
+        counts = dict(Counter(stage.values()))
         assert len(counts) == 4
         assert counts == expected if isinstance(expected, dict) else set(counts.values()) == {expected}
-    stages = {str(number): budget.tried(stage) for number, stage in enumerate(budget.planned(named(name)), start=1)}
     unequal = any(isinstance(expected, dict) for expected in RUNS[name])
     with pytest.raises(ValueError, match="--unequal") if unequal else nullcontext():
-        budget.refuse_unequal(stages, unequal=False)
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_every_recipe_can_be_made_again_from_a_store(name):
-    for stage in budget.planned(named(name)):
-        for recipe in stage:
-            assert kept(recipe, "1")["key"] == recipe.key
+        check_equal_budgets(dict(enumerate(stages)), unequal=False)
+    for recipe in (recipe for stage in expanded for recipe in stage):
+        assert make_entry(recipe, "1")["key"] == recipe.key
 
 
 @pytest.mark.parametrize(
     ("name", "selected"),
     [
         ("cifar100-bs1024", [r for r in cifar100.table1() if (r.batch_size, r.seed) == (1024, 0)]),
-        ("wikitext103", [language.wikitext103(o) for o in training.COUPLED]),
-        ("openwebtext", [language.openwebtext(o) for o in training.DECOUPLED]),
+        ("wikitext103", [language.wikitext103(o) for o in COUPLED]),
+        ("openwebtext", [language.openwebtext(o) for o in DECOUPLED]),
     ],
 )
 def test_what_the_paper_selected_is_in_its_grid(name, selected):
-    keys = {recipe.key for stage in budget.planned(named(name)) for recipe in stage}
+    keys = {recipe.key for stage in find_sweep(name).expand_stages() for recipe in stage}
     assert len(selected) == 4
     assert {recipe.key for recipe in selected} <= keys
 
 
 def test_the_second_stage_at_batch_128_reaches_what_the_paper_selected():
-    sweep = named("cifar100-bs128")
+    sweep = find_sweep("cifar100-bs128")
     selected = {r.optimizer: r for r in cifar100.table1() if (r.batch_size, r.seed) == (128, 0)}
 
     def value(recipe):
@@ -100,9 +95,14 @@ class Nested(Recipe):
 
 
 def test_recipes_that_a_store_cannot_keep_are_refused():
-    with pytest.raises(ValueError, match="plain values"):
-        kept(Nested(cifar100.paper("adam", 128)), "1")
-    assert contestant(Nested()) == "nested"
+    @dataclass(frozen=True)
+    class Local(Recipe):
+        name = "local"
+
+    for recipe in (Nested(cifar100.paper("adam", 128)), Local()):
+        with pytest.raises(ValueError, match="plain values"):
+            make_entry(recipe, "1")
+    assert optimizer_name(Nested()) == "nested"
 
 
 @pytest.mark.parametrize(
@@ -111,125 +111,111 @@ def test_recipes_that_a_store_cannot_keep_are_refused():
         ("nothing", "choose of cifar100-bs128"),
         ("no.where:x", "No module"),
         ("sweep_toy:nothing", "no attribute 'nothing'"),
+        ("sweep_toy:kill", "TypeError: kill"),
         ("os:getcwd", "returned a str"),
     ],
 )
-def test_a_sweep_that_is_not_there_is_named(name, problem):
+def test_a_sweep_that_cannot_be_loaded_is_named(name, problem):
     with pytest.raises(ValueError, match=problem):
-        named(name)
+        find_sweep(name)
 
 
-# Trainings, in a module of their own that the worker's process can import.
-TRAINED = """
-import time
-from dataclasses import replace
-from tiny import Tiny, TinyTask
-from mvngrad_lab.experiments.sweeps.plans import Sweep, grid
-from mvngrad_lab.training.train import train
+# Trainings by workers in processes of their own
 
-def run(recipe, *, root, data, device, compile):
-    def slowly(event):
+
+def run_slowly(recipe, *, root, data, device, compile):
+    def wait(event):
         time.sleep(0.3)
-    return train(recipe, root=root, device=device, checkpoint_every=0, on_event=slowly, task=TinyTask)
 
-def sweep():
-    recipes = grid(Tiny(epochs=6), lr=(1e-2, 1e-3))
-    chosen = {"metric": "train_accuracy", "higher": True}
-    return Sweep(stages=(recipes,), **chosen, seconds=1, hardware="a CPU", run="trained:run")
+    return train(recipe, root=root, device=device, checkpoint_every=0, on_event=wait, task=TinyTask)
+
+
+def tiny():
+    metric = {"metric": "train_accuracy", "higher": True}
+    return Sweep(stages=(grid(Tiny(epochs=6), lr=(1e-2, 1e-3)),), **metric, seconds=1, hardware="a CPU", run=run_slowly)
+
 
 def one():
-    return replace(sweep(), stages=(grid(Tiny(), epochs=(12,)),))
-"""
+    return replace(tiny(), stages=(grid(Tiny(), epochs=(12,)),))
+
+
+def start(toy, **environment):
+    storage = f"sqlite:///{toy.address.file}"
+    return command("work", toy.name, "--runs", toy.root, "--device", "cpu", "--storage", storage, **environment)
 
 
 def steps(folder):
     return [row["step"] for row in read_rows(folder / "metrics.jsonl")]
 
 
-def test_a_killed_worker_s_training_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path, monkeypatch):
-    (tmp_path / "trained.py").write_text(TRAINED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    place, root = address(f"sqlite:///{tmp_path}/sweeps.db"), tmp_path / "runs"
-    plan.init(place, "trained:sweep", heartbeat=1, grace=2, tell=lambda text: None)
-    arguments = ("work", "trained:sweep", "--runs", root, "--device", "cpu", "--storage", f"sqlite:///{place.file}")
-    paths = {"PYTHONPATH": f"{tmp_path}:{HERE}"}
-    first = command(*arguments, **paths)
-    wait_for(lambda: list(root.glob("*/checkpoints/step-*")), 90)
-    wait_for(lambda: any(len(p.read_text().splitlines()) >= 2 for p in root.glob("*/metrics.jsonl")), 90)
+def test_the_training_of_a_killed_worker_continues_from_its_checkpoint_to_the_same_weights(toy, tmp_path):
+    toy.init(tiny(), "test_sweep_recipes:tiny", heartbeat=1)
+    first = start(toy)
+    wait_for(lambda: list(toy.root.glob("*/checkpoints/step-*")))
+    wait_for(lambda: any(len(p.read_text().splitlines()) >= 2 for p in toy.root.glob("*/metrics.jsonl")))
     kill(first)
     finished(first)
-    assert load_runs(root) == []
-    second = command(*arguments, **paths)
+    assert load_runs(toy.root) == []
+    second = start(toy)
     text = finished(second)
     assert second.returncode == 0, text
-    queue = Queue(place, "trained:sweep")
-    assert sorted(r.status for r in queue.records()) == ["finished", "finished", "lost"]
-    (lost,) = (r for r in queue.records() if r.status == "lost")
-    queue.close()
+    assert sorted(r.status for r in toy.queue.records()) == ["finished", "finished", "lost"]
+    (lost,) = (r for r in toy.queue.records() if r.status == "lost")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as workers have: sums of several threads are in another order
     try:
         whole = train(lost.recipe, root=tmp_path / "whole", on_event=lambda event: None, task=TinyTask)
     finally:
         torch.set_num_threads(threads)
-    (interrupted,) = (run for run in load_runs(root) if run.key == lost.key)
+    (interrupted,) = (run for run in load_runs(toy.root) if run.key == lost.key)
     assert interrupted.result["weights"] == whole.result["weights"]
-    assert steps(root / lost.key) == [7 * epoch for epoch in range(1, 7)]
+    assert steps(toy.root / lost.key) == [7 * epoch for epoch in range(1, 7)]
 
 
-def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_who_took_it(tmp_path, monkeypatch):
-    (tmp_path / "trained.py").write_text(TRAINED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    place, root = address(f"sqlite:///{tmp_path}/sweeps.db"), tmp_path / "runs"
-    plan.init(place, "trained:one", heartbeat=1, grace=2, tell=lambda text: None)
-    arguments = ("work", "trained:one", "--runs", root, "--device", "cpu", "--storage", f"sqlite:///{place.file}")
-    first, second = (
-        command(*arguments, PYTHONPATH=f"{tmp_path}:{HERE}", TOY_NODE=f"host{number}") for number in (1, 2)
-    )
-    locks = {}
+def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_successor(toy):
+    toy.init(one(), "test_sweep_recipes:one", heartbeat=1)
+    workers = {node: start(toy, TOY_NODE=node) for node in ("host1", "host2")}
 
-    def under_way():
-        """A worker has the run, and an epoch of it is done."""
-        for lock in root.glob("*/lock"):
+    def find_holder():
+        """The machine that has the run, and the run's folder once an epoch of it is done."""
+        for lock in toy.root.glob("*/lock"):
             if steps(lock.parent):
-                locks["host1" if "host1" in lock.read_text() else "host2"] = lock.parent
-        return locks
+                return next(node for node in workers if node in lock.read_text()), lock.parent
+        return None
 
-    ((node, folder),) = wait_for(under_way, 90).items()
-    frozen, living = (first, second) if node == "host1" else (second, first)
-    freeze(frozen, lambda: writable(place.file))
+    node, folder = wait_for(find_holder)
+    frozen = workers.pop(node)
+    (living,) = workers.values()
+    freeze(frozen, lambda: is_unlocked(toy.address.file))
     seen = len(steps(folder))
-    wait_for(lambda: len(steps(folder)) > seen, 90)  # by who took it
+    silence(toy.queue, folder.name)
+    wait_for(lambda: len(steps(folder)) > seen)  # by the other worker
     kill(frozen, signal.SIGCONT)
-    told, text = finished(frozen), finished(living)
-    assert (frozen.returncode, living.returncode) == (0, 0), told + text
-    assert f"{folder.name}: this worker was thought dead, and the run is queued again" in told
-    assert "done, 1 another's" in told
+    woken, text = finished(frozen), finished(living)
+    assert (frozen.returncode, living.returncode) == (0, 0), woken + text
+    assert f"{folder.name}: this worker was thought dead, and the run is queued again" in woken
+    assert "done, 1 taken over" in woken
     assert "done, 1 finished" in text
     assert steps(folder) == [7 * epoch for epoch in range(1, 13)]
-    (run,) = load_runs(root)
+    (run,) = load_runs(toy.root)
     assert (run.result["status"], run.result["steps"]) == ("finished", 84)
     assert not (folder / "lock").exists()
     assert len(list((folder / "checkpoints").iterdir())) == 1
 
 
-def test_the_mnist_sweep_runs_on_a_cpu(tmp_path, monkeypatch):
-    whole = named("mnist-5k")
-    firsts = {contestant(recipe): replace(recipe, epochs=3) for recipe in reversed(whole.stages[0])}
-    monkeypatch.setitem(SWEEPS, "mnist-5k", lambda: replace(whole, stages=(list(firsts.values()),)))
-    place = address(f"sqlite:///{tmp_path}/sweeps.db")
-    plan.init(place, "mnist-5k", tell=lambda text: None)
-    assert work(place, "mnist-5k", root=tmp_path / "runs", tell=lambda text: None) == {"finished": 4}
-    queue = Queue(place, "mnist-5k")
-    for record in plan.select(queue).values():
+def test_the_mnist_sweep_runs_on_a_cpu(toy):
+    sweep = find_sweep("mnist-5k")
+    firsts = {recipe.optimizer: replace(recipe, epochs=3) for recipe in reversed(sweep.stages[0])}
+    toy.init(replace(sweep, stages=(list(firsts.values()),)))
+    assert toy.work() == {"finished": 4}
+    for record in select_best(toy.queue).values():
         assert record.outcome["validation_loss"] == record.value
         assert record.outcome["test_accuracy"] > 60
-    queue.close()
 
 
-def test_help_and_the_grids_need_no_torch():
+def test_help_and_the_grids_need_neither_torch_nor_optuna():
     code = "import sys; from mvngrad_lab.cli.sweep import SweepCommand\n"
-    code += "from mvngrad_lab.experiments.sweeps.plans import SWEEPS\n"
-    code += "[make() for make in SWEEPS.values()]; print([n for n in ('torch', 'optuna') if n in sys.modules])"
+    code += "from mvngrad_lab.experiments.sweeps import find_sweeps\n"
+    code += "[make() for make in find_sweeps().values()]; print([n for n in ('torch', 'optuna') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -17,13 +16,12 @@ import samples
 
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.sweeps.judge import NOTES
-from mvngrad_lab.experiments.sweeps.plans import SWEEPS
-from mvngrad_lab.report import exports
+from mvngrad_lab.experiments.sweeps.records import PREFIX, load_exports
+from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.page import render
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
-from mvngrad_lab.report.swept import Swept
 from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge, latest
 from mvngrad_lab.store import FinishedRun
 
@@ -36,7 +34,7 @@ def read(tmp_path):
 
     def make(whole, name="sweep-some.json"):
         (tmp_path / name).write_text(json.dumps(whole))
-        (run,) = (run for run in exports.sweeps(tmp_path, tell=pytest.fail) if run.result["sweep"] == whole["sweep"])
+        (run,) = (run for run in load_exports(tmp_path, warn=pytest.fail) if run.sweep == whole["sweep"])
         return run
 
     return make
@@ -62,29 +60,23 @@ def page(*runs):
 # Reading
 
 
-def test_a_made_up_export_has_the_format_of_the_engine(tmp_path):
-    plan = pytest.importorskip("mvngrad_lab.sweep.plan", exc_type=ImportError)
-    from mvngrad_lab.sweep import export, queue, records, worker
-    from mvngrad_lab.sweep.address import address
+def test_a_made_up_export_has_the_format_of_the_engine(toy, tmp_path):
+    from sweep_toy import unlucky
 
-    place, name, silent = address(f"sqlite:///{tmp_path}/sweeps.db"), "sweep_toy:unlucky", lambda text: None
-    plan.init(place, name, unequal=True, tell=silent)
-    worker.work(place, name, root=tmp_path / "runs", tell=silent)
-    opened = queue.Queue(place, name, tell=silent)
-    opened.add([plan.again(opened.records()[0]) | {"key": "toy-waiting"}])
-    export.export(opened, tmp_path / "sweep-toy.json")
-    opened.close()
+    from mvngrad_lab.sweep.summary import export
+
+    toy.init(unlucky(), "sweep_toy:unlucky", unequal=True)
+    toy.work()
+    toy.queue.add([toy.queue.records()[0].entry | {"key": "toy-waiting"}])
+    export(toy.queue, tmp_path / "sweep-toy.json")
     whole, ours = json.loads((tmp_path / "sweep-toy.json").read_text()), samples.sweep(by(adam="diverged"))
     assert list(whole) == list(ours)
     assert {tuple(row) for row in whole["runs"]} == {tuple(row) for row in ours["runs"]}
     rows = {row["status"]: row for row in whole["runs"]}
     assert rows.keys() == {"finished", "diverged", "raised", "waiting"}
     assert rows["waiting"]["seconds"] is rows["waiting"]["commit"] is rows["waiting"]["value"] is None
-    assert {exports.SEEDS, exports.CODE} == {plan.SEEDS, worker.CODE}
-    assert {*exports.LOST, "finished"} == set(records.SETTLED)
-    assert {*exports.LOST, *exports.OPEN, "finished", "double"} == set(get_args(records.Status))
-    (run,) = exports.sweeps(tmp_path, tell=pytest.fail)
-    assert (run.name, run.result["left"], run.result["grid"]) == ("sweep-sweep_toy:unlucky", 1, None)
+    (run,) = load_exports(tmp_path, warn=pytest.fail)
+    assert (run.name, run.left, run.grid) == ("sweep-sweep_toy:unlucky", 1, None)
     _, settings, selected, budget = draw(run)
     assert [panel.title for panel in settings.panels] == [
         f"Against {setting}, sweep_toy:unlucky" for setting in ("learning rate", "fate")
@@ -126,7 +118,7 @@ def test_a_damaged_or_foreign_file_is_one_line_and_the_others_are_read(tmp_path,
     path = tmp_path / "sweep-bad.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     (tmp_path / "sweep-mnist.json").write_text(json.dumps(GOOD))
-    (run,) = exports.sweeps(tmp_path, tmp_path / "missing", tell=said.append)
+    (run,) = load_exports(tmp_path, tmp_path / "missing", warn=said.append)
     assert run.name == "sweep-mnist"
     (line,) = said
     assert re.search(rf"sweep-bad\.json is left out, .*({reason})", line)
@@ -190,7 +182,7 @@ def test_boxes_have_the_quartiles_of_all_runs(read):
     rows = {row[:2]: row[2:] for row in figure.table.rows}
     for metric in ("validation_loss", "train_loss"):
         for cell, optimizer in (("Adam", "adam"), ("MVN-Grad", "mvngrad")):
-            tried = [row for row in run.result["runs"] if (row["optimizer"], row["stage"]) == (optimizer, "1")]
+            tried = [row for row in run.rows if (row["optimizer"], row["stage"]) == (optimizer, "1")]
             values = [row["metrics"][metric] for row in tried]
             quartiles = statistics.quantiles(values, n=4, method="inclusive")
             expected = [min(values), *quartiles, max(values), quartiles[2] - quartiles[0]]
@@ -219,7 +211,7 @@ def test_every_run_is_a_mark_and_a_lost_one_a_cross(read):
         assert "1 failed" in panel.svg
         assert "MVN-Grad: median" in panel.svg
     assert [row[3] for row in figure.table.rows[:4]] == ["3 diverged", "2 diverged, 1 failed", "0", "0"]
-    assert [row[8] for row in figure.table.rows[:2]] == ["lost", "lost"]
+    assert [row[8] for row in figure.table.rows[:2]] == ["failed", "failed"]
 
 
 @pytest.mark.parametrize("name", ["mnist", SCALED])
@@ -228,14 +220,14 @@ def test_a_lost_run_pulls_the_box_to_the_worse_end(read, name):
     figure = boxes(read(samples.sweep(at_large_rates("diverged", "adam"), name=name)))
     row = dict(zip(figure.table.head, figure.table.rows[0], strict=True))
     worse, other = ("lower quartile", "upper quartile") if name == SCALED else ("upper quartile", "lower quartile")
-    assert (row[worse], row["worst"], row["IQR"]) == ("lost", "lost", "not finite")
+    assert (row[worse], row["worst"], row["IQR"]) == ("failed", "failed", "not finite")
     assert float(row[other]) > 0
     assert float(row["median"]) > 0
 
 
 def test_where_all_runs_are_lost_the_others_are_drawn(read):
     figure, settings, selected, _ = draw(read(samples.sweep(by(adam="diverged"))))
-    assert "Adam: median lost, quartiles lost and lost, 24 runs, 24 diverged" in figure.panels[0].svg
+    assert "Adam: median failed, quartiles failed and failed, 24 runs, 24 diverged" in figure.panels[0].svg
     assert len(settings.panels) == 3
     assert selected.table.rows[0][4] == "no run has a result"
     nothing = draw(read(samples.sweep(lambda *_: "raised", sweep="nothing")))
@@ -247,11 +239,11 @@ def test_the_lines_are_medians_at_each_value(read):
     run = read(samples.sweep(at_large_rates("diverged", "laprop")))
     settings = draw(run)[1]
     assert [panel.title for panel in settings.panels] == [f"Against {x}, mnist" for x in ("learning rate", "β₁", "β₂")]
-    tried = [row for row in Swept(run.result).rows("MVN-Grad") if row["settings"]["beta1"] == 0.95]
+    tried = [row for row in run.rows_of("MVN-Grad") if row["settings"]["beta1"] == 0.95]
     median = statistics.median(row["value"] for row in tried)
     (_, found) = re.search(r"MVN-Grad: ([^;]*), ([\d.]+) at 0.95\.", settings.panels[1].svg).groups()
     assert float(found) == pytest.approx(median, rel=1e-3)
-    assert re.search(r"LaProp: [^;]*, lost at 0.01;", settings.panels[0].svg)
+    assert re.search(r"LaProp: [^;]*, failed at 0.01;", settings.panels[0].svg)
     assert 1 in drawn(settings.panels[0]).values(), "a cross"
 
 
@@ -298,10 +290,10 @@ def test_a_partial_sweep_says_so_and_decides_nothing(read):
 
 def test_a_stage_that_is_not_queued_yet_is_missing(read):
     first = read(samples.sweep(name="cifar100-bs128", stages=1))
-    assert first.result["left"] > 40, "four times sixteen, less what is in the first stage as well"
+    assert first.left > 40, "four times sixteen, less what is in the first stage as well"
     assert "A partial sweep" in boxes(first).caption
     assert verdicts(first)["sweep-cifar-128"].status == NOT_RUN
-    assert read(samples.sweep(name="cifar100-bs128", made="later")).result["left"] == 0
+    assert read(samples.sweep(name="cifar100-bs128", made="later")).left == 0
 
 
 @pytest.mark.parametrize(("status", "value"), [("finished", -1e3), ("raised", None), ("lost", None), ("waiting", None)])
@@ -351,8 +343,9 @@ class Refuse(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "sqlalchemy", "requests"):
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Refuse())
-from mvngrad_lab.report import exports, page, verdicts
-found = exports.sweeps(pathlib.Path(sys.argv[1]), tell=print)
+from mvngrad_lab.experiments.sweeps.records import load_exports
+from mvngrad_lab.report import page, verdicts
+found = load_exports(pathlib.Path(sys.argv[1]), warn=print)
 print(page.render(verdicts.judge(found), found, version="1", made="now").count("<figure"))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
@@ -363,11 +356,11 @@ print(page.render(verdicts.judge(found), found, version="1", made="now").count("
 
 
 def test_every_claim_about_a_sweep_waits_for_it():
-    swept = [claim for claim in load_claims() if claim.target.startswith(exports.PREFIX)]
+    swept = [claim for claim in load_claims() if claim.target.startswith(PREFIX)]
     assert len(swept) == 12
     assert {verdict.status for claim, verdict in judge([]) if claim in swept} == {NOT_RUN}
     for claim in swept:
-        name = claim.target.removeprefix(exports.PREFIX)
+        name = claim.target.removeprefix(PREFIX)
         assert name in SWEEPS, claim.id
         assert f"mvngrad sweep export {name} results/sweep-{name}.json" in claim.needs
 
@@ -482,7 +475,7 @@ def transferred(read, name, short, change, *rules):
     """The verdicts of these rules alone: a permutation test takes its time."""
     judge([])  # registers the judges
     run = read(samples.sweep(noisy(change), name=name))
-    found = [JUDGES[f"sweep-{short}-{rule}"](run.result) for rule in rules]
+    found = [JUDGES[f"sweep-{short}-{rule}"](run) for rule in rules]
     return found if len(rules) > 1 else found[0]
 
 

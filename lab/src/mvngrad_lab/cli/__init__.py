@@ -17,7 +17,7 @@ from mvngrad import __version__
 from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs
-from mvngrad_lab.cli.sweep import SweepCommand
+from mvngrad_lab.cli.sweep import SweepCommand, hide_passwords
 from mvngrad_lab.errors import UserError
 from mvngrad_lab.experiments import find_experiments
 
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         try:
-            return _command(sys.argv[1:] if arguments is None else list(arguments))
+            return _command(hide_passwords(sys.argv[1:] if arguments is None else arguments))
         finally:
             _flush()
     except (UserError, ValueError, OSError, RuntimeError) as error:

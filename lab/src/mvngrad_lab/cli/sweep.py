@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
-from mvngrad_lab.experiments.sweeps.plans import SWEEPS
+from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
 
 if TYPE_CHECKING:
-    from mvngrad_lab.sweep.address import Address
+    from mvngrad_lab.sweep.database import Address
     from mvngrad_lab.sweep.queue import Queue
 
+URLS: dict[str, str] = {}
+"""Storage URLs of this command as they are shown -> with their passwords."""
+
+
+def hide_passwords(arguments: Sequence[str]) -> list[str]:
+    """The arguments without passwords of URLs, so that no message can repeat them; `_open_address` knows the URLs.
+
+    >>> hide_passwords(["sweep", "init", "postgresql://me:secret@host/runs?sslpassword=other"])
+    ['sweep', 'init', 'postgresql://me:***@host/runs?sslpassword=***']
+    """
+    URLS.clear()
+    shown = []
+    for argument in arguments:
+        text = re.sub(r"(://[^:/@]*:).*@", r"\1***@", argument)
+        text = re.sub(r"(?i)(\b\w*password=)[^&]*", r"\1***", text) if "://" in text else text
+        prefix = "--storage=" if text.startswith("--storage=") else ""
+        URLS[text.removeprefix(prefix)] = argument.removeprefix(prefix)
+        shown.append(text)
+    return shown
+
+
 Name = Annotated[
-    Positional[str], arg(metavar="NAME", help=f"{', '.join(SWEEPS)}, or package.module:function of your own")
+    Positional[str], arg(metavar="NAME", help=f"{', '.join(find_sweeps())}, or package.module:function of your own")
 ]
 Storage = Annotated[
     str | None,
@@ -43,7 +65,7 @@ class Init:
         int | None,
         arg(
             metavar="SECONDS",
-            help="between two signs of life of a worker",
+            help="between two heartbeats of a worker",
             help_behavior_hint="(default: as the store has it, else 60)",
         ),
     ] = None
@@ -51,16 +73,17 @@ class Init:
         int | None,
         arg(
             metavar="SECONDS",
-            help="of silence, after which its run is another's",
+            help="without a heartbeat until another worker takes the run",
             help_behavior_hint="(default: as the store has it, else 600)",
         ),
     ] = None
 
     def __call__(self) -> int:
-        with _address(self.storage) as address:
-            from mvngrad_lab.sweep.plan import init
+        with _open_address(self.storage) as address:
+            from mvngrad_lab.sweep.stages import init_sweep
 
-            init(address, self.name, unequal=self.unequal, heartbeat=self.heartbeat, grace=self.grace)
+            sweep = find_sweep(self.name)
+            init_sweep(address, self.name, sweep, unequal=self.unequal, heartbeat=self.heartbeat, grace=self.grace)
         return 0
 
 
@@ -70,13 +93,13 @@ class Work:
 
     name: Name
     storage: Storage = None
-    workers: Annotated[int, arg(help="processes on this machine, dealt over its GPUs")] = 1
+    workers: Annotated[int, arg(help="processes on this machine, spread over its GPUs")] = 1
     data: Data = None
     runs: Runs = store.ROOT
     device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
     compile: Annotated[bool, arg(help="compile models first: a minute that long runs earn back")] = False
     slurm: Annotated[
-        int, arg(metavar="JOBS", help="hand so many workers to SLURM instead, and return", help_behavior_hint="")
+        int, arg(metavar="JOBS", help="submit so many workers to SLURM instead, and return", help_behavior_hint="")
     ] = 0
     slurm_options: Annotated[
         tuple[str, ...],
@@ -94,22 +117,21 @@ class Work:
             raise ValueError("--slurm-options is for --slurm JOBS, which is not given")
         if self.data is not None and not self.data.is_dir():
             raise FileNotFoundError(f"--data {self.data} is not a folder; name one that holds the data sets")
-        given: dict[str, Any] = {"root": self.runs, "data": self.data, "device": self.device, "compile": self.compile}
-        with _address(self.storage) as address:
-            if self.slurm:
-                from mvngrad_lab.sweep.cluster import submit
+        with _open_address(self.storage) as address:
+            from mvngrad_lab.sweep.local_workers import WorkerOptions, run_local_workers, submit_jobs
 
-                jobs = submit(self.slurm, self.storage, self.name, options=self.slurm_options, **given)
+            options = WorkerOptions(self.name, find_sweep, self.runs, self.data, self.device, self.compile)
+            if self.slurm:
+                storage = None if self.storage is None else URLS.get(self.storage, self.storage)
+                jobs = submit_jobs(self.slurm, storage, options, self.slurm_options)
                 print(f"jobs {', '.join(job.job_id for job in jobs)}; their logs are in {self.runs / 'jobs'}")
                 return 0
-            from mvngrad_lab.sweep.crew import crew
-
             try:
-                well = crew(self.workers, address, self.name, **given)
+                succeeded = run_local_workers(self.workers, address, options)
             except KeyboardInterrupt:
-                print("Interrupted. What is done is kept; run the same command to go on.")
+                print("Interrupted. What is done is kept; run the same command to continue.")
                 return 130
-        return 0 if well else 1
+        return 0 if succeeded else 1
 
 
 @dataclass
@@ -120,12 +142,13 @@ class Status:
     storage: Storage = None
 
     def __call__(self) -> int:
-        with _address(self.storage) as address:
-            from mvngrad_lab.sweep import export, queue
+        with _open_address(self.storage) as address:
+            from mvngrad_lab.sweep.queue import get_sweep_names
+            from mvngrad_lab.sweep.summary import describe_status
 
-            for name in queue.names(address) if self.name is None else [self.name]:
-                with _queue(address, name) as found:
-                    print("\n".join(export.status(found)))
+            for name in get_sweep_names(address) if self.name is None else [self.name]:
+                with _open_queue(address, name) as queue:
+                    print("\n".join(describe_status(queue)))
         return 0
 
 
@@ -137,10 +160,11 @@ class Select:
     storage: Storage = None
 
     def __call__(self) -> int:
-        with _address(self.storage) as address, _queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.export import selection
+        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
+            from mvngrad_lab.sweep.summary import describe_selection
 
-            print("\n".join(selection(queue)))
+            find_sweep(self.name)  # its recipes' classes
+            print("\n".join(describe_selection(queue)))
         return 0
 
 
@@ -155,11 +179,12 @@ class Rerun:
     ] = None
 
     def __call__(self) -> int:
-        with _address(self.storage) as address, _queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.plan import rerun
+        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
+            from mvngrad_lab.sweep.stages import add_seeds
 
             seeds = queue.notes["seeds"] if self.seeds is None else self.seeds
-            print(f"{len(rerun(queue, seeds))} runs are new; start `mvngrad sweep work {self.name}`")
+            new = add_seeds(queue, find_sweep(self.name), seeds)
+            print(f"{len(new)} runs are new; start `mvngrad sweep work {self.name}`")
         return 0
 
 
@@ -171,10 +196,10 @@ class Retry:
     storage: Storage = None
 
     def __call__(self) -> int:
-        with _address(self.storage) as address, _queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.plan import retry
+        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
+            from mvngrad_lab.sweep.stages import requeue_errors
 
-            print(f"{len(retry(queue))} runs are queued again")
+            print(f"{len(requeue_errors(queue))} runs are queued again")
         return 0
 
 
@@ -187,9 +212,10 @@ class Export:
     storage: Storage = None
 
     def __call__(self) -> int:
-        with _address(self.storage) as address, _queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.export import export
+        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
+            from mvngrad_lab.sweep.summary import export
 
+            find_sweep(self.name)  # its recipes' classes
             print(f"{export(queue, self.out)} runs are in {self.out}")
         return 0
 
@@ -213,22 +239,22 @@ class SweepCommand:
 
 
 @contextmanager
-def _address(storage: str | None) -> Iterator[Address]:
-    """The store; errors from within do not name its password. Sweeps of the folder one stands in are found."""
+def _open_address(storage: str | None) -> Iterator[Address]:
+    """The store's address; errors inside do not name its password. Sweeps in the current folder are importable."""
     try:
-        from mvngrad_lab.sweep.address import address
+        from mvngrad_lab.sweep.database import parse_address
     except ModuleNotFoundError as error:
         raise RuntimeError(f"sweeps need {error.name}: pip install mvngrad-lab") from None
     sys.path.insert(0, "")
-    found = address(storage)
+    address = parse_address(None if storage is None else URLS.get(storage, storage))
     try:
-        yield found
+        yield address
     except (ValueError, LookupError, OSError, RuntimeError) as error:
-        raise RuntimeError(found.scrubbed(str(error))) from None
+        raise RuntimeError(address.hide_passwords(str(error))) from None
 
 
 @contextmanager
-def _queue(address: Address, name: str) -> Iterator[Queue]:
+def _open_queue(address: Address, name: str) -> Iterator[Queue]:
     from mvngrad_lab.sweep.queue import Queue
 
     queue = Queue(address, name)

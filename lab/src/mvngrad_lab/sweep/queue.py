@@ -1,27 +1,29 @@
 """The runs of a sweep in a database: added once, claimed by one worker at a time, finished once.
 
-A configuration is one Optuna trial. States only go forward, but for a trial that its own worker puts back, and each
-change is one transaction; so a process may die between any two lines:
+A configuration is one Optuna trial. States only move forward, except when a worker releases its own trial, and each
+change is one transaction, so a process may die between any two lines:
 
-- A trial is claimed after its heartbeat is noted. Optuna knows a dead worker by its last heartbeat and would never
-  look at a trial without one.
-- A trial whose worker is dead is failed, and another one is added for its configuration. Who dies between these two
-  leaves a configuration without a live trial: it is *lost*, and `plan.fill` adds it again.
-- The keys of the grid are noted when all of it is there. Only `init` writes a grid.
-- Two that add at the same time add a trial too many. Numbers are given one after another, so that who claims a trial
-  sees all that came before it: of the live ones of a configuration only the first is run.
+- A trial is claimed after its first heartbeat is written. Optuna finds a dead worker by its last heartbeat and never
+  looks at a trial without one.
+- A trial whose worker is dead is failed, and another one is added for its configuration. A process that dies between
+  the two leaves a configuration without a live trial: it is *lost*, and `stages.add_missing` adds it again.
+- The keys of the grid are written after all its trials. Only `init` writes a grid.
+- Concurrent adds can create duplicates. Trial numbers are sequential, so a worker that claims a trial sees all earlier
+  ones: only the lowest-numbered live trial of a configuration runs.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
@@ -34,19 +36,29 @@ from optuna.exceptions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from mvngrad_lab.sweep.address import Address
-from mvngrad_lab.sweep.database import opened
-from mvngrad_lab.sweep.patience import Away, passing, patiently
-from mvngrad_lab.sweep.processes import over
-from mvngrad_lab.sweep.records import LIVE, Record
+from mvngrad_lab.store.lock import process_start
+from mvngrad_lab.sweep.database import (
+    Address,
+    StoreUnavailable,
+    call_with_retries,
+    describe_transient,
+    open_database,
+    raise_if_damaged,
+)
+from mvngrad_lab.sweep.records import FAILED, LIVE, Record, Status
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 HEARTBEAT, GRACE = 60, 600
-"""Seconds from one sign of life of a worker to the next, and without one until its run is given to another."""
+"""Seconds between two heartbeats of a worker, and without one until its run is given to another."""
 PATIENCE = 600.0
 LOGARITHMIC = ("lr",)
 """Settings that a dashboard draws on a logarithmic axis; Optuna wants it the same for all runs."""
+STATES: dict[TrialState, Status] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "finished",
+}
 
 
 @dataclass(frozen=True)
@@ -57,56 +69,65 @@ class Claim:
     record: Record
 
 
-def create(address: Address, name: str, higher: bool) -> None:
-    """Make the tables and the study; what is there stays."""
-    storage = opened(address, create=True)
+def create_study(address: Address, name: str, higher: bool) -> None:
+    """Create the tables and the study, unless they exist."""
+    storage = open_database(address, create=True)
     try:
         optuna.create_study(
             study_name=name, storage=storage, direction="maximize" if higher else "minimize", load_if_exists=True
         )
     except DuplicatedStudyError:
-        pass  # made by another process between Optuna's look and its leap
+        pass  # another process created it between Optuna's check and its insert
     except StorageInternalError as error:
-        if (reason := passing(error)) is None:
+        raise_if_damaged(address, error)
+        if (reason := describe_transient(error)) is None:
             raise
-        raise Away(f"{address}: {reason}") from None
+        raise StoreUnavailable(f"{address}: {reason}") from None
     finally:
         storage.engine.dispose()
 
 
-def names(address: Address) -> list[str]:
-    """Of all sweeps in a store."""
-    return sorted(optuna.get_all_study_names(opened(address)))
+def get_sweep_names(address: Address) -> list[str]:
+    """All sweeps in a store."""
+    storage = open_database(address)
+    try:
+        return sorted(optuna.get_all_study_names(storage))
+    except StorageInternalError as error:
+        raise_if_damaged(address, error)
+        raise
+    finally:
+        storage.engine.dispose()
 
 
 class Queue:
     """One sweep in a store."""
 
-    def __init__(self, address: Address, name: str, tell: Tell = print, patience: float = PATIENCE) -> None:
+    def __init__(self, address: Address, name: str, say: Say = print, patience: float = PATIENCE) -> None:
         self.address, self.name, self.patience = address, name, patience
-        self.tell: Tell = lambda text: tell(address.scrubbed(text))
-        self.storage = opened(address)
+        self.say: Say = lambda text: say(address.hide_passwords(text))
+        self.storage = open_database(address)
         try:
             self.study = optuna.load_study(
                 study_name=name, storage=self.storage, sampler=optuna.samplers.RandomSampler()
             )
-            self.identity, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
+            self.study_id, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
         except BaseException as error:
             self.close()
+            raise_if_damaged(address, error)
             if not isinstance(error, KeyError):
                 raise
-            others = ", ".join(names(address)) or "none"
+            others = ", ".join(get_sweep_names(address)) or "none"
             raise LookupError(
                 f"{address} has no sweep {name!r} (it has: {others}); make it with `mvngrad sweep init {name}`"
             ) from None
         self.heartbeat, self.grace = notes.get("heartbeat", HEARTBEAT), notes.get("grace", GRACE)
-        # Given here and not to the constructor: all workers must agree, so the store says what they are.
+        # Set here and not by the constructor: all workers must agree, so the store has the values.
         self.storage.heartbeat_interval, self.storage.grace_period = self.heartbeat, self.grace
-        self.storage.heartbeat_stale_trial_callback = self._again
-        self.judging = 0.0
-        """From when on this process may say that others are silent."""
-        self._away()
-        self.later: dict[str, float] = {}
+        self.storage.heartbeat_stale_trial_callback = self._requeue
+        self.requeue_from = 0.0
+        """When this process may first call others silent."""
+        self._postpone_requeue()
+        self.not_before: dict[str, float] = {}
         """Configurations that another process holds, and when to try them again."""
 
     def close(self) -> None:
@@ -115,15 +136,14 @@ class Queue:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Of the sweep as a whole: metric, direction, pace, and who made it."""
-        return self._try(lambda: self.study.user_attrs)
+        """Of the sweep as a whole: metric, direction, heartbeat, grace, grid, and the code that made it."""
+        return self._call(lambda: self.study.user_attrs)
 
     @property
     def grid(self) -> dict[str, list[str]]:
-        """The keys of each stage: of those that `init` wrote, and of those that followed from results.
+        """The keys of each stage: those that `init` wrote, and those that followed from results.
 
-        Raises:
-            LookupError: `init` died before its end.
+        Raises LookupError if `init` died before its end.
         """
         notes = self.notes
         if "grid" not in notes:
@@ -132,183 +152,227 @@ class Queue:
             )
         return {**notes["grid"], **notes["followed"]}
 
-    def note(self, **notes: Any) -> None:
+    def write_notes(self, **notes: Any) -> None:
         for name, value in notes.items():
-            self._try(lambda name=name, value=value: self.study.set_user_attr(name, value))  # type: ignore[misc]
+            self._call(lambda name=name, value=value: self.study.set_user_attr(name, value))  # type: ignore[misc]
 
     def records(self) -> list[Record]:
-        """All trials, oldest first; such as were not made here, with a dashboard say, are left out."""
-        return [Record.of(trial) for trial in self._trials()]
+        """All trials, oldest first; those that others made, for example with a dashboard, are left out."""
+        return [make_record(trial) for trial in self._trials()]
 
     def add(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Queue configurations, each as `records.kept` makes it."""
-        spaces = _spaces(entries)
+        """Queue configurations, each as `records.make_entry` makes it."""
+        ranges = _find_ranges(entries)
         for entry in entries:
-            trial = _trial(entry, spaces)
-            self._try(lambda trial=trial: self.study.add_trial(trial))  # type: ignore[misc]
+            trial = _make_trial(entry, ranges)
+            self._call(lambda trial=trial: self.study.add_trial(trial))  # type: ignore[misc]
 
-    def reclaim(self) -> None:
-        """Queue again the runs of workers that are silent for longer than the grace."""
-        if time.monotonic() < self.judging:
+    def requeue_silent(self) -> None:
+        """Queue again the runs of workers that have been silent for longer than the grace."""
+        if time.monotonic() < self.requeue_from:
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            self._try(lambda: optuna.storages.fail_stale_trials(self.study))
+            self._call(lambda: optuna.storages.fail_stale_trials(self.study))
 
-    def inherit(self) -> bool:
-        """Queue again the runs of workers of this machine that are over; whether there were any.
+    def requeue_ended(self) -> bool:
+        """Queue again the runs of workers of this machine that have ended; True if there were any.
 
-        Asked by who finds nothing else to do: it reads the whole sweep.
+        It reads the whole sweep, so a worker calls it only if it has nothing else to do.
         """
         dead = [
             trial
             for trial in self._trials()
             if trial.state == TrialState.RUNNING
-            and over(trial.user_attrs.get("worker", {}))
-            and self._set(self._identity_of(trial), TrialState.FAIL)
+            and has_ended(trial.user_attrs.get("worker", {}))
+            and self._set_state(self._id_of(trial), TrialState.FAIL)
         ]
         for trial in dead:
-            self._again(self.study, trial)
+            self._requeue(self.study, trial)
         return bool(dead)
 
     def claim(self, worker: dict[str, str], last: Sequence[str] = ()) -> Claim | None:
-        """Take the first run that is free, for this worker alone; any other where another was faster.
+        """Take the first free run for this worker alone, or another one if somebody else was faster.
 
-        Those of optimizers in `last` are taken if there are no others.
+        Runs of optimizers in `last` are taken if there are no others.
         """
-        free = sorted(self._free(), key=lambda trial: Record.of(trial).contestant in last)
+        free = sorted(self._free_trials(), key=lambda trial: make_record(trial).optimizer in last)
         while free:
             trial = free.pop(0)
-            claim = Claim(trial.number, self._identity_of(trial), Record.of(trial))
-            if self._taken(claim):
-                self._attribute(claim.trial, "worker", worker)
+            claim = Claim(trial.number, self._id_of(trial), make_record(trial))
+            self._call(lambda claim=claim: self.storage.record_heartbeat(claim.trial))  # type: ignore[misc]
+            if self._set_state(claim.trial, TrialState.RUNNING):
+                self._set_attribute(claim.trial, "worker", worker)
                 return claim
-            random.shuffle(free)  # the faster ones go for the next one too
+            random.shuffle(free)  # the faster worker tries the next one too
         return None
 
-    def _free(self) -> list[FrozenTrial]:
-        """Those that wait, one of each configuration; what was added twice is not to be run at all."""
+    def _free_trials(self) -> list[FrozenTrial]:
+        """Trials that wait, one for each configuration; duplicates are failed and never run."""
         first: dict[str, int] = {}
         free = []
         for trial in self._trials():
-            record = Record.of(trial)
+            record = make_record(trial)
             if record.status in LIVE:
                 first.setdefault(record.key, trial.number)
             if record.status != "waiting":
                 continue
             if first[record.key] != trial.number:
-                identity = self._identity_of(trial)
-                self._attribute(identity, "double", True)
-                self._set(identity, TrialState.FAIL)
-            elif self.later.get(record.key, 0.0) <= time.monotonic():
+                trial_id = self._id_of(trial)
+                self._set_attribute(trial_id, "double", True)
+                self._set_state(trial_id, TrialState.FAIL)
+            elif self.not_before.get(record.key, 0.0) <= time.monotonic():
                 free.append(trial)
         return free
 
-    def _taken(self, claim: Claim) -> bool:
-        self._try(lambda: self.storage.record_heartbeat(claim.trial))
-        return self._set(claim.trial, TrialState.RUNNING)
-
     def finish(self, claim: Claim, outcome: dict[str, Any], value: float | None) -> bool:
-        """Record how a run ended; False where the worker was thought dead, and the run is another's now.
+        """Record how a run ended; False if the worker was thought dead, and the run is queued for another.
 
-        The outcome is one entry and comes before the end of the trial, so that no trial ends without it.
+        The outcome is written before the trial's end, so that no trial ends without one.
         """
-        self._attribute(claim.trial, "outcome", outcome)
+        self._set_attribute(claim.trial, "outcome", outcome)
         if value is None or not math.isfinite(value):
-            return self._set(claim.trial, TrialState.FAIL)
-        if self._set(claim.trial, TrialState.COMPLETE, [value]):
+            return self._set_state(claim.trial, TrialState.FAIL)
+        if self._set_state(claim.trial, TrialState.COMPLETE, [value]):
             return True
-        return self._try(lambda: self.storage.get_trial(claim.trial)).state == TrialState.COMPLETE  # by this very call
+        trial = self._call(lambda: self.storage.get_trial(claim.trial))
+        return trial.state == TrialState.COMPLETE  # by this very call, whose answer got lost
 
-    def put_back(self, claim: Claim, pause: float = 0.0) -> bool:
-        """Leave a run to others, for this worker not before `pause` seconds; False where it is another's by now."""
-        self.later[claim.record.key] = time.monotonic() + pause
-        return self._set(claim.trial, TrialState.WAITING)
+    def release(self, claim: Claim, pause: float = 0.0) -> bool:
+        """Leave a run to others, and to this worker after `pause` seconds; False if another worker has it already."""
+        self.not_before[claim.record.key] = time.monotonic() + pause
+        return self._set_state(claim.trial, TrialState.WAITING)
 
     @contextmanager
-    def beating(self, claim: Claim) -> Iterator[None]:
-        """Give signs of life for a run from a thread of its own. While the store does not answer, it goes on trying."""
-        over = threading.Event()
+    def send_heartbeats(self, claim: Claim) -> Iterator[None]:
+        """Send heartbeats for a run from a thread, also after the store did not answer for a while."""
+        ended = threading.Event()
 
-        def beats() -> None:
-            while not over.wait(self.heartbeat):
-                self._beat(claim)
+        def send() -> None:
+            while not ended.wait(self.heartbeat):
+                self._send_heartbeat(claim)
             self.storage.remove_session()
 
-        thread = threading.Thread(target=beats, daemon=True)
+        thread = threading.Thread(target=send, daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            ended.set()
             thread.join()
 
-    def _beat(self, claim: Claim) -> None:
+    def _send_heartbeat(self, claim: Claim) -> None:
         try:
             self.storage.record_heartbeat(claim.trial)
         except Exception as error:
-            self._away()
-            self.tell(f"no sign of life for {claim.record.key}: {passing(error) or error}")
+            self._postpone_requeue()
+            self.say(f"no heartbeat for {claim.record.key}: {describe_transient(error) or error}")
 
-    def _away(self) -> None:
-        """The store was away, for this process at least: let all others give a sign of life first."""
-        self.judging = time.monotonic() + 2 * self.heartbeat
+    def _postpone_requeue(self) -> None:
+        """Wait for two heartbeats of the others before calling them silent: the store was away, at least from here."""
+        self.requeue_from = time.monotonic() + 2 * self.heartbeat
 
-    def _try(self, call: Callable[[], T]) -> T:
-        def tell(text: str) -> None:
-            self._away()
-            self.tell(text)
+    def _call(self, call: Callable[[], T]) -> T:
+        def say(text: str) -> None:
+            self._postpone_requeue()
+            self.say(text)
 
-        return patiently(call, tell, self.patience)
+        try:
+            return call_with_retries(call, say, self.patience)
+        except StorageInternalError as error:
+            raise_if_damaged(self.address, error)
+            raise
 
     def _trials(self) -> list[FrozenTrial]:
-        found = self._try(lambda: self.study.get_trials(deepcopy=False))
-        return sorted((trial for trial in found if "key" in trial.user_attrs), key=lambda trial: trial.number)
+        trials = self._call(lambda: self.study.get_trials(deepcopy=False))
+        return sorted((trial for trial in trials if "key" in trial.user_attrs), key=lambda trial: trial.number)
 
-    def _identity_of(self, trial: FrozenTrial) -> int:
-        return self._try(lambda: self.storage.get_trial_id_from_study_id_trial_number(self.identity, trial.number))
+    def _id_of(self, trial: FrozenTrial) -> int:
+        return self._call(lambda: self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number))
 
-    def _attribute(self, trial: int, name: str, value: Any) -> None:
-        self._unless_over(lambda: self.storage.set_trial_user_attr(trial, name, value))
+    def _set_attribute(self, trial: int, name: str, value: Any) -> None:
+        with suppress(UpdateFinishedTrialError):
+            self._call(lambda: self.storage.set_trial_user_attr(trial, name, value))
 
-    def _set(self, trial: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        return self._unless_over(lambda: self.storage.set_trial_state_values(trial, state, values)) is not False
-
-    def _unless_over(self, call: Callable[[], Any]) -> Any:
-        """False where the trial has ended: by another, or by this same call, whose answer got lost."""
+    def _set_state(self, trial: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """False if the trial has ended: by another process, or by this same call, whose answer got lost."""
         try:
-            return self._try(call)
+            return self._call(lambda: self.storage.set_trial_state_values(trial, state, values))
         except UpdateFinishedTrialError:
             return False
 
-    def _again(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        why = "over" if over(trial.user_attrs.get("worker", {})) else "silent"
-        self.tell(f"{trial.user_attrs['key']}: its worker is {why}; queued again")
-        entry = {name: trial.user_attrs[name] for name in ("key", "stage", "maker", "settings")}
-        self._try(lambda: study.add_trial(_trial(entry, trial.distributions)))
+    def _requeue(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        record = make_record(trial)
+        self.say(f"{record.key}: its worker {'has ended' if has_ended(record.worker) else 'is silent'}; queued again")
+        self._call(lambda: study.add_trial(_make_trial(record.entry, trial.distributions)))
 
 
-def _trial(entry: dict[str, Any], spaces: dict[str, BaseDistribution]) -> FrozenTrial:
-    settings = entry["settings"]
-    numbers = {name: float(settings[name]) for name in spaces if settings.get(name) is not None}
-    named = {name: value for name, value in settings.items() if isinstance(value, str)}
-    return optuna.create_trial(
-        state=TrialState.WAITING,
-        params=numbers,
-        distributions={name: spaces[name] for name in numbers},
-        user_attrs={**named, **entry},
+def make_record(trial: FrozenTrial) -> Record:
+    attributes, status = trial.user_attrs, _get_status(trial)
+    return Record(
+        number=trial.number,
+        **{name: attributes[name] for name in ("key", "stage", "maker", "settings")},
+        status=status,
+        value=trial.value if status == "finished" else None,
+        outcome=attributes.get("outcome", {}),
+        worker=attributes.get("worker", {}),
     )
 
 
-def _spaces(entries: Sequence[dict[str, Any]]) -> dict[str, BaseDistribution]:
-    """Numbers that vary, from the least to the greatest: for Optuna's dashboard, nothing is drawn from them.
+def _get_status(trial: FrozenTrial) -> Status:
+    if trial.state in STATES:
+        return STATES[trial.state]
+    if "double" in trial.user_attrs:
+        return "duplicate"
+    # A worker that dies after it wrote a finished outcome and before the trial's end leaves a trial to be run again.
+    status: Status = trial.user_attrs.get("outcome", {}).get("status", "lost")
+    return status if status in FAILED else "lost"
 
-    Its categories may not grow, and a grid may; so what is not a number is an attribute of a trial and no parameter.
+
+def _make_trial(entry: dict[str, Any], ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+    settings = entry["settings"]
+    numbers = {name: float(settings[name]) for name in ranges if settings.get(name) is not None}
+    texts = {name: value for name, value in settings.items() if isinstance(value, str)}
+    return optuna.create_trial(
+        state=TrialState.WAITING,
+        params=numbers,
+        distributions={name: ranges[name] for name in numbers},
+        user_attrs={**texts, **entry},
+    )
+
+
+def _find_ranges(entries: Sequence[dict[str, Any]]) -> dict[str, BaseDistribution]:
+    """The ranges of numbers that vary, for Optuna's dashboard: nothing is drawn from them.
+
+    Optuna's categories may not grow, and a grid may; so settings that are no numbers become attributes of a trial.
     """
-    found: dict[str, BaseDistribution] = {}
+    ranges: dict[str, BaseDistribution] = {}
     for name in dict.fromkeys(name for entry in entries for name in entry["settings"]):
         values = [value for entry in entries if (value := entry["settings"].get(name)) is not None]
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        if numbers and len(set(values)) > 1 and (min(values) > 0 or name not in LOGARITHMIC):
-            found[name] = FloatDistribution(min(values), max(values), log=name in LOGARITHMIC)
-    return found
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        if numeric and len(set(values)) > 1 and (min(values) > 0 or name not in LOGARITHMIC):
+            ranges[name] = FloatDistribution(min(values), max(values), log=name in LOGARITHMIC)
+    return ranges
+
+
+# Which process a worker is
+
+
+def describe_process() -> dict[str, str]:
+    """This process among all. Machines may share names, and containers of one machine have process numbers of their
+    own.
+    """
+    return {"machine": _get_machine(), "pid": str(os.getpid()), "began": process_start(os.getpid()) or ""}
+
+
+def has_ended(worker: dict[str, str]) -> bool:
+    """Whether a worker was a process of this machine and has ended; False for workers of other machines."""
+    here = _get_machine()
+    return bool(here) and worker.get("machine") == here and (process_start(int(worker["pid"])) or "") != worker["began"]
+
+
+def _get_machine() -> str:
+    """The kernel's boot and this process's pid namespace; "" without /proc."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""

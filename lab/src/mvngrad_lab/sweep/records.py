@@ -1,30 +1,34 @@
-"""What a store knows of a configuration, read from Optuna's trials."""
+"""What a store keeps of a run, and the words for its status: for engine, exports and report. No torch, no optuna."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
-from optuna.trial import FrozenTrial, TrialState
-
-from mvngrad_lab.experiments.sweeps.plans import Outcome
 from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.sweep.grids import Outcome
 
-Status = Literal["waiting", "running", "finished", "diverged", "raised", "lost", "double"]
-LIVE = ("waiting", "running", "finished", "diverged")
-"""A configuration that has such a trial needs no other. One that raised has another if someone asked for it."""
-SETTLED = ("finished", "diverged", "raised")
+Status = Literal["waiting", "running", "finished", "diverged", "raised", "lost", "duplicate"]
+"""lost: its worker died, and it is to be queued again. duplicate: queued twice, never run."""
+FAILED: tuple[Status, ...] = ("diverged", "raised")
+DONE: tuple[Status, ...] = ("finished", *FAILED)
+OPEN: tuple[Status, ...] = ("waiting", "running", "lost")
+LIVE: tuple[Status, ...] = ("waiting", "running", "finished", "diverged")
+"""A configuration with such a trial needs no other. One that raised is queued again only on request."""
+SEEDS = "seeds"
+"""The stage of runs that only repeat a selected configuration."""
+CODE = ("commit", "mvngrad", "torch", "python")
+"""What results that are compared should have in common."""
 
 
-class OtherCode(RuntimeError):
-    """The recipe of the store is not one of this version of the code."""
+class VersionMismatch(RuntimeError):
+    """This version of the code cannot make a recipe of the store."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One trial. A configuration has several where a worker died: then all but the last are lost."""
+    """One trial. A configuration has several if a worker died: then all but the last are lost."""
 
     number: int
     key: str
@@ -34,107 +38,106 @@ class Record:
     settings: dict[str, Any]
     status: Status
     value: float | None
+    """The sweep's metric; None unless finished."""
     outcome: dict[str, Any]
-    """Metrics of a finished run; the reason, of one that diverged or raised."""
+    """Metrics of a finished run; the reason, if it diverged or raised."""
     worker: dict[str, str]
-
-    @classmethod
-    def of(cls, trial: FrozenTrial) -> Record:
-        kept = trial.user_attrs
-        status, outcome = _status(trial), kept.get("outcome", {})
-        value = trial.value if status == "finished" else None
-        worker = kept.get("worker", {})
-        return cls(
-            trial.number, kept["key"], kept["stage"], kept["maker"], kept["settings"], status, value, outcome, worker
-        )
 
     @property
     def recipe(self) -> Recipe:
-        """Made anew, and checked: a version of the code that has other fields makes another run of it."""
+        """The recipe, made from its settings.
+
+        Raises:
+            VersionMismatch: this code has no such class, other fields, or another key for them.
+        """
         try:
-            made = _made(self.maker, self.settings)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise OtherCode(f"this code cannot make the recipe of {self.key}: {error}") from error
-        if made.key != self.key:
-            raise OtherCode(f"this code makes {made.key} of the recipe of {self.key}: they are of different versions")
-        return made
-
-    @property
-    def contestant(self) -> str:
-        """As `recipes.sweeps.contestant`, of a recipe that this code may not be able to make."""
-        return str(self.settings.get("optimizer", self.key.rpartition("-")[0]))
-
-    @property
-    def code(self) -> dict[str, str]:
-        """Commit and versions: the worker's, but for a run that it found finished, which has its own."""
-        known: dict[str, str] = {**self.worker, **self.outcome.get("code", {})}
-        return {name: release(value) if name == "torch" else value for name, value in known.items()}
+            recipe = _make_recipe(self.maker, self.settings)
+        except (LookupError, TypeError, ValueError) as error:
+            raise VersionMismatch(f"this code cannot make the recipe of {self.key}: {error}") from error
+        if recipe.key != self.key:
+            raise VersionMismatch(
+                f"this code makes {recipe.key} from the recipe of {self.key}: they are of different versions"
+            )
+        return recipe
 
     @property
     def as_outcome(self) -> Outcome:
         return Outcome(self.recipe, self.value)
 
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What to queue to run this configuration again."""
+        return {"key": self.key, "stage": self.stage, "maker": self.maker, "settings": self.settings}
 
-def release(version: str) -> str:
-    """A version without its build, in which what pip knows of torch and what torch calls itself may differ.
+    @property
+    def optimizer(self) -> str:
+        """As `optimizer_name`, also for a recipe that this code cannot make."""
+        return str(self.settings.get("optimizer", self.key.rpartition("-")[0]))
 
-    >>> release("2.11.0+cu130")
+    @property
+    def code(self) -> dict[str, str]:
+        """Commit and versions: those of the worker, or of the earlier process that had finished the run already."""
+        known: dict[str, str] = {**self.worker, **self.outcome.get("code", {})}
+        return {name: strip_build(value) if name == "torch" else value for name, value in known.items()}
+
+
+def strip_build(version: str) -> str:
+    """A version without its build: pip and torch itself may name different builds of one version.
+
+    >>> strip_build("2.11.0+cu130")
     '2.11.0'
     """
     return version.partition("+")[0]
 
 
-def _status(trial: FrozenTrial) -> Status:
-    if trial.state == TrialState.WAITING:
-        return "waiting"
-    if trial.state == TrialState.RUNNING:
-        return "running"
-    if trial.state == TrialState.COMPLETE:
-        return "finished"
-    if "double" in trial.user_attrs:
-        return "double"
-    # A worker that dies after it noted a finished run and before it said so leaves a trial to be run again.
-    told: Status = trial.user_attrs.get("outcome", {}).get("status", "lost")
-    return told if told in ("diverged", "raised") else "lost"
-
-
-def kept(recipe: Recipe, stage: str) -> dict[str, Any]:
-    """What a trial keeps of a recipe, from which `Record.recipe` makes it again."""
+def make_entry(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """What a store keeps of a recipe. Raises ValueError if the recipe cannot be made from that again."""
     maker = f"{type(recipe).__module__}:{type(recipe).__qualname__}"
     try:
-        same = _made(maker, recipe.settings) == recipe
-    except (ImportError, AttributeError, TypeError, ValueError):
+        same = _make_recipe(maker, recipe.settings) == recipe
+    except (LookupError, TypeError, ValueError):
         same = False
     if not same:
         raise ValueError(
-            f"{recipe!r} cannot be made again from its settings; a sweep's recipes are of plain values, and their "
-            "classes are found in their modules"
+            f"{recipe!r} cannot be made again from its settings; a sweep's recipes have plain values, and their "
+            "classes are at the top level of a module"
         )
     return {"key": recipe.key, "stage": stage, "maker": maker, "settings": recipe.settings}
 
 
-def _made(maker: str, settings: dict[str, Any]) -> Recipe:
-    module, _, name = maker.partition(":")
-    made: Recipe = getattr(import_module(module), name)(**_frozen(settings))
-    return made
+def _make_recipe(maker: str, settings: dict[str, Any]) -> Recipe:
+    """Make a recipe of a class that this process has imported already.
+
+    `maker` comes from a store. It imports nothing and is called only if it is a Recipe, so a store cannot name code to
+    run: a worker imports its own sweep's module, and that one the classes of the sweep's recipes.
+    """
+    for found in _subclasses(Recipe):
+        if f"{found.__module__}:{found.__qualname__}" == maker and "<locals>" not in maker:
+            return found(**_to_tuples(settings))
+    raise LookupError(f"{maker!r} is not a recipe class of the sweep's module, or of a module that it imports")
 
 
-def _frozen(value: Any) -> Any:
-    """JSON has no tuples: its lists were some."""
+def _subclasses(parent: type[Recipe]) -> Iterator[type[Recipe]]:
+    for child in reversed(parent.__subclasses__()):  # the newest first, should a module be loaded twice
+        yield child
+        yield from _subclasses(child)
+
+
+def _to_tuples(value: Any) -> Any:
+    """JSON has no tuples: its lists were tuples."""
     if isinstance(value, dict):
-        return {name: _frozen(part) for name, part in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+        return {name: _to_tuples(part) for name, part in value.items()}
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
 
-def by_key(records: Iterable[Record]) -> dict[str, Record]:
-    """What holds of each configuration: a finished trial, else the last one that is not lost, else a lost one."""
+def latest_by_key(records: Iterable[Record]) -> dict[str, Record]:
+    """The record that counts for each key: a finished one, else the last that is not lost, else a lost one."""
+    weights = {"finished": 2, "lost": 0}
     found: dict[str, Record] = {}
     for record in records:
         before = found.get(record.key)
-        if record.status != "double" and (before is None or _weight(record) >= _weight(before)):
+        if record.status != "duplicate" and (
+            before is None or weights.get(record.status, 1) >= weights.get(before.status, 1)
+        ):
             found[record.key] = record
     return found
-
-
-def _weight(record: Record) -> int:
-    return {"finished": 2, "lost": 0}.get(record.status, 1)

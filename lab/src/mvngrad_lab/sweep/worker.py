@@ -6,208 +6,219 @@ import json
 import math
 import os
 import platform
+import signal
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from mvngrad import __version__
-from mvngrad_lab.experiments.sweeps.plans import named
 from mvngrad_lab.store import ROOT, FinishedRun, read_run, timestamp
 from mvngrad_lab.store.environment import commit
 from mvngrad_lab.store.lock import NAME, Locked, remove
-from mvngrad_lab.sweep.address import Address
-from mvngrad_lab.sweep.budget import written
-from mvngrad_lab.sweep.patience import GaveUp, patiently
-from mvngrad_lab.sweep.plan import fill
-from mvngrad_lab.sweep.processes import process
-from mvngrad_lab.sweep.queue import PATIENCE, Claim, Queue, Tell
-from mvngrad_lab.sweep.records import OtherCode, Record, release
-from mvngrad_lab.sweep.signals import undisturbed
+from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
+from mvngrad_lab.sweep.grids import Sweep
+from mvngrad_lab.sweep.queue import PATIENCE, Claim, Queue, Say, describe_process
+from mvngrad_lab.sweep.records import CODE, Record, VersionMismatch, strip_build
+from mvngrad_lab.sweep.stages import add_missing
 
-LOOK = 5.0
-"""Seconds at most from one look for something to do to the next."""
-IN_A_ROW = 3
-"""So many runs that raise one after another are the worker's fault and not theirs: it stops. They are of different
-optimizers as far as there are such runs, so that one that cannot run does not stop the others.
+LONGEST_PAUSE = 5.0
+"""Seconds between two looks for something to do, at most."""
+ERRORS_IN_A_ROW = 3
+"""So many consecutive errors are the worker's fault: it stops. If possible they are of different optimizers, so that
+one that cannot run does not stop the others.
 """
-CODE = ("commit", "mvngrad", "torch", "python")
-"""What results that are compared should have in common."""
 
 
-def identity() -> dict[str, str]:
-    """Who a worker is, and of which code."""
-    torch, python = release(version("torch")), platform.python_version()
+def train_recipe(recipe: Any, *, root: Path, data: Path | None, device: str, compile: bool) -> FinishedRun:
+    """Train a recipe or resume it, in its folder of `root`. A `Sweep` may name another function of this shape.
+
+    Raises:
+        KeyboardInterrupt: the process is asked to stop, and a checkpoint is written.
+        Locked: another process is training it.
+    """
+    from mvngrad_lab.training.train import Interrupted, train
+
+    try:
+        return train(recipe, root=root, data=data, device=device, compile=compile)
+    except Interrupted as stop:
+        raise KeyboardInterrupt(str(stop)) from stop
+
+
+def describe_worker() -> dict[str, str]:
+    """The name, process and code of this worker."""
+    torch, python = strip_build(version("torch")), platform.python_version()
     code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": python}
-    return {"worker": f"{platform.node()}-{os.getpid()}", **process(), **code}
+    return {"worker": f"{platform.node()}-{os.getpid()}", **describe_process(), **code}
 
 
-def strangers(queue: Queue, me: dict[str, str]) -> list[str]:
-    """How this worker's code differs from that of the runs in the store and of who made the sweep."""
+def describe_code_differences(queue: Queue, me: dict[str, str]) -> list[str]:
+    """How this worker's code differs from that of the sweep and of the runs in the store."""
     notes = queue.notes
-    others = [record.code for record in queue.records() if record.worker]
     lines = [
         f"the sweep was made with {field} {notes[field]}, this worker has {me[field]}"
         for field in ("commit", "mvngrad")
         if notes.get(field, me[field]) != me[field]
     ]
+    codes = [record.code for record in queue.records() if record.worker]
     for field in CODE:
-        counts = Counter(other[field] for other in others if other[field] != me[field])
-        lines += [
-            f"{count} runs are of {field} {value}, this worker has {me[field]}" for value, count in counts.items()
-        ]
+        counts = Counter(code[field] for code in codes if code[field] != me[field])
+        lines += [f"{n} runs are of {field} {value}, this worker has {me[field]}" for value, n in counts.items()]
     return lines
 
 
-def work(
+def run_worker(
     address: Address,
     name: str,
+    sweep: Sweep,
     *,
     root: Path = ROOT,
     data: Path | None = None,
     device: str = "cpu",
     compile: bool = False,
     patience: float = PATIENCE,
-    tell: Tell = print,
+    say: Say = print,
 ) -> Counter[str]:
-    """Run what a sweep lacks until nothing is left, others' dead runs and later stages included; what was done.
+    """Run what a sweep lacks until nothing is left, including runs of dead workers and later stages.
 
-    A run that diverges or raises is recorded, with its reason, and the worker goes on. While the disk is full or the
-    store does not answer, also when it starts, it waits, `patience` seconds at most.
+    Returns how many runs ended in which way. A run that diverges or raises is recorded with its reason, and the worker
+    continues. While the disk is full or the store does not answer, also at the start, it waits for `patience` seconds.
 
     Raises:
-        GaveUp: it did not pass.
-        OtherCode: the store's recipes are not of this version.
-        KeyboardInterrupt: asked to stop; the run at hand has a checkpoint and is free for others.
+        RetriesExhausted: waiting did not help.
+        VersionMismatch: the store's recipes are of another version.
+        KeyboardInterrupt: asked to stop; the current run has a checkpoint and is free for others.
     """
-    sweep, me, done = named(name), identity(), Counter[str]()
-    raised: list[str] = []  # the optimizers of the last runs, as far as these raised
-    queue = patiently(lambda: Queue(address, name, tell, patience), lambda text: tell(address.scrubbed(text)), patience)
+    me, counts = describe_worker(), Counter[str]()
+    raised: list[str] = []  # the optimizers of the last consecutive runs that raised
+    queue = call_with_retries(
+        lambda: Queue(address, name, say, patience), lambda text: say(address.hide_passwords(text)), patience
+    )
     claim: Claim | None = None
-    told = ""
+    waited_for = ""
     try:
         grid = queue.grid
-        if any(grid.get(stage) != keys for stage, keys in written(sweep).items()):
-            queue.tell(
+        if any(grid.get(stage) != keys for stage, keys in sweep.fixed_keys.items()):
+            queue.say(
                 f"warning: this code has another grid than the store; `mvngrad sweep init {name}` would change it"
             )
-        runner = _runner(queue.notes["run"])
-        for line in strangers(queue, me):
-            queue.tell(f"warning: {line}; results of different code are not comparable")
+        for line in describe_code_differences(queue, me):
+            queue.say(f"warning: {line}; results of different code are not comparable")
         while True:
-            queue.reclaim()
-            with undisturbed():
+            queue.requeue_silent()
+            with defer_signals():
                 claim = queue.claim(me, last=raised)
             if claim is None:
-                if queue.inherit():
+                if queue.requeue_ended():
                     continue
                 left = [record for record in queue.records() if record.status in ("waiting", "running")]
                 if left:
-                    told = _waits(queue, left, told)
-                    time.sleep(min(LOOK, queue.heartbeat))
-                elif not fill(queue, sweep):
-                    return done
+                    waited_for = _say_waiting(queue, left, waited_for)
+                    time.sleep(min(LONGEST_PAUSE, queue.heartbeat))
+                elif not add_missing(queue, sweep):
+                    return counts
                 continue
-            attempt = Attempt(queue, claim, {"root": root, "data": data, "device": device, "compile": compile})
-            status, claim = attempt.made(runner), None
-            done[status] += 1
-            raised = [*raised, attempt.record.contestant] if status == "raised" else []
-            if len(raised) == IN_A_ROW:
+            options = {"root": root, "data": data, "device": device, "compile": compile}
+            attempt = Attempt(queue, claim, sweep.run or train_recipe, options)
+            status, claim = attempt.run(), None
+            counts[status] += 1
+            raised = [*raised, attempt.record.optimizer] if status == "raised" else []
+            if len(raised) == ERRORS_IN_A_ROW:
                 raise RuntimeError(
-                    f"{IN_A_ROW} runs in a row raised an error, the last one {attempt.reason}; this worker stops. "
-                    f"Mend it, put them back with `mvngrad sweep retry {name}`, and start it again"
+                    f"{ERRORS_IN_A_ROW} runs in a row raised an error, the last one {attempt.reason}; this worker "
+                    f"stops. Mend it, queue them again with `mvngrad sweep retry {name}`, and start it again"
                 )
     except KeyboardInterrupt:
         if claim is not None:
-            queue.put_back(claim)
+            queue.release(claim)
         raise
     finally:
         queue.close()
 
 
-def _runner(path: str) -> Callable[..., FinishedRun]:
-    module, _, function = path.partition(":")
-    found: Callable[..., FinishedRun] = getattr(import_module(module), function)
-    return found
-
-
-def _waits(queue: Queue, left: list[Record], told: str) -> str:
-    """Say for whom a worker without work waits, each time that it is for others; what was said."""
+def _say_waiting(queue: Queue, left: list[Record], before: str) -> str:
+    """Say which workers an idle worker waits for, if it did not say so before; returns what it says."""
     running = [f"{r.key} ({r.worker.get('worker', '?')})" for r in left if r.status == "running"]
-    text = f"waits for {', '.join(running)}; a run is taken over after {queue.grace} s without a sign of life"
-    if running and text != told:
-        queue.tell(text)
+    text = f"waits for {', '.join(running)}; a run is taken over after {queue.grace} s without a heartbeat"
+    if running and text != before:
+        queue.say(text)
     return text
 
 
 class Attempt:
     """One run by one worker."""
 
-    def __init__(self, queue: Queue, claim: Claim, given: dict[str, Any]) -> None:
-        self.queue, self.claim, self.record, self.given = queue, claim, claim.record, given
+    def __init__(self, queue: Queue, claim: Claim, run: Callable[..., FinishedRun], options: dict[str, Any]) -> None:
+        self.queue, self.claim, self.record, self.options = queue, claim, claim.record, options
+        self.run_recipe = run
         self.reason = ""
         """Why it did not finish."""
 
-    def made(self, runner: Callable[..., FinishedRun]) -> str:
-        """Run it and record what came of it: finished, diverged, raised, busy or another's."""
+    def run(self) -> str:
+        """Run and record the outcome: finished, diverged, raised, busy or taken over."""
         started, began = time.perf_counter(), timestamp("milliseconds")
-        before = read_run(self.given["root"] / self.record.key)
         try:
             recipe = self.record.recipe
-            with self.queue.beating(self.claim):
-                run = patiently(lambda: runner(recipe, **self.given), self.queue.tell, self.queue.patience)
-            outcome, value = self._found(run)
+            before = read_run(self.options["root"] / self.record.key)
+            with self.queue.send_heartbeats(self.claim):
+                run = call_with_retries(
+                    lambda: self.run_recipe(recipe, **self.options), self.queue.say, self.queue.patience
+                )
+            outcome, value = self._evaluate(run)
             if before is not None:
                 outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
-        except Locked as busy:
-            if self._freed():
-                return self.made(runner)
-            if not self.queue.put_back(self.claim, pause=self.queue.heartbeat):
-                return self._another()
-            # Perhaps by a worker that was thought dead and is not: it may still finish.
-            self.queue.tell(f"{self.record.key} is left for later: {busy}")
+        except Locked as error:
+            if self._remove_dead_lock():
+                return self.run()
+            if not self.queue.release(self.claim, pause=self.queue.heartbeat):
+                return self._say_taken_over()
+            # The holder may be a worker that was thought dead and is not: it may still finish.
+            self.queue.say(f"{self.record.key} is left for later: {error}")
             return "busy"
-        except (GaveUp, OtherCode):
-            self.queue.put_back(self.claim)
+        except (RetriesExhausted, VersionMismatch):
+            self.queue.release(self.claim)
             raise
         except Exception as error:
-            outcome, value = _raised(error), None
-        seconds = time.perf_counter() - started
-        outcome = {**outcome, "began": began, "worker_seconds": seconds}
-        with undisturbed():
+            trace = "".join(traceback.format_exception(error)[-4:])
+            outcome, value = {"status": "raised", "reason": f"{type(error).__name__}: {error}", "trace": trace}, None
+        outcome |= {"began": began, "worker_seconds": time.perf_counter() - started}
+        with defer_signals():
             recorded = self.queue.finish(self.claim, outcome, value)
         if not recorded:
-            return self._another()
+            return self._say_taken_over()
         status, self.reason = str(outcome["status"]), str(outcome.get("reason", ""))
-        self.queue.tell(f"{self.record.key}: {status}" + (f" ({self.reason})" if self.reason else ""))
+        self.queue.say(f"{self.record.key}: {status}" + (f" ({self.reason})" if self.reason else ""))
         return status
 
-    def _another(self) -> str:
-        self.queue.tell(f"{self.record.key}: this worker was thought dead, and the run is queued again")
-        return "another's"
+    def _say_taken_over(self) -> str:
+        self.queue.say(f"{self.record.key}: this worker was thought dead, and the run is queued again")
+        return "taken over"
 
-    def _freed(self) -> bool:
-        """Whether the lock is of a worker on another machine that the store says is dead; then it is removed.
+    def _remove_dead_lock(self) -> bool:
+        """Remove the lock of a worker on another machine that the store calls dead; False if it is of another process.
 
-        `lock.held` knows the processes of its own machine alone. The store knows who was silent for longer than the
-        grace. Should that one wake, it finds its lock gone before it writes anything.
+        The lock itself can judge processes of this machine alone. The store knows which worker was silent for longer
+        than the grace. If that one wakes up, it finds its lock gone before it writes anything.
         """
-        lock = self.given["root"] / self.record.key / NAME
+        lock = self.options["root"] / self.record.key / NAME
         try:
             text = lock.read_text(encoding="utf-8")
-            found = json.loads(text)
+            holder = json.loads(text)
         except (OSError, ValueError):
             return False
         dead = {r.worker.get("worker") for r in self.queue.records() if (r.key, r.status) == (self.record.key, "lost")}
-        if found["host"] == platform.node() or f"{found['host']}-{found['pid']}" not in dead:
+        if holder["host"] == platform.node() or f"{holder['host']}-{holder['pid']}" not in dead:
             return False
         return remove(lock, text)
 
-    def _found(self, run: FinishedRun) -> tuple[dict[str, Any], float | None]:
+    def _evaluate(self, run: FinishedRun) -> tuple[dict[str, Any], float | None]:
+        """The outcome to record, and the value of the sweep's metric if it is finite."""
         metric = self.queue.notes["metric"]
         plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
         if run.result.get("status", "finished") == "diverged":
@@ -220,6 +231,33 @@ class Attempt:
         return {**plain, "status": "finished"}, float(value)
 
 
-def _raised(error: Exception) -> dict[str, Any]:
-    reason = f"{type(error).__name__}: {error}"
-    return {"status": "raised", "reason": reason, "trace": "".join(traceback.format_exception(error)[-4:])}
+# Signals
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """A handler that treats SIGTERM as Ctrl-C."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Hold back SIGTERM and SIGINT until the end of a block; a second one of a kind is not held back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, handlers[number])
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handlers[number] = signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for restored, handler in handlers.items():
+            signal.signal(restored, handler)
+    for pending in received:
+        signal.raise_signal(pending)

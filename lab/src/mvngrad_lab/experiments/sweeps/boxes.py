@@ -1,0 +1,104 @@
+"""Boxes over many runs, every run visible, and lines of medians; a value that is not finite is a cross at the edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter
+
+from mvngrad_lab.report.figures.style import LIGHT, NARROW, SIZE, Mark, axes as make_axes
+
+GOLDEN = 0.6180339887498949
+"""The fractional parts of its multiples are evenly spread, however many: they spread the marks over a box."""
+WIDE = 20
+"""Positive values that span more than this factor are drawn on a logarithmic axis."""
+
+
+def draw_boxes(
+    y: str,
+    values: Mapping[Mark, Sequence[float]],
+    quartiles: Mapping[str, Sequence[float]],
+    higher: bool,
+    failures: Mapping[str, str],
+) -> Axes:
+    """One box for each optimizer with its runs on it; `failures` describes the crosses at the edge."""
+    axes = _make_axes("", y, [value for of in values.values() for value in of], higher, [mark.label for mark in values])
+    bottom, top = axes.get_ylim()
+    for index, (mark, of) in enumerate(values.items()):
+        low, median, high = (min(max(value, bottom), top) for value in quartiles[mark.label])
+        finite = sorted(value for value in of if math.isfinite(value))
+        # Whiskers are measured in lengths of the box. If that is not finite, they reach to the last run.
+        reach = 1.5 * (high - low) if all(map(math.isfinite, quartiles[mark.label])) else math.inf
+        near = [value for value in finite if low - reach <= value <= high + reach]
+        line = {"color": LIGHT[mark.color], "linewidth": 1.0}
+        axes.bxp(
+            [{"med": median, "q1": low, "q3": high, "whislo": min([low, *near]), "whishi": max([high, *near])}],
+            positions=[index],
+            widths=0.62,
+            showfliers=False,
+            boxprops={**line, "linewidth": 1.2},
+            whiskerprops=line,
+            capprops=line,
+            medianprops={**line, "linewidth": 2.8},
+            manage_ticks=False,
+        )
+        spread = [index + 0.5 * ((GOLDEN * i) % 1 - 0.5) for i in range(len(of))]
+        axes.plot(spread[: len(finite)], finite, **{**mark.points, "markersize": 3.2, "alpha": 0.65})
+        _draw_crosses(axes, mark, spread[: len(of) - len(finite)], higher)
+        if failures[mark.label]:
+            axes.annotate(
+                failures[mark.label].replace(", ", ",\n"),
+                (index, _edge(higher)),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(0, 7 if higher else -7),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if higher else "top",
+                fontsize=8,
+            )
+    return axes
+
+
+def draw_medians(
+    x: str, y: str, ticks: Sequence[str], medians: Mapping[Mark, Sequence[float | None]], higher: bool
+) -> Axes:
+    """One line for each optimizer over the values of a setting, evenly spaced; None where it has no run."""
+    values = [value for of in medians.values() for value in of if value is not None]
+    axes = _make_axes(x, y, values, higher, ticks, size=NARROW)
+    for number, (mark, of) in enumerate(medians.items()):
+        known = [(index, value) for index, value in enumerate(of) if value is not None]
+        heights = [value if math.isfinite(value) else math.nan for _, value in known]
+        axes.plot([index for index, _ in known], heights, **{**mark.points, **mark.stroke})
+        side = 0.09 * (number - (len(medians) - 1) / 2)
+        _draw_crosses(axes, mark, [index + side for index, value in known if not math.isfinite(value)], higher)
+    return axes
+
+
+def _make_axes(
+    x: str, y: str, values: Sequence[float], higher: bool, ticks: Sequence[str], size: tuple[float, float] = SIZE
+) -> Axes:
+    finite = [value for value in values if math.isfinite(value)]
+    log = min(finite) > 0 and max(finite) > WIDE * min(finite)
+    axes = make_axes(x, y, log="y" if log else "", size=size)
+    low, high = (math.log10(value) if log else value for value in (min(finite), max(finite)))
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
+    edge = 4.5 * margin if len(finite) < len(values) else margin  # leaves room for crosses and their number
+    low, high = low - (edge if higher else margin), high + (margin if higher else edge)
+    axes.set_ylim(*((10**low, 10**high) if log else (low, high)))
+    axes.xaxis.set_major_locator(FixedLocator(range(len(ticks))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda index, _: ticks[round(index)]))
+    axes.set_xlim(-0.5, len(ticks) - 0.5)
+    return axes
+
+
+def _edge(higher: bool) -> float:
+    """The height of the worst values, from 0 to 1."""
+    return 0.03 if higher else 0.97
+
+
+def _draw_crosses(axes: Axes, mark: Mark, x: Sequence[float], higher: bool) -> None:
+    style: dict[str, Any] = {"color": LIGHT[mark.color], "marker": "x", "markersize": 5, "linestyle": "none"}
+    axes.plot(x, [_edge(higher)] * len(x), transform=axes.get_xaxis_transform(), **style)

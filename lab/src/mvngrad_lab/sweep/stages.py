@@ -1,0 +1,219 @@
+"""What a sweep still has to run: its stages, the configurations it selects, and their seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mvngrad import __version__
+from mvngrad_lab.recipe import Recipe, TrainingRecipe
+from mvngrad_lab.store.environment import commit
+from mvngrad_lab.sweep.database import Address
+from mvngrad_lab.sweep.grids import (
+    Results,
+    Sweep,
+    check_equal_budgets,
+    describe_budget,
+    optimizer_name,
+    optimizers_by_key,
+)
+from mvngrad_lab.sweep.queue import GRACE, HEARTBEAT, Queue, Say, create_study
+from mvngrad_lab.sweep.records import DONE, SEEDS, Record, latest_by_key, make_entry
+
+
+def init_sweep(
+    address: Address,
+    name: str,
+    sweep: Sweep,
+    *,
+    unequal: bool = False,
+    heartbeat: int | None = None,
+    grace: int | None = None,
+    say: Say = print,
+) -> list[str]:
+    """Write a sweep's configurations to a store, except those that it has already. The keys of the new ones.
+
+    Args:
+        address: of the store.
+        name: of the sweep in the store.
+        sweep: what to run.
+        unequal: optimizers may have different budgets.
+        heartbeat: seconds between two heartbeats; None keeps the store's, else 60.
+        grace: seconds of silence after which a worker counts as dead; None keeps the store's, else 600.
+        say: receives lines about the budget and what changes.
+
+    Raises:
+        ValueError: optimizers have different budgets, one is unknown, or the metric is not the store's.
+    """
+    stages = sweep.expand_stages()
+    for line in describe_budget(sweep, stages):
+        say(line)
+    check_equal_budgets({str(n): optimizers_by_key(stage) for n, stage in enumerate(stages, start=1)}, unequal)
+    check_optimizers(recipe for stage in stages for recipe in stage)
+    entries: dict[str, dict[str, Any]] = {}
+    for number, stage in sweep.fixed_stages.items():
+        for recipe in stage:
+            entries.setdefault(recipe.key, make_entry(recipe, number))
+    create_study(address, name, sweep.higher)
+    queue = Queue(address, name, say)
+    try:
+        notes, metric = queue.notes, {"metric": sweep.metric, "higher": sweep.higher}
+        if any(notes.get(field, value) != value for field, value in metric.items()):
+            raise ValueError(
+                f"the sweep {name!r} of {address} chooses by {notes['metric']}, which was named before its runs; "
+                f"choosing by {sweep.metric} is another sweep: use another storage"
+            )
+        pace = choose_pace(notes, heartbeat, grace, say)
+        known = latest_by_key(queue.records())
+        tried = {n: stored_runs(known, n) | optimizers_by_key(stage) for n, stage in sweep.fixed_stages.items()}
+        check_equal_budgets(tried, unequal, "the store")
+        if "metric" not in notes:
+            queue.write_notes(**metric, commit=commit(), mvngrad=__version__, test_because=sweep.test_because)
+        queue.write_notes(seeds=sweep.seeds, unequal=unequal, **pace)
+        new = [entry for key, entry in entries.items() if key not in known]
+        queue.add(new)
+        if notes.get("grid") != sweep.fixed_keys:
+            queue.write_notes(followed={})  # they followed from results of another grid
+            queue.write_notes(grid=sweep.fixed_keys)
+        keys = {key for stage_keys in queue.grid.values() for key in stage_keys}
+    finally:
+        queue.close()
+    say(f"{address}: {len(new)} configurations are new, {len(entries) - len(new)} were there")
+    if outside := sum(key not in keys and record.stage != SEEDS for key, record in known.items()):
+        say(f"{outside} that are there are not in the grid any more; they stay, and nothing is chosen among them")
+    return [entry["key"] for entry in new]
+
+
+def choose_pace(notes: Mapping[str, Any], heartbeat: int | None, grace: int | None, say: Say) -> dict[str, int]:
+    """Heartbeat and grace: as given, else the store's, else the defaults."""
+    given = {"heartbeat": (heartbeat, HEARTBEAT), "grace": (grace, GRACE)}
+    pace = {name: notes.get(name, default) if value is None else value for name, (value, default) in given.items()}
+    if not 1 <= pace["heartbeat"] < pace["grace"]:
+        raise ValueError(f"grace={pace['grace']} must be more than heartbeat={pace['heartbeat']}, and that at least 1")
+    for name, value in pace.items():
+        if notes.get(name, value) != value:
+            say(f"{name} was {notes[name]} s and is {value} s, for workers that start from now on")
+    return pace
+
+
+def stored_runs(known: Mapping[str, Record], stage: str) -> dict[str, str]:
+    """Key -> optimizer of all runs that a store has of a stage, including those of earlier grids."""
+    return {key: record.optimizer for key, record in known.items() if record.stage == stage}
+
+
+def check_optimizers(recipes: Iterable[Recipe]) -> None:
+    """Raise ValueError now, and not in every run, if an optimizer of others is missing or does not take its options."""
+    for recipe in recipes:
+        if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:
+            from mvngrad_lab.training import optimizers  # imports torch
+
+            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))
+
+
+def check_errors_retried(records: Sequence[Record], keys: Iterable[str], name: str) -> None:
+    """Raise RuntimeError if a run raised an error and was not tried again: bad luck must not decide a selection."""
+    known, errors = latest_by_key(records), Counter(record.key for record in records if record.status == "raised")
+    if once := [key for key in keys if known[key].status == "raised" and errors[key] == 1]:
+        raise RuntimeError(
+            f"{len(once)} runs of {name} raised an error, and nothing is chosen without them; mend its cause, then "
+            f"`mvngrad sweep retry {name}` and `mvngrad sweep work {name}`. What raises again counts as done"
+        )
+
+
+def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
+    """Queue what a sweep lacks: lost runs, and the next stage if all before are done. The keys.
+
+    Stages that `init` wrote are not changed, because a worker's code may have another grid. A stage that is queued
+    already is not changed either, even if a later result would lead to another one: an optimizer would get two.
+    """
+    records = queue.records()
+    known, grid = latest_by_key(records), queue.grid
+    lost = [record for record in known.values() if record.status == "lost"]
+    queue.add([record.entry for record in lost])
+    queued, earlier = [record.key for record in lost], set[str]()
+    for index, stage in enumerate(sweep.stages, start=1):
+        number = str(index)
+        if number not in grid:
+            if not callable(stage) or any(key not in known or known[key].status not in DONE for key in earlier):
+                break
+            check_errors_retried(records, earlier, queue.name)
+            outcomes = [known[key].as_outcome for key in sorted(earlier)]
+            recipes, notes = stage(Results(outcomes, sweep.higher)), queue.notes
+            everyone = [optimizer_name(outcome.recipe) for outcome in outcomes]
+            tried = stored_runs(known, number) | optimizers_by_key(recipes)
+            check_equal_budgets({number: tried}, notes["unequal"], "the store", everyone)
+            new = {recipe.key: make_entry(recipe, number) for recipe in recipes if recipe.key not in known}
+            queue.add(list(new.values()))
+            grid[number] = sorted(optimizers_by_key(recipes))
+            # Written last: if this process dies before, the next one queues the same stage.
+            queue.write_notes(followed={**notes["followed"], number: grid[number]})
+            queued += new
+        earlier.update(grid[number])
+    return queued
+
+
+class SweepRuns(NamedTuple):
+    """The runs of a store, one record for each configuration."""
+
+    swept: list[Record]
+    """Of the current grid."""
+    seeds: list[Record]
+    """Repetitions of selected configurations with other seeds."""
+    others: list[Record]
+    """Of earlier grids."""
+
+
+def get_runs(queue: Queue) -> SweepRuns:
+    known = latest_by_key(queue.records()).values()
+    grid = {key for keys in queue.grid.values() for key in keys}
+    rest = [record for record in known if record.key not in grid]
+    return SweepRuns(
+        [record for record in known if record.key in grid],
+        [record for record in rest if record.stage == SEEDS],
+        [record for record in rest if record.stage != SEEDS],
+    )
+
+
+def select_best(queue: Queue) -> dict[str, Record]:
+    """The best finished configuration of each optimizer, by the sweep's metric."""
+    records = {record.key: record for record in get_runs(queue).swept}
+    outcomes = [record.as_outcome for record in records.values() if record.value is not None]
+    best = Results(outcomes, queue.notes["higher"]).best
+    return {optimizer: records[outcome.recipe.key] for optimizer, outcome in best.items()}
+
+
+def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
+    """Queue the selected configurations with more seeds, `seeds` of each in all. The keys of the new ones.
+
+    Raises:
+        RuntimeError: the sweep is not done. A selection among some runs would favour those that ran first, or without
+            an error.
+        ValueError: `seeds` is less than 1, or the recipes have no seed.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds={seeds} is invalid; it must be at least 1")
+    add_missing(queue, sweep)
+    swept, records = get_runs(queue).swept, queue.records()
+    if left := sum(record.status not in DONE for record in swept):
+        raise RuntimeError(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
+    check_errors_retried(records, [record.key for record in swept], queue.name)
+    known, entries = {record.key for record in records}, {}
+    for record in select_best(queue).values():
+        selected: Any = record.recipe
+        if not hasattr(selected, "seed"):
+            raise ValueError(f"{record.maker} has no field seed, so it cannot be run with more of them")
+        for seed in range(selected.seed, selected.seed + seeds):
+            recipe = dataclasses.replace(selected, seed=seed)
+            if recipe.key not in known:
+                entries[recipe.key] = make_entry(recipe, SEEDS)
+    queue.add(list(entries.values()))
+    return list(entries)
+
+
+def requeue_errors(queue: Queue) -> list[str]:
+    """Queue again what raised an error, after its cause is mended. The keys."""
+    raised = [record for record in latest_by_key(queue.records()).values() if record.status == "raised"]
+    queue.add([record.entry for record in raised])
+    return [record.key for record in raised]

@@ -1,0 +1,152 @@
+"""A sweep's progress and selection as text, and every run of it as a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mvngrad_lab.store import timestamp, write_atomic
+from mvngrad_lab.sweep.grids import format_duration
+from mvngrad_lab.sweep.queue import Queue
+from mvngrad_lab.sweep.records import CODE, DONE, FAILED, Record, latest_by_key
+from mvngrad_lab.sweep.stages import get_runs, select_best
+
+
+def make_rows(queue: Queue) -> list[dict[str, Any]]:
+    """One row for each configuration, in the order of the queue: settings, result, worker and code."""
+    return [
+        {
+            "key": record.key,
+            "stage": record.stage,
+            "optimizer": record.settings.get("optimizer"),
+            "status": record.status,
+            "value": record.value,
+            "settings": record.settings,
+            "metrics": {name: v for name, v in record.outcome.items() if name not in ("status", "trace", "code")},
+            "seconds": record.outcome.get("seconds", record.outcome.get("worker_seconds")),
+            "reason": record.outcome.get("reason"),
+            **{name: record.code.get(name) for name in ("worker", *CODE)},
+        }
+        for record in sorted(latest_by_key(queue.records()).values(), key=lambda record: record.number)
+    ]
+
+
+def export(queue: Queue, path: Path) -> int:
+    """Write all runs to a .json or .csv file, whole or not at all; returns how many."""
+    rows = make_rows(queue)
+    if path.suffix == ".csv":
+        flat = [
+            {
+                **{name: value for name, value in row.items() if not isinstance(value, dict)},
+                **{f"metric_{name}": value for name, value in row["metrics"].items()},
+                **{f"setting_{name}": value for name, value in row["settings"].items()},
+            }
+            for row in rows
+        ]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        write_atomic(path, text.getvalue())
+    elif path.suffix == ".json":
+        notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
+        selected = {optimizer: record.key for optimizer, record in select_best(queue).items()}
+        share = compute_share_trained(list(latest_by_key(queue.records()).values()))
+        whole = {
+            "sweep": queue.name,
+            "made": timestamp(),
+            **notes,
+            "occupied": share,
+            "selected": selected,
+            "runs": rows,
+        }
+        write_atomic(path, json.dumps(whole, indent=1) + "\n")
+    else:
+        raise ValueError(f"{path} is neither a .json nor a .csv file")
+    return len(rows)
+
+
+def describe_status(queue: Queue) -> list[str]:
+    """How far a sweep is, what failed and why, how long it will take, and whether its runs are of one code."""
+    records = list(latest_by_key(queue.records()).values())
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(r.status for r in records).items()))
+    lines = [f"{queue.name}: {counts or 'nothing is queued; run `mvngrad sweep init` again'}"]
+    times = [record.outcome["seconds"] for record in records if "seconds" in record.outcome]
+    left = sum(record.status not in DONE for record in records)
+    if times and left:
+        mean = statistics.fmean(times)
+        lines.append(f"{left} are left, about {format_duration(left * mean)} of one worker at {mean:.3g} s each")
+    if (share := compute_share_trained(records)) is not None:
+        lines.append(f"workers trained {share:.0%} of their time, each from its first run to the end of its last")
+    running = [f"{record.key} ({record.worker.get('worker', '?')})" for record in records if record.status == "running"]
+    lines += [f"running: {', '.join(running)}"] if running else []
+    reasons = Counter(record.outcome["reason"] for record in records if "reason" in record.outcome)
+    lines += [f"{count} x {reason}" for reason, count in reasons.most_common(5)]
+    for field in CODE:  # results of different code should not be compared
+        found = Counter(record.code[field] for record in records if record.worker and record.status in DONE)
+        if len(found) > 1:
+            values = ", ".join(f"{value} ({count})" for value, count in found.most_common())
+            lines.append(f"warning: runs of different {field}: {values}")
+    return lines
+
+
+def compute_share_trained(records: Sequence[Record]) -> float | None:
+    """The share of their time in which workers trained; their devices were nearly idle in the rest.
+
+    None if no worker has had two runs. A run's seconds are those of training, without compilation and the engine. Runs
+    that a worker found finished do not count.
+    """
+    runs = defaultdict[str, list[tuple[float, float, float]]](list)
+    for record in records:
+        outcome = record.outcome
+        if {"began", "worker_seconds", "seconds"} <= outcome.keys() and "code" not in outcome:
+            start, length = datetime.fromisoformat(outcome["began"]).timestamp(), outcome["worker_seconds"]
+            trained = min(outcome["seconds"], length)  # an earlier worker may have trained a part of it
+            runs[record.worker.get("worker", "?")].append((start, start + length, trained))
+    spans = [zip(*mine, strict=True) for mine in runs.values() if len(mine) > 1]
+    times = [(max(ends) - min(starts), sum(trained)) for starts, ends, trained in spans]
+    whole = sum(span for span, _ in times)
+    return sum(trained for _, trained in times) / whole if whole else None
+
+
+def describe_selection(queue: Queue) -> list[str]:
+    """The selected configuration of each optimizer, with mean and deviation over its seeds.
+
+    Seeds that diverged have no value and are not in the mean: their number is next to it.
+    """
+    notes = queue.notes
+    swept, repeated, others = get_runs(queue)
+    done = sum(record.status in DONE for record in swept)
+    lines = [
+        f"by {notes['metric']}, {'highest' if notes['higher'] else 'lowest'}; {done} of {len(swept)} runs are done"
+    ]
+    if notes["test_because"]:
+        lines.append(f"which is of test data, because {notes['test_because']}")
+    if others:
+        lines.append(f"{len(others)} more in the store are not in the grid any more; nothing is chosen among them")
+    fields = [name for name in (swept[0].settings if swept else {}) if name not in ("optimizer", "seed")]
+    varied = [name for name in fields if len({json.dumps(record.settings.get(name)) for record in swept}) > 1]
+    selected = select_best(queue)
+    for optimizer, record in sorted(selected.items()):
+        settings = ", ".join(f"{name} {record.settings[name]}" for name in varied if record.settings[name] is not None)
+        seeds = [record, *(other for other in repeated if _without_seed(other) == _without_seed(record))]
+        values = [seed.value for seed in seeds if seed.value is not None]
+        parts = [f" ± {statistics.stdev(values):.4g} over {len(values)} seeds" if len(values) > 1 else ""]
+        counts = Counter(seed.status for seed in seeds)
+        parts += [f"{counts[status]} of {len(seeds)} {status}" for status in FAILED if counts[status]]
+        left = sum(seed.status not in DONE for seed in seeds)
+        parts += [f"{left} to come"] if left else []
+        lines.append(f"{optimizer}: {statistics.fmean(values):.6g}{', '.join(parts)}  ({settings})")
+    missing = {record.optimizer for record in swept} - selected.keys()
+    return lines + [f"{optimizer}: no run has a result" for optimizer in sorted(missing)]
+
+
+def _without_seed(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in record.settings.items() if name != "seed"}
