@@ -124,7 +124,7 @@ def test_the_gap_on_a_network_is_positive(digits):
 
 
 def test_the_gap_on_a_network_notices_momentum_before_normalizing(digits, monkeypatch):
-    monkeypatch.setattr(gap, "orders", lambda rule: (ADABELIEF, ADABELIEF))
+    monkeypatch.setattr(gap, "cells_by_order", lambda rule: (ADABELIEF, ADABELIEF))
     assert status("mnist-gap-positive", gaps(digits)) == NOT_REPRODUCED
 
 
