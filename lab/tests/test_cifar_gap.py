@@ -11,7 +11,7 @@ from mvngrad.diagnostics import gap as diagnostics_gap
 from mvngrad.rule import ADABELIEF
 from mvngrad_lab import store
 from mvngrad_lab.experiments.cifar100 import gap as cifar_gap
-from mvngrad_lab.experiments.cifar100.gap import Frozen
+from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 from mvngrad_lab.store import metrics
@@ -24,7 +24,7 @@ TRAININGS = tuple(
     Tiny(optimizer=name, epochs=6, images=96, weight_decay=1e-3, lr=1e-3, beta1=0.5)
     for name in ("adabelief", "mvngrad")
 )
-SMALL = Frozen(trainings=TRAININGS, K=64, epochs=(1, 3, 5))
+SMALL = GapRecipe(trainings=TRAININGS, K=64, epochs=(1, 3, 5))
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_the_batches_are_fresh_at_each_checkpoint_and_enough(measure):
         stepper.task.kind = "training"
         return found
 
-    original, cifar_gap.gap = cifar_gap.gap, gap
+    original, cifar_gap.measure_gap = cifar_gap.measure_gap, gap
     try:
         measure(dataclasses.replace(SMALL, trainings=TRAININGS[:1]), task=Watched)
     finally:
-        cifar_gap.gap = original
+        cifar_gap.measure_gap = original
     assert len(seen["training"]) == 6 * 6
     assert len(set(seen["measured"])) == 3 * 64
     assert not set(seen["training"]) & set(seen["measured"])
@@ -131,7 +131,7 @@ def test_a_gap_counts_by_two_standard_errors(gaps, expected):
 
 
 def test_the_papers_runs_at_128_are_measured():
-    recipe = Frozen()
+    recipe = GapRecipe()
     assert [(each.optimizer, each.batch_size, each.seed, each.epochs) for each in recipe.trainings] == [
         ("adabelief", 128, 1, 200), ("mvngrad", 128, 1, 200),
     ]  # fmt: skip

@@ -58,7 +58,7 @@ def test_the_bound_decides_and_not_the_mean(shift, expected):
 def test_seeds_that_could_not_show_it_are_said_to():
     noisy = [run(r, 79.6 + 0.4 * (r.seed - 1)) for r in state_precision()]
     assert verdict(noisy).status == NOT_REPRODUCED
-    assert verdict(noisy).note == "Equal means would miss it too, so much do seeds deviate."
+    assert verdict(noisy).note == "Seeds vary so much that equal means would fail too."
 
 
 def test_what_is_missing_or_diverged_is_said():

@@ -148,8 +148,8 @@ def test_runs_that_are_not_at_the_best_rate_decide_nothing():
     half = [each for each in runs(best="0.003") if each.key not in highest]
     for found in (runs(best="0.01"), half):
         assert [verdict.status for verdict in of_tuned(found)] == [NOT_RUN] * 2
-        assert "not at what the sweep of rates has as the best" in of_tuned(found)[0].note
-        assert "not what the sweep has as the best" in draw(gathered_table(found))[2].caption
+        assert "not at the best rate of the sweep" in of_tuned(found)[0].note
+        assert "not the best of the sweep for each" in draw(gathered_table(found))[2].caption
 
 
 def test_a_difference_within_the_noise_is_undecided():
@@ -224,7 +224,7 @@ def test_the_table_of_30m():
     assert mvngrad["perplexity, stand-in held out"] == "62.62 ± 0.06"
     assert mvngrad["loss, WikiText-103 validation"] == f"{loss + 0.5:.4f} ± 0.0010"
     assert mvngrad["train loss, stand-in"] == f"{loss - 0.1:.4f} ± 0.0010"
-    assert (mvngrad["loss spikes"], mvngrad["norm spikes"], mvngrad["steps left out"]) == (
+    assert (mvngrad["loss spikes"], mvngrad["norm spikes"], mvngrad["skipped steps"]) == (
         "0, 1, 2",
         "0, 0, 0",
         "2, 2, 2",

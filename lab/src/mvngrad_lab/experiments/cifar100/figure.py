@@ -25,13 +25,13 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
             rows.append((batch, cell, format_count(row), *test, *train, format_seconds(row)))
     head = ("batch", "optimizer", "seeds", "test", "paper", "train, clean images", "paper", "seconds")
     caption = (
-        f"{result['done']} of {result['of']} runs of 200 epochs are done. Mean ± deviation over seeds. The paper does "
-        "not say how it measures train accuracy under MixUp; ours is of clean images. Seconds are without compilation, "
-        "of runs that had the GPU to themselves. With the paper's εₛ of 10⁻⁸ the root of s has a floor of 0.001, "
-        "which is most of what AdaBelief and MVN-Grad divide by here (docs/log.md). "
+        f"{result['done']} of {result['of']} runs of 200 epochs are done. Mean ± standard deviation over seeds. The "
+        "paper does not say how it measures train accuracy under MixUp; ours is on clean images. Seconds do not "
+        "include compilation, and are of runs that had the GPU to themselves. With the paper's εₛ of 10⁻⁸ the root of "
+        "s is at least 0.001, which is most of what AdaBelief and MVN-Grad divide by here (docs/log.md). "
         f"{result['data']}"
     )
-    return [Figure("ResNet-18 on CIFAR-100", caption, (), (), Table("Accuracy, %", head, tuple(rows)))]
+    return [Figure("ResNet-18 on CIFAR-100", caption, table=Table("Accuracy, %", head, tuple(rows)))]
 
 
 def draw_gap(result: dict[str, Any]) -> list[Figure]:

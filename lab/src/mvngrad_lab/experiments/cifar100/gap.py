@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mvngrad.diagnostics import VarianceGap, variance_gap
 from mvngrad_lab.experiments import OnEvent, Tick
-from mvngrad_lab.experiments.mnist.gap import NAMES, OTHER_BATCHES
 from mvngrad_lab.recipe import CELLS, Recipe, TrainingRecipe
 from mvngrad_lab.store import FinishedRun, RunFolder, timestamp
 from mvngrad_lab.store.environment import changes, environment
@@ -23,66 +22,70 @@ from mvngrad_lab.training.step import TrainingStep
 from mvngrad_lab.training.task import StepPlan
 from mvngrad_lab.training.train import Interrupted, require_gpu, stored_keys, train
 
+OTHER_BATCHES = 10_000
+"""Added to the seed for the batches at a frozen state, so that they differ from those of the training."""
+FIELDS = ("before", "after", "gap", "error")
+"""The fields of a `VarianceGap` that are stored."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Frozen(Recipe):
+class GapRecipe(Recipe):
     """The paper gives neither the batch size nor the checkpoints of its figure; ours are of two runs of Table 1."""
 
     name: ClassVar[str] = "cifar-gap"
     trainings: tuple[TrainingRecipe, ...] = (paper("adabelief", 128, seed=1), paper("mvngrad", 128, seed=1))
     K: int = 128
     epochs: tuple[int, ...] = (1, 5, 20, 50, 100, 150, 199)
-    """After which the state is frozen; after the last epoch, where lr is 0, nothing more would be learnt."""
+    """The state is frozen after these. Not after the last one, when lr is 0."""
 
 
-def gap(training: TrainingRecipe, stepper: TrainingStep, epoch: int, K: int) -> VarianceGap:
-    """The gap at the state of `stepper`, over fresh batches, augmented and mixed as those of the training are.
+def measure_gap(training: TrainingRecipe, stepper: TrainingStep, epoch: int, K: int) -> VarianceGap:
+    """The gap at the state of `stepper`, over new batches, augmented and mixed as those of the training.
 
-    The model is in the mode of training, as it is where the optimizer gets its gradients. Nothing is compiled or
-    captured: gradients are torch.autograd.grad's, and `.grad`, where a captured step writes, is not touched.
+    The model is in training mode, as when the optimizer gets its gradients. Nothing is compiled or captured: gradients
+    come from torch.autograd.grad, and `.grad`, which a captured step writes, does not change.
     """
-    task, fresh = stepper.task, dataclasses.replace(training, seed=OTHER_BATCHES + training.seed)
+    task, other_seed = stepper.task, dataclasses.replace(training, seed=OTHER_BATCHES + training.seed)
 
     def batches() -> Iterator[StepPlan]:
         for later in count(epoch, training.epochs):
-            plan = {name: value.to(task.device) for name, value in task.plan_epoch(fresh, later).items()}
-            for at in range(task.steps_per_epoch - (task.last_batch_size > 0)):
-                yield {name: value[at] for name, value in plan.items()}
+            plan = {name: value.to(task.device) for name, value in task.plan_epoch(other_seed, later).items()}
+            for index in range(task.steps_per_epoch - (task.last_batch_size > 0)):
+                yield {name: value[index] for name, value in plan.items()}
 
-    def loss(row: StepPlan) -> Tensor:
+    def loss(plan: StepPlan) -> Tensor:
         with torch.autocast(task.device.type, torch.bfloat16, enabled=stepper.autocast):
-            return task.loss(stepper.model, task.make_batch(row))
+            return task.loss(stepper.model, task.make_batch(plan))
 
     stepper.model.train()
     return variance_gap(stepper.optimizer, loss, batches(), K, model=stepper.model)
 
 
-def measure(recipe: Frozen, root: Path, data: Path | None, tick: Tick, **options: Any) -> FinishedRun:
-    """Train, and measure along the way; `options` are those of `train`.
+def measure(recipe: GapRecipe, root: Path, data: Path | None, tick: Tick, **options: Any) -> FinishedRun:
+    """Train and measure after the recipe's epochs; `options` are those of `train`.
 
-    A training lies in the measurement's own folder, because a finished one of the store has no way back to its
-    checkpoints. Measuring does not change it: where the store has no such run yet, it becomes one.
+    It trains in the folder of the measurement, because finished runs of the store have no checkpoints left. Measuring
+    does not change a training, so it is moved to the store if the store has no such run yet.
     """
     folder = RunFolder(recipe, root)
     if (finished := folder.run) is not None:
         return finished
-    folder.start(measured_on := {**environment(str(options["device"])), "made": timestamp()}, changes())
-    found: dict[str, list[dict[str, Any]]] = {}
+    folder.start(environment_now := {**environment(str(options["device"])), "made": timestamp()}, changes())
+    rows: dict[str, list[dict[str, Any]]] = {}
     for number, training in enumerate(recipe.trainings, start=1):
         path = folder.path / f"{training.optimizer}.jsonl"
         if _epochs(path) != recipe.epochs:
             _train(recipe, training, path, root, data, options)
-        found[CELLS[training.optimizer.removesuffix("w")].name] = read_rows(path)
+        rows[CELLS[training.optimizer.removesuffix("w")].name] = read_rows(path)
         tick(number / len(recipe.trainings))
-    first = next(iter(found.values()))[0]
     result = {
-        "data": first["data"],
+        "data": next(iter(rows.values()))[0]["data"],
         "K": recipe.K,
         "epochs": list(recipe.epochs),
-        "trained_with": {cell: {name: [row[name] for row in each] for name in NAMES} for cell, each in found.items()},
+        "trained_with": {cell: {name: [row[name] for row in of] for name in FIELDS} for cell, of in rows.items()},
     }
     folder.finish(result)
-    return FinishedRun(recipe.key, recipe.name, recipe.settings, measured_on, result)
+    return FinishedRun(recipe.key, recipe.name, recipe.settings, environment_now, result)
 
 
 def _epochs(path: Path) -> tuple[int, ...]:
@@ -90,20 +93,20 @@ def _epochs(path: Path) -> tuple[int, ...]:
 
 
 def _train(
-    recipe: Frozen, training: TrainingRecipe, path: Path, root: Path, data: Path | None, options: dict[str, Any]
+    recipe: GapRecipe, training: TrainingRecipe, path: Path, root: Path, data: Path | None, options: dict[str, Any]
 ) -> None:
     def observe(epoch: int, stepper: TrainingStep) -> None:
         if epoch in recipe.epochs:
-            measured, step = gap(training, stepper, epoch, recipe.K), epoch * stepper.task.steps_per_epoch
-            row = {name: getattr(measured, name) for name in NAMES}
-            # Rows of this epoch and later ones are of a sitting that was killed before it could save.
+            gap, step = measure_gap(training, stepper, epoch, recipe.K), epoch * stepper.task.steps_per_epoch
+            row = {name: getattr(gap, name) for name in FIELDS}
+            # Drop rows of this epoch and later ones: the process that wrote them was killed before its checkpoint.
             MetricsFile(path, step - 1).add({"step": step, "epoch": epoch, **row, "data": stepper.task.source})
 
     trained = train(training, root=path.parent, data=data, observe=observe, **options)
     if _epochs(path) != recipe.epochs:
         raise RuntimeError(
             f"{training.key} was measured after epochs {_epochs(path)} and not {recipe.epochs}: it is "
-            f"{trained.result['status']}; delete {path.parent} to begin anew"
+            f"{trained.result['status']}; delete {path.parent} to start again"
         )
     if training.key not in stored_keys(root) and not (root / training.key).exists():
         (path.parent / training.key).rename(root / training.key)
@@ -112,6 +115,6 @@ def _train(
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     require_gpu("cifar-gap", "trains 2 networks for 200 epochs each")
     try:
-        measure(Frozen(), root, data, tick, device="cuda", compile=True, on_event=on_event)
+        measure(GapRecipe(), root, data, tick, device="cuda", compile=True, on_event=on_event)
     except Interrupted as stop:
         raise KeyboardInterrupt from stop

@@ -1,4 +1,4 @@
-"""Table 1: 24 trainings of ResNet-18 on CIFAR-100, each kept as a run of its own."""
+"""Table 1: 24 trainings of ResNet-18 on CIFAR-100, each stored as a run of its own."""
 
 from __future__ import annotations
 

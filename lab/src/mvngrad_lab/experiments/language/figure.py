@@ -6,7 +6,7 @@ from typing import Any
 
 from mvngrad_lab.report.figures.style import axes, cell as mark, curve
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
-from mvngrad_lab.report.tables import format_count, format_mean, format_seconds
+from mvngrad_lab.report.tables import Row, format_count, format_mean, format_seconds
 from mvngrad_lab.tasks.language.recipe import shortened
 
 STAND_IN = (
@@ -14,7 +14,7 @@ STAND_IN = (
     "with the paper's."
 )
 HEAD = ("trained on", "optimizer", "runs")
-"""Of every table here: who copies a row has with it what it is of."""
+"""In every table, so that a copied row still says what it is about."""
 METRICS = {
     "loss, stand-in held out": ("validation_loss", 4),
     "perplexity, stand-in held out": ("validation_perplexity", 2),
@@ -22,63 +22,65 @@ METRICS = {
     "perplexity, WikiText-103 validation": ("wikitext103_perplexity", 2),
     "train loss, stand-in": ("train_loss", 4),
 }
-LARGE = shortened()[0]
-COUNTS = {"loss spikes": "loss_spikes", "norm spikes": "norm_spikes", "steps left out": "nonfinite_steps"}
+COUNTS = {"loss spikes": "loss_spikes", "norm spikes": "norm_spikes", "skipped steps": "nonfinite_steps"}
 SPIKES = (
     "A spike is a step whose loss, or gradient norm before clipping, is more than 6 robust deviations above the median "
-    "of the 100 before it; steps whose loss or gradient is not finite are left out."
+    "of the 100 steps before it; steps whose loss or gradient is not finite are skipped."
 )
+LARGE = shortened()[0]
+TOPICS = ("signal", "sign collapse", "epsilon floor", "normalizer", "order")
+"""Of a diagnosis."""
 
 
 def draw_tables(result: dict[str, Any]) -> list[Figure]:
-    drawn = [_small(result), _rates(result), _tuned(result), _large(result)]
-    return [*drawn, _monitored(result["monitored"])] if result["monitored"] else drawn
+    figures = [_draw_small(result), _draw_rates(result), _draw_tuned(result), _draw_large(result)]
+    return [*figures, _draw_monitored(result["monitored"])] if result["monitored"] else figures
 
 
-def _small(result: dict[str, Any]) -> Figure:
+def _draw_small(result: dict[str, Any]) -> Figure:
     caption = (
         f"{STAND_IN} {result['done']} of {result['of']} runs of all four tables on the stand-in are done. 3,000 steps "
-        "in place of the paper's 100,000, with coupled weight decay of 10⁻⁶, chosen in a pilot of 1,500 steps on the "
-        "same text that compared the four as well. Mean ± deviation over seeds; counts are of each seed; seconds are "
-        f"without compilation, of runs that had the GPU to themselves. {SPIKES} Data: {result['data']}."
+        "instead of the paper's 100,000, with coupled weight decay of 10⁻⁶, chosen in a pilot of 1,500 steps on the "
+        "same text that compared the four as well. Mean ± standard deviation over seeds; counts for each seed; seconds "
+        f"do not include compilation, and are of runs that had the GPU to themselves. {SPIKES} Data: {result['data']}."
     )
-    return Figure("GPT-2 30M on the stand-in", caption, (), (), _measured("30M, on the stand-in", result["cells"]))
+    table = _make_table("30M, on the stand-in", result["cells"])
+    return Figure("GPT-2 30M on the stand-in", caption, table=table)
 
 
-def _rates(result: dict[str, Any]) -> Figure:
+def _draw_rates(result: dict[str, Any]) -> Figure:
     rates = list(next(iter(result["rates"].values())))
     rows = []
     for cell, tried in result["rates"].items():
         best = result["best_rate"][cell] or ""
         edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}.get(best, "")
-        found = [format_mean(row, "validation_loss", 4) for row in tried.values()]
-        rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), best + edge, *found))
+        losses = [format_mean(row, "validation_loss", 4) for row in tried.values()]
+        rows.append(("stand-in", cell, str(sum(len(row["seeds"]) for row in tried.values())), best + edge, *losses))
     head = (*HEAD, "best rate", *(f"lr {lr}" for lr in rates))
     caption = (
         f"{STAND_IN} Loss on held-out text, one seed, 1,000 steps: whether the rate that the paper selected for all "
-        "four, and that the runs above have, suits each of them here. A best rate at the end of what was tried may not "
-        "be the best there is."
+        "four, which the runs above use, suits each of them here. A best rate at the end of the range may not be the "
+        "best there is."
     )
     table = Table("30M, loss at each rate on the stand-in", head, tuple(rows))
-    return Figure("Learning rates on the stand-in", caption, (), (), table)
+    return Figure("Learning rates on the stand-in", caption, table=table)
 
 
-def _tuned(result: dict[str, Any]) -> Figure:
-    at = ", ".join(f"{cell} {rate}" for cell, rate in result["tuned_rate"].items())
-    best = result["tuned_rate"] == result["best_rate"]
+def _draw_tuned(result: dict[str, Any]) -> Figure:
+    rates = ", ".join(f"{cell} {rate}" for cell, rate in result["tuned_rate"].items())
     which = (
-        "for each its best in the sweep, of 1,000 steps; for 3,000 only these and that of the first table were run"
-        if best
-        else "which are not what the sweep has as the best for each, or it is not done"
+        "for each its best in the sweep, of 1,000 steps; with 3,000 steps only these and that of the first table ran"
+        if result["tuned_rate"] == result["best_rate"]
+        else "which are not the best of the sweep for each, or the sweep is not done"
     )
-    caption = f"{STAND_IN} As the first table, at other rates: {at}; {which}."
-    table = _measured("30M, at other rates on the stand-in", result["tuned"])
-    return Figure("GPT-2 30M on the stand-in, at other rates", caption, (), (), table)
+    caption = f"{STAND_IN} As the first table, at other rates: {rates}; {which}."
+    table = _make_table("30M, at other rates on the stand-in", result["tuned"])
+    return Figure("GPT-2 30M on the stand-in, at other rates", caption, table=table)
 
 
-def _large(result: dict[str, Any]) -> Figure:
+def _draw_large(result: dict[str, Any]) -> Figure:
     curves = {cell: row["curve"][0] for cell, row in result["large"].items() if row["seeds"] and not row["diverged"]}
-    drawn: tuple[Panel, ...] = ()
+    panels: tuple[Panel, ...] = ()
     if curves:
         at = axes("step", f"training loss on the stand-in, mean of {LARGE.epoch_steps} steps")
         for cell, points in curves.items():
@@ -86,86 +88,84 @@ def _large(result: dict[str, Any]) -> Figure:
         words = f"Mean training loss of the last {LARGE.epoch_steps} steps, on the stand-in: " + ", ".join(
             f"{cell} {points[-1][1]:.3f}" for cell, points in curves.items()
         )
-        drawn = (panel(at, "Training loss, 124M on the stand-in", words),)
+        panels = (panel(at, "Training loss, 124M on the stand-in", words),)
     caption = (
-        f"{STAND_IN} One run each of {LARGE.steps} steps in place of the paper's 120,000: that each trains at full "
-        f"size, not which is better. Decoupled weight decay of 0.1. {SPIKES} "
+        f"{STAND_IN} One run each of {LARGE.steps} steps instead of the paper's 120,000: they show that each trains "
+        f"at full size, not which is better. Decoupled weight decay of 0.1. {SPIKES} "
         f"Here only the last {LARGE.steps - 100} steps have 100 before them."
     )
-    table = _measured("124M, on the stand-in", result["large"])
-    return Figure("GPT-2 124M on the stand-in", caption, drawn, tuple(map(mark, curves)), table)
+    table = _make_table("124M, on the stand-in", result["large"])
+    return Figure("GPT-2 124M on the stand-in", caption, panels, tuple(map(mark, curves)), table)
 
 
-def _monitored(found: list[dict[str, Any]]) -> Figure:
+def _draw_monitored(monitored: list[dict[str, Any]]) -> Figure:
     caption = (
-        f"{STAND_IN} A Monitor stood beside the run of each with seed 0; this is what its last records say of the "
-        "matrices, and what the paper's theory makes of it. Signal is the median over coordinates of |μ| / σ, the "
-        "two shares are of coordinates. `mvngrad diagnose` says of a whole record why."
+        f"{STAND_IN} A Monitor recorded the run of each with seed 0. These are its last records of the matrices, and "
+        "what the paper's theory concludes from them. Signal is the median over coordinates of |μ| / σ; the two shares "
+        "are of coordinates. `mvngrad diagnose` gives the reasons for a whole record."
     )
-    topics = ("signal", "sign collapse", "epsilon floor", "normalizer", "order")
     rows = [
         (
             *("stand-in", row["optimizer"], row["model"], "{} to {}".format(*row["steps"])),
-            *(_said(topic, *row[topic]) for topic in topics),
+            *(_format_statement(topic, *row[topic]) for topic in TOPICS),
         )
-        for row in found
+        for row in monitored
     ]
-    table = Table("Monitors on the stand-in", (*HEAD[:2], "model", "steps", *topics), tuple(rows))
-    return Figure("What Monitors saw on the stand-in", caption, (), (), table)
+    table = Table("Monitors on the stand-in", (*HEAD[:2], "model", "steps", *TOPICS), tuple(rows))
+    return Figure("What Monitors saw on the stand-in", caption, table=table)
 
 
-def _said(topic: str, verdict: str, number: float | None) -> str:
+def _format_statement(topic: str, verdict: str, number: float | None) -> str:
     if number is None:
         return verdict
     return f"{number:.3f}, {verdict}" if topic == "signal" else f"{number:.1%}, {verdict}"
 
 
-def _measured(title: str, cells: dict[str, Any]) -> Table:
+def _make_table(title: str, cells: dict[str, Row]) -> Table:
     rows = []
     for cell, row in cells.items():
         means = [format_mean(row, name, digits) for name, digits in METRICS.values()]
-        counts = [", ".join(map(_count, row[name])) for name in COUNTS.values()]
+        counts = [", ".join(map(_format_count, row[name])) for name in COUNTS.values()]
         rows.append(("stand-in", cell, format_count(row), *means, *counts, format_seconds(row)))
     return Table(title, (*HEAD, *METRICS, *COUNTS, "seconds"), tuple(rows))
 
 
-def _count(value: list[int] | int | None) -> str:
-    """Steps, or how many there were."""
+def _format_count(value: list[int] | int | None) -> str:
+    """`value` is a list of steps, or their number."""
     return "–" if value is None else str(len(value) if isinstance(value, list) else value)
 
 
 def draw_throughput(result: dict[str, Any]) -> list[Figure]:
-    loops = [
+    rows = [
         (model, row["name"], f"{row['tokens_per_second']:,.0f}", f"{row['projected_seconds'] / 3600:.2f}")
-        for model, rows in result["throughput"].items()
-        for row in rows
+        for model, loops in result["throughput"].items()
+        for row in loops
     ]
     caption = (
-        "Medians over rounds in one run. Ours is a whole step in one CUDA graph; plain, the loop most people write, "
-        "with torch's fused AdamW. Hours are for the recipe's steps, evaluations not counted. "
+        "Medians over rounds in one run. Ours is a whole step in one CUDA graph; plain is the loop most people write, "
+        "with torch's fused AdamW. Hours are for all steps of the recipe, without evaluations. "
         f"Tokens: {result['data']}."
     )
-    head = ("model", "loop", "tokens a second", "hours of a run")
-    found = [Figure("Training GPT-2", caption, (), (), Table("Throughput", head, tuple(loops)))]
-    for model, each in result["overhead"].items():
-        found.append(_overhead(model, each))
-    return found
+    table = Table("Throughput", ("model", "loop", "tokens a second", "hours of a run"), tuple(rows))
+    overheads = [_draw_overhead(model, overhead) for model, overhead in result["overhead"].items()]
+    return [Figure("Training GPT-2", caption, table=table), *overheads]
 
 
-def _overhead(model: str, each: dict[str, Any]) -> Figure:
+def _draw_overhead(model: str, overhead: dict[str, Any]) -> Figure:
     rows = []
-    for row in each["rows"]:
+    for row in overhead["rows"]:
         times = f"{1e3 * row['optimizer_seconds']:.3f}", f"{row['step_seconds']:.4f}", f"{row['ratio']:.4f}"
-        kept = f"{row['state_bytes']:.2f}", f"{2 + row['state_bytes'] / 4:.2f}"
+        memory = f"{row['state_bytes']:.2f}", f"{2 + row['state_bytes'] / 4:.2f}"
         peak = f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else ""
-        rows.append((row["name"], *times, f"{row['paper']:.3f}" if row["paper"] else "", *kept, peak))
+        rows.append((row["name"], *times, f"{row['paper']:.3f}" if row["paper"] else "", *memory, peak))
     head = ("optimizer, state", "optimizer, ms", "step, s", "of torch", "paper", "state", "of model", "peak, GiB")
     caption = (
-        "One step of the recipe, forward and backward shared by all. Of torch: its time over that with torch's fused "
-        "AdamW; paper: the time of a whole run over that with AdamW. State: bytes for each parameter; of model: "
-        "parameters, gradients and state over the parameters. Peak: the most memory that tensors held."
+        "One step of the recipe; forward and backward are the same for all. Of torch: the time of the step relative to "
+        "torch's fused AdamW; paper: the time of a whole run relative to AdamW. State: bytes for each parameter; of "
+        "model: parameters, gradients and state relative to the parameters. Peak: the most memory of all tensors."
     )
-    return Figure(f"Memory and time of an optimizer, {model}", caption, (), (), Table("One step", head, tuple(rows)))
+    table = Table("One step", head, tuple(rows))
+    return Figure(f"Memory and time of an optimizer, {model}", caption, table=table)
 
 
 FIGURES = {"table2": draw_tables, "throughput-gpt2": draw_throughput}

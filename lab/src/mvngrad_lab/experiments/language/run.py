@@ -1,4 +1,4 @@
-"""Table 2 on the stand-in: 44 trainings of GPT-2, each kept as a run of its own."""
+"""Table 2 on the stand-in: 44 trainings of GPT-2, each stored as a run of its own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mvngrad_lab.training.train import SMALL_TEXT, require_gpu, train_missing
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    """Each as a run of its own, with a Monitor beside the first seed of those that are compared."""
+    """Train what is not stored, with a Monitor for seed 0 of the runs that are compared."""
     require_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
     if tokens.found(STAND_IN, data) is None:
         raise FileNotFoundError(
-            f"table2 trains on the tokens of {STAND_IN}, and with data={data} none are found: make them with "
-            f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and name the same FOLDER here"
+            f"table2 trains on the tokens of {STAND_IN}, which are not in data={data}: make them with "
+            f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and pass the same FOLDER here"
         )
     watched = {recipe.key for recipe in (*table2(), *shortened()) if recipe.seed == 0}
     train_missing(on_stand_in(), root, data, tick, on_event, watched=lambda recipe: recipe.key in watched)

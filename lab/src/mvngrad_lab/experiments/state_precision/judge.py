@@ -1,4 +1,4 @@
-"""Verdict on state in fewer bits."""
+"""The verdict on state in fewer bits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MARGIN = 0.3
 
 
 @judges("cifar-state-precision")
-def _(result: dict[str, Any]) -> Verdict:
-    values, at_once = check_rows(result["states"], "test_accuracy", link="with")
-    if at_once:
-        return at_once
-    text, whole, near, noise = describe(values), values["float32"], list[str](), list[float]()
+def judge_state_precision(result: dict[str, Any]) -> Verdict:
+    values, verdict = check_rows(result["states"], "test_accuracy", link="with")
+    if verdict:
+        return verdict
+    text, reference, within, widths = describe(values), values["float32"], list[str](), list[float]()
     for state in ("bf16", "int8"):
-        bound, loss = worse_by_at_most(values[state], whole), fmean(whole) - fmean(values[state])
+        bound, loss = worse_by_at_most(values[state], reference), fmean(reference) - fmean(values[state])
         text += f"; {state} worse by {loss:+.2f}, at most {bound:+.2f}"
-        noise.append(bound - loss)
+        widths.append(bound - loss)
         if bound <= MARGIN:
-            near.append(state)
-    if not near and min(noise) > MARGIN:
-        return Verdict(NOT_REPRODUCED, text, "Equal means would miss it too, so much do seeds deviate.")
-    return decided(bool(near), text, f"Only {near[0]}." if len(near) == 1 else "")
+            within.append(state)
+    if not within and min(widths) > MARGIN:
+        return Verdict(NOT_REPRODUCED, text, "Seeds vary so much that equal means would fail too.")
+    return decided(bool(within), text, f"Only {within[0]}." if len(within) == 1 else "")

@@ -10,7 +10,7 @@ from mvngrad_lab.training.train import require_gpu, train_missing
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    """Those with float32 state are runs of Table 1 and left to it."""
+    """Train what is not stored; the runs with float32 state belong to Table 1."""
     require_gpu("state-precision", "trains 6 networks for 200 epochs each")
     recipes = [recipe for recipe in state_precision() if recipe.state_dtype != "float32"]
     train_missing(recipes, root, data, tick, on_event)

@@ -46,7 +46,7 @@ class Figure:
 
     title: str
     caption: str
-    panels: tuple[Panel, ...]
+    panels: tuple[Panel, ...] = ()
     legend: tuple[Mark, ...] = ()
     table: Table | None = None
 
