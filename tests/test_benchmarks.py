@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import candidates, step
+from benchmarks import candidates, monitor, step
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import judge_targets, machine
@@ -146,3 +146,17 @@ def test_the_bytes_of_state_are_those_of_its_tensors_each_once():
     for param in params:
         optimizer.state[param] = {"code": torch.ones_like(param, dtype=torch.uint8), "map": shared, "step": 3}
     assert state_bytes(optimizer) == SIZE + 4 * 256
+
+
+def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
+    monitor.main(["--rounds", "2", "--every", "2", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "monitor-cpu.json").read_text())
+    assert [(row["network"], row["optimizer"], row["monitor"]) for row in result["rows"]] == [
+        ("-".join(map(str, widths)), optimizer, arm)
+        for widths in monitor.NETWORKS
+        for optimizer in monitor.OPTIMIZERS
+        for arm in monitor.ARMS
+    ]
+    assert all(row["ratio"] == 1 for row in result["rows"] if row["monitor"] == "without")
+    page = (tmp_path / "monitor-cpu.md").read_text()
+    assert page.count("| mvngrad.MVNGradW |") == 6

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,29 @@ def test_every_test_that_the_docs_name_exists():
     assert cited - modules
     missing = {name for name in cited - modules if f"def {name}(" not in tests}
     assert not missing
+
+
+def resolve(name):
+    """The object with a dotted name."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise AttributeError(name)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_the_names_and_files_in_a_page_exist(page):
+    prose = BLOCK.sub("", page.read_text())
+    for name in re.findall(r"`(mvngrad(?:_lab)?(?:\.\w+)+)`", prose):
+        resolve(name)
+    for path in re.findall(r"`((?:src|lab|tests|results|benchmarks|docs)/[\w./-]*)`", prose):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from mvngrad import MVNGrad
-from mvngrad_lab.experiments.floor import arms, run
+from mvngrad_lab.experiments.floor import arms, figure, records, run
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
+from mvngrad_lab.report.records import Sources
 from mvngrad_lab.tasks.cifar100 import task as cifar100
 from mvngrad_lab.training import step
 
@@ -36,7 +37,7 @@ def test_old_arms_are_the_finished_sweep():
     """By key: what results/ has is not trained again, and the arms differ from it in the floor alone."""
     swept = {recipe.key for recipe in cifar100_bs1024_scaled().stages[0]}
     assert {recipe.key for arm in arms.OLD_ARMS for recipe in arms.grid()[arm]} == swept
-    finished = {row["key"] for row in json.loads((RESULTS / run.OLD_GRID_FILE).read_text())["runs"]}
+    finished = {row["key"] for row in json.loads((RESULTS / records.OLD_GRID_FILE).read_text())["runs"]}
     assert swept == finished
     assert not {recipe.key for recipe in arms.grid_queue()} & finished
     for cell, arm in (("adam", "adam-floor"), ("mvngrad", "mvngrad-none")):
@@ -186,7 +187,7 @@ def test_export_adds_to_what_is_there_in_the_queues_order(tmp_path):
             {"key": recipe.key, "name": recipe.name, "recipe": recipe.settings, "result": result, **notes}
         )
 
-    queue, finished, path = arms.grid_queue(), tmp_path / run.FINISHED, tmp_path / run.GRID_FILE
+    queue, finished, path = arms.grid_queue(), tmp_path / run.FINISHED, tmp_path / records.GRID_FILE
     finished.write_text(line(queue[5], 71.0) + "\n")
     assert run.export_grid(finished, path) == 1
     finished.write_text(line(queue[2], 72.0) + "\n")
@@ -194,15 +195,35 @@ def test_export_adds_to_what_is_there_in_the_queues_order(tmp_path):
     whole = json.loads(path.read_text())
     assert [row["key"] for row in whole["runs"]] == [queue[2].key, queue[5].key]
     assert (whole["left"], whole["runs"][0]["arm"], whole["runs"][0]["commit"]) == (78, "adam-floor", "abc")
-    assert run.read_accuracies(tmp_path) == {queue[2].key: 72.0, queue[5].key: 71.0}
+    assert records.read_accuracies(tmp_path) == {queue[2].key: 72.0, queue[5].key: 71.0}
 
 
 def test_kept_runs_of_the_grid_are_of_its_recipes():
     recipes = {recipe.key: (arm, recipe) for arm, each in arms.grid().items() for recipe in each}
-    whole = json.loads((RESULTS / run.GRID_FILE).read_text())
+    whole = json.loads((RESULTS / records.GRID_FILE).read_text())
     assert len(whole["runs"]) + whole["left"] == len(arms.grid_queue())
     for row in whole["runs"]:
         arm, recipe = recipes[row["key"]]
         assert (row["arm"], row["settings"]) == (arm, recipe.settings)
         assert row["metrics"]["test_accuracy"] == row["curve"][-1]["test_accuracy"]
         assert len(row["losses"]) == recipe.epochs
+
+
+# The report
+
+
+def test_the_report_shows_the_best_of_each_arm_in_results():
+    sources = Sources((RESULTS,), {}, warn=pytest.fail)
+    (record,) = records.collect(sources)
+    assert record.result["done"] == 64 + 58
+    (drawn,) = figure.draw(record.result)
+    best = {row[:2]: float(row[2]) for row in drawn.table.rows}
+    assert best["Adam", "no"] == 72.28
+    assert best["Adam", "yes"] == 74.54
+    assert best["SGD", ""] == 73.67
+    assert min(best[cell, "yes"] - best[cell, "no"] for cell in ("Adam", "LaProp", "AdaBelief", "MVN-Grad")) > 1.7
+    assert [each.title for each in drawn.panels] == list(figure.TITLES.values())
+
+
+def test_the_report_has_no_figure_without_new_runs(tmp_path):
+    assert records.collect(Sources((tmp_path,), {}, warn=pytest.fail)) == []

@@ -1,4 +1,4 @@
-"""What is said about records, from trainings of which the answer is known."""
+"""The diagnosis of trainings for which the answer is known."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from mvngrad.diagnostics.spikes import SpikeTracker
 CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
 
 
-def watched(make, gradient, steps=400, size=1000, betas=(0.9, 0.98), follow=True, **options):
+def train_with_monitor(make, gradient, steps=400, size=1000, betas=(0.9, 0.98), follow=True, **options):
     weight = torch.nn.Parameter(torch.zeros(size))
     optimizer, records = make([weight], betas=betas, **options), []
     with Monitor(optimizer, every=20, sink=records.append, follow=follow):
@@ -34,8 +34,8 @@ def signal(t, size):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_training_in_noise(cell):
-    (group,) = diagnose(watched(CELLS[cell], noise)[2]).groups
+def test_a_training_dominated_by_noise(cell):
+    (group,) = diagnose(train_with_monitor(CELLS[cell], noise)[2]).groups
     assert group.trained_with == cell
     assert group["sign collapse"].verdict == "absent"
     assert group["epsilon floor"].verdict == "not active"
@@ -49,33 +49,33 @@ def test_a_training_in_noise(cell):
 
 
 def test_of_two_trainings_in_one_file_the_second_is_judged():
-    first, second = (watched(mvngrad.Adam, gradient)[2] for gradient in (signal, noise))
+    first, second = (train_with_monitor(mvngrad.Adam, gradient)[2] for gradient in (signal, noise))
     assert diagnose([*first, *second]) == diagnose(second)
-    assert diagnose([*second[:15], *second[10:]]) == diagnose(second), "and of one that went on, both parts"
+    assert diagnose([*second[:15], *second[10:]]) == diagnose(second), "a resumed training is judged as one"
 
 
-def test_topics_are_asked_for_by_name():
-    (group,) = diagnose(watched(mvngrad.Adam, noise)[2]).groups
+def test_topics_are_looked_up_by_name():
+    (group,) = diagnose(train_with_monitor(mvngrad.Adam, noise)[2]).groups
     assert next(iter(group)).topic == "signal"
     with pytest.raises(KeyError, match="'sgnal' is not a topic; the topics are signal, sign collapse"):
         group["sgnal"]
 
 
-def test_nothing_is_said_of_spikes_that_were_not_followed():
-    (group,) = diagnose(watched(mvngrad.Adam, noise, follow=False)[2]).groups
+def test_spikes_that_were_not_followed_are_not_judged():
+    (group,) = diagnose(train_with_monitor(mvngrad.Adam, noise, follow=False)[2]).groups
     assert group["spikes"].verdict == "cannot tell"
     assert group["order"].verdict == "either"
     assert group["order"].because.endswith("spikes were not followed.")
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_training_with_signal(cell):
-    diagnosis = diagnose(watched(CELLS[cell], signal)[2])
+def test_a_training_dominated_by_signal(cell):
+    diagnosis = diagnose(train_with_monitor(CELLS[cell], signal)[2])
     (group,) = diagnosis.groups
     variance = cell in ("AdaBelief", "MVN-Grad")
     assert group["sign collapse"].verdict == ("avoided" if variance else "present")
     assert group["normalizer"].verdict == "variance"
-    if cell == "LaProp":  # keeps no m: nothing is said of it
+    if cell == "LaProp":  # keeps no m
         assert group["signal"].verdict == "cannot tell"
         assert group.cell == "AdaBelief or MVN-Grad"
     else:
@@ -85,8 +85,8 @@ def test_a_training_with_signal(cell):
         assert statement.because in diagnosis.summary
 
 
-def test_a_measured_gap_answers_what_records_do_not():
-    weight, optimizer, records = watched(mvngrad.MVNGrad, lambda t, size: 0.6 + torch.randn(size))
+def test_a_measured_gap_decides_the_order():
+    weight, optimizer, records = train_with_monitor(mvngrad.MVNGrad, lambda t, size: 0.6 + torch.randn(size))
     (group,) = diagnose(records).groups
     assert group["signal"].verdict == "between signal and noise"
     assert group["order"].verdict == "cannot tell"
@@ -98,12 +98,12 @@ def test_a_measured_gap_answers_what_records_do_not():
     assert group["order"].verdict == "cannot tell"
     (group,) = diagnose(records, replace(gap, cells=("Adam", "LaProp"))).groups
     assert group["order"].numbers == {}
-    (group,) = diagnose(watched(mvngrad.MVNGrad, signal)[2], gap).groups
+    (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, signal)[2], gap).groups
     assert "Measured" in group["order"].because
 
 
-def test_the_floor_of_epsilon():
-    (group,) = diagnose(watched(mvngrad.MVNGrad, lambda t, size: signal(t, size) * 1e-9)[2]).groups
+def test_the_epsilon_floor_is_reported():
+    (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, lambda t, size: signal(t, size) * 1e-9)[2]).groups
     assert group["epsilon floor"].verdict == "active"
     assert group["epsilon floor"].numbers["share"] > 0.9
     assert "choose it with care" in group["normalizer"].because or group["normalizer"].verdict != "variance"
@@ -114,35 +114,35 @@ def spiked(t, size):
 
 
 def test_spikes_that_momentum_explains_are_absorbed():
-    (group,) = diagnose(watched(mvngrad.MVNGrad, spiked)[2]).groups
+    (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, spiked)[2]).groups
     assert group["spikes"].verdict == "absorbed"
     assert group["spikes"].numbers["steps"] == [205]
 
 
-def test_spikes_that_come_back_are_carried_over():
-    """v forgets by 0.6 a step, m by 0.95 only: as in the paper's figure, the spike returns while v is small again."""
+def test_spikes_that_return_are_carried_over():
+    """v decays by 0.6 per step, m only by 0.95: as in the paper's figure, the spike returns when v is small again."""
     betas = (0.95, 0.6)
     adam, laprop = (
-        diagnose(watched(make, spiked, betas=betas)[2]).groups[0] for make in (mvngrad.Adam, mvngrad.LaProp)
+        diagnose(train_with_monitor(make, spiked, betas=betas)[2]).groups[0] for make in (mvngrad.Adam, mvngrad.LaProp)
     )
     assert adam["spikes"].verdict == "carried over"
     assert adam["spikes"].numbers["update"] > 100
     assert adam["order"].verdict == "after"
     assert laprop["spikes"].verdict == "absorbed"
     assert laprop["spikes"].numbers["update"] < 10
-    assert "rem:adam_bound" in laprop["order"].because  # here another order would not have absorbed it
+    assert "rem:adam_bound" in laprop["order"].because  # another order would not have absorbed it
 
 
-def test_only_spikes_that_no_bound_holds_for_decide_the_order():
+def test_only_unbounded_spikes_decide_the_order():
     """rem:adam_bound holds where beta1^2 < beta2; without a spike it does not matter."""
     short, usual = (0.95, 0.6), (0.9, 0.98)
     for gradient, betas in ((spiked, usual), (noise, short)):
-        (group,) = diagnose(watched(mvngrad.MVNGrad, gradient, betas=betas)[2]).groups
+        (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, gradient, betas=betas)[2]).groups
         assert "rem:adam_bound" not in group["order"].because
 
 
-def test_too_little_is_not_judged():
-    records = watched(mvngrad.MVNGrad, signal, betas=(0.9, 0.999))[2]
+def test_too_few_records_or_steps_are_not_judged():
+    records = train_with_monitor(mvngrad.MVNGrad, signal, betas=(0.9, 0.999))[2]
     (group,) = diagnose(records).groups
     assert group["signal"].verdict == "cannot tell"
     assert group["signal"].numbers == {"t": 400, "needed": pytest.approx(3000)}
@@ -152,8 +152,8 @@ def test_too_little_is_not_judged():
 
 
 @pytest.mark.parametrize("gradient", [float("nan"), 0.0])
-def test_what_is_not_finite_or_not_there_is_not_judged(gradient):
-    (group,) = diagnose(watched(mvngrad.AdaBelief, lambda t, size: torch.full((size,), gradient))[2]).groups
+def test_gradients_that_are_zero_or_not_finite_are_not_judged(gradient):
+    (group,) = diagnose(train_with_monitor(mvngrad.AdaBelief, lambda t, size: torch.full((size,), gradient))[2]).groups
     assert group["signal"].verdict == "cannot tell"
     assert group.cell is None
 
@@ -193,14 +193,14 @@ def test_a_real_training():
                 optimizer.step()
         return diagnose(records).groups[0]["signal"]
 
-    # The larger a batch, the less noise; lr is too small for the signal to move.
+    # A larger batch has less noise; lr is too small to change the signal.
     few, many = regime(4), regime(512)
     assert many.numbers["snr"] > 4 * few.numbers["snr"]
     assert few.verdict != many.verdict
 
 
-def test_what_counts_as_back_is_what_the_monitor_counted():
-    """An update that stays at 1.6 medians is never back under 1.5, and is under 4 at once; it does not rise again."""
+def test_recovery_uses_the_bound_of_the_monitor():
+    """An update that stays at 1.6 medians never recovers below 1.5, and is always below 4; it does not rise again."""
     for recovered, steps in ((1.5, 1001), (4.0, 0)):
         spikes = SpikeTracker(recovered=recovered)
         for step in range(1, 1400):

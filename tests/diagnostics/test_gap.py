@@ -1,4 +1,4 @@
-"""The variance gap: the paper's closed form, what is averaged, and that nothing is left changed."""
+"""The variance gap: the paper's closed form, what is averaged, and that nothing is changed."""
 
 import copy
 import math
@@ -14,8 +14,8 @@ from mvngrad.rule import ADABELIEF, MVNGRAD
 BETA1, BETA2 = 0.9, 0.95
 
 
-def trained(make, size=50, steps=40, **options):
-    """A weight whose gradients are a signal of 1, 2, ... with noise."""
+def make_trained(make, size=50, steps=40, **options):
+    """A weight and its optimizer after steps on gradients with signals from -2 to 2 and noise."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, size, dtype=torch.float64))
     optimizer = make([weight], betas=(BETA1, BETA2), **options)
     for _ in range(steps):
@@ -24,8 +24,8 @@ def trained(make, size=50, steps=40, **options):
     return weight, optimizer
 
 
-def symmetric(m, pairs=32):
-    """Gradients of which g - m is symmetric about 0, exactly."""
+def symmetric_gradients(m, pairs=32):
+    """Gradients for which g - m is exactly symmetric about 0."""
     noise = [torch.randn_like(m) for _ in range(pairs)]
     return [m + sign * zeta for zeta in noise for sign in (1, -1)]
 
@@ -41,9 +41,9 @@ def closed_form(optimizer, weight, grads):
 
 
 @pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
-def test_the_gap_of_symmetric_innovations_is_that_of_the_theorem(make):
-    weight, optimizer = trained(make)
-    grads = symmetric(optimizer.state[weight]["m"])
+def test_the_gap_of_symmetric_innovations_is_the_closed_form(make):
+    weight, optimizer = make_trained(make)
+    grads = symmetric_gradients(optimizer.state[weight]["m"])
     result = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
     expected = closed_form(optimizer, weight, grads)
     assert expected > 0
@@ -54,17 +54,17 @@ def test_the_gap_of_symmetric_innovations_is_that_of_the_theorem(make):
 
 
 def test_with_the_cells_swapped_the_theorem_would_not_hold(monkeypatch):
-    weight, optimizer = trained(mvngrad.MVNGrad)
-    grads = symmetric(optimizer.state[weight]["m"])
+    weight, optimizer = make_trained(mvngrad.MVNGrad)
+    grads = symmetric_gradients(optimizer.state[weight]["m"])
     monkeypatch.setattr(gap_module, "cells_by_order", lambda rule: (MVNGRAD, ADABELIEF))
     result = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
     assert result.gap == pytest.approx(-closed_form(optimizer, weight, grads), rel=1e-9)
 
 
-def test_the_updates_are_those_that_a_step_would_take():
-    """Each variance against that of real steps from copies of the optimizer."""
+def test_the_updates_equal_those_of_real_steps():
+    """Each variance equals that of real steps from copies of the optimizer."""
     for make, name in ((mvngrad.AdaBelief, "before"), (mvngrad.MVNGrad, "after")):
-        weight, optimizer = trained(make, lr=1e-2, weight_decay=0.3)
+        weight, optimizer = make_trained(make, lr=1e-2, weight_decay=0.3)
         grads = [torch.randn_like(weight) for _ in range(8)]
         moves = []
         for g in grads:
@@ -76,9 +76,9 @@ def test_the_updates_are_those_that_a_step_would_take():
         assert getattr(result, name) == pytest.approx(torch.stack(moves).var(0).mean().item(), rel=1e-9)
 
 
-def test_maximize_and_lean_state_are_read_as_the_optimizer_does():
+def test_maximize_lean_and_smaller_state_are_read():
     for options in ({"maximize": True}, {"lean": True}, {"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}):
-        weight, optimizer = trained(mvngrad.MVNGrad, **options)
+        weight, optimizer = make_trained(mvngrad.MVNGrad, **options)
         grads = [torch.randn_like(weight) for _ in range(4)]
         moves = []
         for g in grads:
@@ -87,8 +87,8 @@ def test_maximize_and_lean_state_are_read_as_the_optimizer_does():
             other.step()
             moves.append((weight - x).detach() / 1e-3)
         result = variance_gap(optimizer, lambda g, weight=weight: (weight * g).sum(), grads)
-        loose = 1e-6 if "state_dtype" not in options else 0.1  # steps round, the state that they start from does not
-        assert result.after == pytest.approx(torch.stack(moves).var(0).mean().item(), rel=loose)
+        tolerance = 1e-6 if "state_dtype" not in options else 0.1  # steps round their new state, variance_gap does not
+        assert result.after == pytest.approx(torch.stack(moves).var(0).mean().item(), rel=tolerance)
 
 
 def network():
@@ -105,7 +105,7 @@ def network():
 
 
 @pytest.mark.parametrize("make", [mvngrad.MVNGradW, mvngrad.AdaBelief])
-def test_nothing_is_left_changed(make):
+def test_nothing_is_changed(make):
     model, loss = network()
     model[0].bias.requires_grad_(False)
     optimizer = make(model.named_parameters(), betas=(BETA1, BETA2))
@@ -130,8 +130,8 @@ def test_nothing_is_left_changed(make):
     assert all(each.gap == each.before - each.after for each in result.parameters)
 
 
-def test_only_the_loss_draws_random_numbers_and_K_batches_are_taken():
-    weight, optimizer = trained(mvngrad.MVNGrad)
+def test_no_random_numbers_are_drawn_and_K_batches_are_used():
+    weight, optimizer = make_trained(mvngrad.MVNGrad)
     state = torch.get_rng_state()
 
     def endless():
@@ -145,28 +145,28 @@ def test_only_the_loss_draws_random_numbers_and_K_batches_are_taken():
     assert result.relative == 0
 
 
-def test_the_error_is_how_far_the_gap_is_off():
-    _, optimizer = trained(mvngrad.MVNGrad, size=20)
+def test_the_standard_error_matches_the_spread_of_repetitions():
+    _, optimizer = make_trained(mvngrad.MVNGrad, size=20)
 
-    def ask():
+    def measure():
         batches = (1 + torch.randn(20, dtype=torch.float64) for _ in range(24))
         return variance_gap(optimizer, lambda g: [g], batches)
 
-    results = [ask() for _ in range(60)]
+    results = [measure() for _ in range(60)]
     gaps = torch.tensor([result.gap for result in results])
     claimed = torch.tensor([result.error for result in results]).square().mean().sqrt().item()
     assert claimed == pytest.approx(gaps.std().item(), rel=0.3)
     assert variance_gap(optimizer, lambda g: [g], [torch.ones(20), torch.zeros(20)]).error == math.inf
 
 
-def test_a_closure_may_give_gradients_itself():
-    weight, optimizer = trained(mvngrad.MVNGrad)
+def test_the_loss_may_return_gradients():
+    weight, optimizer = make_trained(mvngrad.MVNGrad)
     grads = [torch.randn_like(weight) for _ in range(6)]
     by_loss = variance_gap(optimizer, lambda g: (weight * g).sum(), grads)
     assert variance_gap(optimizer, lambda g: [g], grads) == by_loss
 
 
-def test_a_parameter_without_gradients_is_left_out():
+def test_a_parameter_without_gradients_is_omitted():
     used, unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     optimizer = mvngrad.AdaBelief([used, unused])
     used.grad, unused.grad = torch.ones(3), torch.ones(3)
@@ -176,15 +176,15 @@ def test_a_parameter_without_gradients_is_left_out():
     assert math.isfinite(result.gap)
 
 
-def test_adams_state_compares_the_orders_of_its_own_row():
-    weight, optimizer = trained(torch.optim.AdamW)
+def test_adam_is_compared_with_laprop():
+    weight, optimizer = make_trained(torch.optim.AdamW)
     result = variance_gap(optimizer, lambda g: (weight * g).sum(), [torch.randn_like(weight) for _ in range(8)])
     assert result.cells == ("Adam", "LaProp")
     assert "Var Adam" in str(result)
 
 
-def test_what_cannot_be_compared_is_refused():
-    def ask(make, batches=(1.0, 2.0), step=True, **options):
+def test_unsupported_optimizers_are_rejected():
+    def measure(make, batches=(1.0, 2.0), step=True, **options):
         weight = torch.nn.Parameter(torch.ones(3))
         optimizer = make([weight], **options)
         weight.grad = torch.ones(3)
@@ -193,20 +193,20 @@ def test_what_cannot_be_compared_is_refused():
         return variance_gap(optimizer, lambda k: (k * weight).sum(), batches)
 
     with pytest.raises(ValueError, match="LaProp keeps no m"):
-        ask(mvngrad.LaProp)
+        measure(mvngrad.LaProp)
     with pytest.raises(ValueError, match="no beta_mean"):
-        ask(mvngrad.MVNGrad, beta_mean=0.8)
+        measure(mvngrad.MVNGrad, beta_mean=0.8)
     with pytest.raises(ValueError, match="amsgrad"):
-        ask(torch.optim.Adam, amsgrad=True)
+        measure(torch.optim.Adam, amsgrad=True)
     with pytest.raises(ValueError, match="no state to freeze"):
-        ask(mvngrad.MVNGrad, step=False)
+        measure(mvngrad.MVNGrad, step=False)
     with pytest.raises(ValueError, match="at least 2"):
-        ask(mvngrad.MVNGrad, batches=[1.0])
+        measure(mvngrad.MVNGrad, batches=[1.0])
     with pytest.raises(TypeError, match="SGD is not an optimizer of mvngrad"):
-        ask(torch.optim.SGD)
+        measure(torch.optim.SGD)
 
 
-def test_a_parameter_that_was_frozen_is_left_out():
+def test_a_frozen_parameter_is_omitted():
     weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 5)]
     optimizer = mvngrad.MVNGrad(weights)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The monitor: its numbers against what is known of the gradients, and that it changes nothing."""
+"""The monitor: its numbers for known gradients, and that it changes nothing."""
 
 import copy
 import json
@@ -12,10 +12,13 @@ import textwrap
 
 import pytest
 import torch
-from family import OPTIMIZERS, PLAIN, equal, everything, parameters, train
+import torch.distributed as dist
+from family import OPTIMIZERS, PLAIN, equal, everything, parameters, tensors, train
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import mvngrad
-from mvngrad.diagnostics import Monitor, TensorBoard, read_records
+from mvngrad.diagnostics import Monitor, TensorBoard, read_records, variance_gap
 from mvngrad.diagnostics.measures import SATURATION
 from mvngrad.diagnostics.sinks import scalars
 from mvngrad.diagnostics.state import Sample, Transfer
@@ -27,8 +30,8 @@ each_cell = pytest.mark.parametrize(
 )
 
 
-def stream(make, gradient, steps=600, size=4000, every=200, betas=(0.9, 0.99), dtype=torch.float32, **options):
-    """The last entry of a monitor, after steps on the gradients that `gradient(t)` gives."""
+def last_entry(make, gradient, steps=600, size=4000, every=200, betas=(0.9, 0.99), dtype=torch.float32, **options):
+    """The last entry of a monitor after steps on the gradients `gradient(t)`."""
     weight = torch.nn.Parameter(torch.zeros(size, dtype=dtype))
     optimizer, records = make([weight], betas=betas, **options), []
     with Monitor(optimizer, every=every, sink=records.append):
@@ -42,13 +45,13 @@ def noisy(mean, size=4000):
     return lambda t: mean + torch.randn(size)
 
 
-# What is measured
+# Measures
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0, 4.0])
 @each_cell
-def test_signal_to_noise_is_that_of_the_gradients(make, rho):
-    entry = stream(make, noisy(rho))
+def test_signal_to_noise_matches_the_gradients(make, rho):
+    entry = last_entry(make, noisy(rho))
     if make is mvngrad.LaProp:
         assert entry["m"] is entry["ratio"] is entry["snr"] is None
         return
@@ -59,45 +62,45 @@ def test_signal_to_noise_is_that_of_the_gradients(make, rho):
     variance = "MVN" in entry["cell"] or "Belief" in entry["cell"]
     expected = median / (0.9 * math.sqrt(2 / 1.9)) if variance else median / math.sqrt(1 + median**2)
     assert entry["ratio"]["0.5"] == pytest.approx(expected, rel=0.05)
-    if rho == 4.0 and variance:  # the quantiles are those of m's own noise around it
+    if rho == 4.0 and variance:  # the quantiles show the noise of m itself
         assert entry["snr"]["0.95"] - entry["snr"]["0.05"] > 2 * 1.64 * m_noise
 
 
-def test_the_quantiles_of_a_mixture_find_each_part():
+def test_quantiles_of_a_mixture_show_each_part():
     part = torch.cat([torch.zeros(2000), torch.full((2000,), 8.0)])
-    entry = stream(mvngrad.MVNGrad, lambda t: part + torch.randn(4000))
+    entry = last_entry(mvngrad.MVNGrad, lambda t: part + torch.randn(4000))
     assert entry["snr"]["0.25"] < 0.5
     assert entry["snr"]["0.75"] == pytest.approx(8, rel=0.1)
     assert entry["sign_collapse"] == pytest.approx(0.5, abs=0.02)
 
 
 @each_cell
-def test_a_constant_gradient_is_sign_collapse(make):
-    entry = stream(make, lambda t: torch.linspace(1e-3, 1, 4000), steps=2000)
+def test_a_constant_gradient_is_in_sign_collapse(make):
+    entry = last_entry(make, lambda t: torch.linspace(1e-3, 1, 4000), steps=2000)
     assert entry["sign_collapse"] > 0.99
     if entry["cell"] in ("Adam", "LaProp"):
         assert entry["sign_collapse_is"] == "measured"
         assert entry["update"]["0.05"] == pytest.approx(1, abs=SATURATION)
     else:
         assert entry["sign_collapse_is"] == "implied"
-        assert entry["update"]["0.5"] > 10  # the scale is not lost
+        assert entry["update"]["0.5"] > 10  # the scale is kept
 
 
 @each_cell
-def test_noise_alone_is_not(make):
-    assert stream(make, noisy(0.0))["sign_collapse"] == pytest.approx(0, abs=1e-3)
+def test_noise_alone_is_not_in_sign_collapse(make):
+    assert last_entry(make, noisy(0.0))["sign_collapse"] == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
-def test_implied_sign_collapse_begins_where_measured_would(make):
-    """At |mu|/sigma = 3.04, from which m strays by 0.23: of 0.3 below and above it, nine coordinates of ten tell."""
-    below, above = (stream(make, noisy(rho))["sign_collapse"] for rho in (2.74, 3.34))
+def test_implied_sign_collapse_starts_where_measured_would(make):
+    """It starts at |mu|/sigma = 3.04. m deviates by 0.23, so 0.3 away most coordinates are on one side."""
+    below, above = (last_entry(make, noisy(rho))["sign_collapse"] for rho in (2.74, 3.34))
     assert below < 0.2
     assert above > 0.8
 
 
 @each_cell
-def test_the_update_is_what_the_parameters_moved_by(make):
+def test_update_equals_the_change_of_the_parameters(make):
     weight = torch.nn.Parameter(torch.zeros(501, dtype=torch.float64))
     optimizer, records = make([weight], lr=0.01, maximize=True), []
     with Monitor(optimizer, every=1, sink=records.append):
@@ -110,27 +113,27 @@ def test_the_update_is_what_the_parameters_moved_by(make):
                 assert value == pytest.approx(moved[round(float(q) * 500)].item(), rel=1e-6)
 
 
-def test_coordinates_at_the_floor_of_epsilon_and_dead_ones_are_counted():
+def test_coordinates_at_the_epsilon_floor_and_dead_coordinates_are_counted():
     scale = torch.cat([torch.zeros(1000), torch.full((1000,), 1e-9), torch.ones(2000)])
-    entry = stream(mvngrad.MVNGrad, lambda t: scale * torch.randn(4000), eps_s=1e-16)
+    entry = last_entry(mvngrad.MVNGrad, lambda t: scale * torch.randn(4000), eps_s=1e-16)
     assert entry["dead"] == pytest.approx(0.25)
     assert entry["epsilon_floor"] == pytest.approx(1 / 3)
     assert entry["floor"] == pytest.approx(math.sqrt(1e-16 / 0.01))
-    entry = stream(mvngrad.Adam, lambda t: scale * torch.randn(4000))
+    entry = last_entry(mvngrad.Adam, lambda t: scale * torch.randn(4000))
     assert entry["epsilon_floor"] == pytest.approx(1 / 3)
     assert entry["floor"] == 0
 
 
 @pytest.mark.parametrize("options", [{"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}, {"lean": True}], ids=str)
-def test_state_kept_in_less_is_read_all_the_same(options):
-    entry = stream(mvngrad.MVNGrad, noisy(2.0), steps=400, **options)
+def test_smaller_state_is_read(options):
+    entry = last_entry(mvngrad.MVNGrad, noisy(2.0), steps=400, **options)
     assert entry["snr"]["0.5"] == pytest.approx(2, rel=0.1)
     assert entry["m"] == ("rebuilt" if "lean" in options else "kept")
 
 
 @pytest.mark.parametrize("shape", [(3000,), (4, 50, 30), (2, 8, 25, 15)])
 @pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"])
-def test_a_sample_reads_the_same_numbers_as_the_step_does(shape, kind):
+def test_a_sample_equals_the_decoded_state(shape, kind):
     values = torch.randn(shape)
     if len(shape) == 4:
         values = values.to(memory_format=torch.channels_last)
@@ -145,7 +148,7 @@ def test_a_sample_reads_the_same_numbers_as_the_step_does(shape, kind):
         assert torch.equal(row.float(), whole.flatten()[index])
 
 
-def test_a_large_group_is_sampled_evenly_and_always_alike():
+def test_a_large_group_is_sampled_uniformly_and_reproducibly():
     small, large = parameters((100,), (300, 300))
     one, two = (Sample([small, large], 1000, seed=3) for _ in range(2))
     assert sum(count for _, _, count in one.pieces) == 1000
@@ -153,12 +156,12 @@ def test_a_large_group_is_sampled_evenly_and_always_alike():
     (_, index, _) = one.pieces[-1]
     assert index.float().mean().item() == pytest.approx(45000, rel=0.06)
     assert torch.equal(index, two.pieces[-1][1])
-    entry = stream(mvngrad.AdaBelief, noisy(1.0, 40000), steps=200, size=40000)
+    entry = last_entry(mvngrad.AdaBelief, noisy(1.0, 40000), steps=200, size=40000)
     assert (entry["sampled"], entry["coordinates"]) == (2**12, 40000)
     assert entry["snr"]["0.5"] == pytest.approx(1, rel=0.06)
 
 
-def test_a_transfer_is_one_copy_of_each_device():
+def test_a_transfer_returns_the_values_of_each_add():
     transfer = Transfer()
     tickets = [transfer.add([torch.ones(2), torch.zeros(1, dtype=torch.float64)]), transfer.add([]), transfer.add([])]
     tickets.append(transfer.add([torch.full((2, 2), 3.0)]))
@@ -178,12 +181,12 @@ def test_spikes_are_found_at_their_steps(make):
             weight.grad = torch.randn(500) * {130: 100, 131: 60, 205: 30, 300: 4}.get(t, 1)
             optimizer.step()
     spikes = {spike["step"]: spike for r in records for spike in r["groups"][0]["spikes"]}
-    assert sorted(spikes) == [130, 205]  # 4 times is none
+    assert sorted(spikes) == [130, 205]  # 4 times the median is not a spike
     assert spikes[130]["multiple"] == pytest.approx(100, rel=0.1)
     assert (spikes[130]["steps"], spikes[205]["steps"]) == (2, 1)
     assert [spike["ended"] for spike in spikes.values()] == ["another spike", "recovered"]
-    # |z| is at most sqrt((1-beta2^t)/(1-beta2)), 11 at step 130, a tenth of which enters momentum, of usually 0.23. It
-    # takes 0.9 some ten steps to forget the rest.
+    # |z| is at most sqrt((1-beta2^t)/(1-beta2)), 11 at step 130. A tenth of it enters momentum, which is usually 0.23,
+    # and beta1 = 0.9 takes about ten steps to forget it.
     assert 3 < spikes[130]["update_during"] < 7
     assert spikes[130]["update_after"] < spikes[130]["update_during"]
     assert 5 < spikes[130]["recovery_steps"] < 20
@@ -191,7 +194,7 @@ def test_spikes_are_found_at_their_steps(make):
     assert norms["max"] == pytest.approx(100 * norms["median"], rel=0.1)
 
 
-def test_a_gradient_that_is_not_finite_is_a_spike_of_no_size():
+def test_a_gradient_that_is_not_finite_is_a_spike_without_size():
     weight = torch.nn.Parameter(torch.zeros(50))
     optimizer, records = mvngrad.AdaBelief([weight]), []
     with Monitor(optimizer, every=50, sink=records.append):
@@ -204,7 +207,7 @@ def test_a_gradient_that_is_not_finite_is_a_spike_of_no_size():
     json.dumps(records, allow_nan=False)
 
 
-# What is left alone
+# What is not changed
 
 
 def rounds(optimizer, steps=60):
@@ -213,7 +216,7 @@ def rounds(optimizer, steps=60):
 
 
 @pytest.mark.parametrize("make", [*OPTIMIZERS, torch.optim.Adam, torch.optim.AdamW])
-def test_a_monitored_run_is_equal_bit_for_bit(make):
+def test_a_monitored_run_is_bit_identical(make):
     plain, watched = (make(parameters((33, 7), (5,), (), (0,), (64, 3)), lr=0.1) for _ in range(2))
     state = torch.get_rng_state()
     with Monitor(watched, every=7, sink=lambda record: None):
@@ -222,7 +225,7 @@ def test_a_monitored_run_is_equal_bit_for_bit(make):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_copies_and_checkpoints_know_nothing_of_it():
+def test_copies_and_checkpoints_do_not_contain_the_monitor():
     optimizer = mvngrad.MVNGrad(parameters((5, 3)))
     train(optimizer, 3)
     before, keys = pickle.dumps(optimizer), optimizer.state_dict()["param_groups"][0].keys()
@@ -233,7 +236,7 @@ def test_copies_and_checkpoints_know_nothing_of_it():
     train(pickle.loads(pickle.dumps(optimizer)), 3)
     assert records == []
     train(optimizer, 1)
-    assert [record["step"] for record in records] == [4]  # counted on from the state
+    assert [record["step"] for record in records] == [4]  # continues the count in the state
     monitor.detach()
     train(optimizer, 1)
     assert len(records) == 1
@@ -268,7 +271,7 @@ def test_groups_closures_frozen_and_late_parameters():
     assert [(e["group"], e["coordinates"], e["t"]) for e in second] == [(0, 4009, 5), (1, 30, 10), (2, 7, 5)]
 
 
-def test_what_a_sampled_step_alone_costs_can_be_chosen():
+def test_follow_false_records_no_norms_and_no_spikes():
     optimizer, records = torch.optim.AdamW(parameters((5,)), amsgrad=True), []
     with Monitor(optimizer, every=10, sink=records.append, follow=False) as monitor:
         train(optimizer, 10)
@@ -278,7 +281,7 @@ def test_what_a_sampled_step_alone_costs_can_be_chosen():
     assert records[0]["groups"][0]["spikes"] == []
 
 
-def test_steps_that_call_no_hook_are_counted_when_asked_for_a_record():
+def test_record_counts_steps_that_called_no_hook():
     optimizer, records = mvngrad.MVNGrad(parameters((5,))), []
     with Monitor(optimizer, every=10, sink=records.append) as monitor:
         hooks = dict(optimizer._optimizer_step_post_hooks)
@@ -290,7 +293,7 @@ def test_steps_that_call_no_hook_are_counted_when_asked_for_a_record():
     assert [record["step"] for record in records] == [7, 10]
 
 
-def test_without_a_step_or_a_coordinate_there_is_no_record():
+def test_no_record_without_a_step_or_a_coordinate():
     optimizer, records = mvngrad.MVNGrad(parameters((0,))), []
     with Monitor(optimizer, every=1, sink=records.append):
         train(optimizer, 2)
@@ -300,7 +303,7 @@ def test_without_a_step_or_a_coordinate_there_is_no_record():
     assert records == []
 
 
-def test_arguments_that_cannot_be_are_refused():
+def test_invalid_arguments_are_rejected():
     optimizer = mvngrad.MVNGrad(parameters((5,)))
     with pytest.raises(ValueError, match="every=0 is invalid"):
         Monitor(optimizer, every=0)
@@ -311,7 +314,7 @@ def test_arguments_that_cannot_be_are_refused():
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_a_scale_of_amp_that_a_fused_step_divides_by_is_divided_out():
+def test_gradient_norms_are_divided_by_the_grad_scale_of_amp():
     weight = torch.nn.Parameter(torch.zeros(50))
     optimizer, records = mvngrad.MVNGrad([weight]), []
     with Monitor(optimizer, every=40, sink=records.append):
@@ -323,7 +326,7 @@ def test_a_scale_of_amp_that_a_fused_step_divides_by_is_divided_out():
     assert records[0]["groups"][0]["spikes"] == []
 
 
-def test_parameters_of_every_kind_in_one_group():
+def test_parameters_of_several_dtypes_in_one_group():
     shapes = {torch.float64: (7,), torch.bfloat16: (40, 3), torch.complex64: (5, 2)}
     params = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for dtype, shape in shapes.items()]
     optimizer, records = torch.optim.Adam([*params, *parameters((0,), ())]), []
@@ -337,7 +340,7 @@ def test_parameters_of_every_kind_in_one_group():
 # Sinks
 
 
-def test_records_survive_the_death_of_the_process(tmp_path):
+def test_records_survive_kill_9(tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
     code = """
         import sys, torch
@@ -358,7 +361,7 @@ def test_records_survive_the_death_of_the_process(tmp_path):
         assert process.stdout.readline() == "there\n"
         os.kill(process.pid, signal.SIGKILL)
     assert [record["step"] for record in read_records(path)] == [5, 10, 15, 20, 25]
-    # A line cut in half, as a crash of the machine leaves it, is left out, and what follows is whole.
+    # An incomplete line, as a crash leaves it, is skipped, and the next record starts a new line.
     path.write_text(path.read_text()[:-30])
     optimizer = mvngrad.MVNGrad(parameters((5,)))
     with Monitor(optimizer, every=1, sink=path):
@@ -366,7 +369,7 @@ def test_records_survive_the_death_of_the_process(tmp_path):
     assert [record["step"] for record in read_records(path)] == [5, 10, 15, 20, 1, 2]
 
 
-def test_tensorboard_gets_scalars_or_says_what_is_missing(tmp_path, monkeypatch):
+def test_tensorboard_gets_scalars_or_names_the_missing_package(tmp_path, monkeypatch):
     written = []
 
     class Writer:
@@ -397,8 +400,8 @@ def test_tensorboard_gets_scalars_or_says_what_is_missing(tmp_path, monkeypatch)
         TensorBoard(tmp_path)
 
 
-def test_scalars_leave_out_what_is_not_known():
-    entry = stream(mvngrad.LaProp, noisy(1.0), steps=200)
+def test_scalars_omit_none():
+    entry = last_entry(mvngrad.LaProp, noisy(1.0), steps=200)
     names = {name for name, _ in scalars(entry)}
     assert "update/0.5" in names
     assert not any(name.startswith("snr") for name in names)
@@ -411,7 +414,7 @@ def test_scalars_leave_out_what_is_not_known():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("path", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("make", WATCHED)
-def test_only_a_sampled_step_waits_for_the_device(make, path):
+def test_only_a_recorded_step_waits_for_the_device(make, path):
     capturable = {} if path else {"capturable": True}
     optimizer, records = make(parameters((300, 70), (40000,), device="cuda"), **path, **capturable), []
     grads = [torch.randn_like(p) for p in optimizer.param_groups[0]["params"]]
@@ -457,7 +460,7 @@ def test_nothing_happens_while_a_graph_is_captured(make):
     assert records[-1]["step"] == 6
 
 
-def test_a_state_that_is_loaded_with_fewer_entries_and_a_group_that_is_gone_end_no_training():
+def test_loading_less_state_and_removing_a_group_are_handled():
     first, second = parameters((10,), (10,))
     optimizer, records = mvngrad.MVNGrad([{"params": [first, second]}, {"params": parameters((3,))}]), []
     fresh = copy.deepcopy(optimizer.state_dict())
@@ -471,7 +474,7 @@ def test_a_state_that_is_loaded_with_fewer_entries_and_a_group_that_is_gone_end_
     assert [len(record["groups"]) for record in records] == [2, 1]
 
 
-def test_the_default_device_of_torch_is_no_concern_of_a_monitor():
+def test_the_default_device_of_torch_does_not_matter():
     weights, records = parameters((50, 50), (60, 60)), []
     optimizer = mvngrad.MVNGrad(weights)
     with Monitor(optimizer, every=2, sample=100, sink=records.append):
@@ -484,7 +487,7 @@ def test_the_default_device_of_torch_is_no_concern_of_a_monitor():
 
 
 @pytest.mark.parametrize("options", [{"beta_mean": 0.999}, {"lean": True, "eps": 1.0}], ids=["beta_mean", "lean"])
-def test_the_ratio_is_that_of_the_state_with_the_bias_corrections_of_its_own(options):
+def test_the_ratio_uses_the_bias_corrections_of_each_average(options):
     (weight,) = parameters((501,))
     optimizer, records = mvngrad.MVNGrad([weight], betas=(0.9, 0.99), **options), []
     with Monitor(optimizer, every=10, sink=records.append):
@@ -494,3 +497,31 @@ def test_the_ratio_is_that_of_the_state_with_the_bias_corrections_of_its_own(opt
     mean = state["m"] / (1 - 0.999**10) if "m" in state else state["u"] / (1 - 0.9**10) * (root + 1.0)
     expected = (mean.abs() / root).median().item()
     assert records[0]["groups"][0]["ratio"]["0.5"] == pytest.approx(expected, rel=1e-5)
+
+
+# Sharded parameters
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/alone", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"])
+@pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
+def test_a_sharded_parameter_on_one_rank_is_measured_like_a_plain_one(mesh, make, kind):
+    (start,), grads = tensors((40, 30)), tensors(*[(40, 30)] * 30, seed=1)
+
+    def run(placed):
+        weight = torch.nn.Parameter(placed(start.clone()))
+        optimizer, records = make([weight], state_dtype=kind), []
+        with Monitor(optimizer, every=10, sink=records.append, sample=500):
+            for g in grads:
+                weight.grad = placed(g)
+                optimizer.step()
+        return records, variance_gap(optimizer, lambda g: [placed(g)], grads[:5])
+
+    sharded = run(lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)]))
+    assert sharded == run(lambda tensor: tensor)

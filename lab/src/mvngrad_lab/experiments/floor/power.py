@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 from statistics import fmean, variance
 
-from scipy import integrate, stats  # type: ignore[import-untyped]
+from scipy import integrate, stats
 
 MARGIN = 0.3
 """Points within which two cells are called equal."""

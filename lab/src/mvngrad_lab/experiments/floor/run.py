@@ -19,6 +19,7 @@ from typing import Any
 from mvngrad_lab import store
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
+from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store.metrics import read_rows
 from mvngrad_lab.training import checkpoint
@@ -27,8 +28,6 @@ from mvngrad_lab.training.train import require_gpu, train
 
 FINISHED = "finished.jsonl"
 """In the store: one line for each run as it ends, with its curve and the time. All that is worth keeping of a run."""
-GRID_FILE = "floor-cifar100-grid.json"
-OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
 
 
 def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingRecipe]:
@@ -70,16 +69,6 @@ QUEUES = (
     "as-published", "dial", "language-dial",
 )  # fmt: skip
 """In the order in which they can run."""
-
-
-def read_accuracies(*roots: Path) -> dict[str, float]:
-    """Test accuracy by key, of all finished runs in stores and in exported grids; a diverged run has 0."""
-    found = {run.key: run.result.get("test_accuracy", 0.0) for run in store.load_runs(*roots)}
-    for path in [root / name for root in roots for name in (GRID_FILE, OLD_GRID_FILE)]:
-        if path.exists():
-            rows_of_grid = json.loads(path.read_text(encoding="utf-8"))["runs"]
-            found |= {row["key"]: row["metrics"].get("test_accuracy", 0.0) for row in rows_of_grid}
-    return found
 
 
 def train_queue(
