@@ -200,8 +200,8 @@ def variance_gap(
     >>> result.gap > 0
     True
     """
-    frozen, positions = _freeze(optimizer, model, dtype)
-    params = [each.param for each in frozen]
+    frozen = _freeze(optimizer, model, dtype)
+    params = [each.param for each in frozen.values()]
     buffers = [] if model is None else [(buffer, buffer.clone()) for buffer in model.buffers()]
     contributions: list[list[Tensor]] = []
     """For each batch, those of the parameters that had a gradient."""
@@ -213,9 +213,9 @@ def variance_gap(
                 if isinstance(value, Tensor):
                     grads = torch.autograd.grad(value, params, allow_unused=True)
                 else:
-                    grads = [value[i] for i in positions]
+                    grads = [value[i] for i in frozen]
             with torch.no_grad():
-                pairs = zip(frozen, grads, strict=True)
+                pairs = zip(frozen.values(), grads, strict=True)
                 contributions.append([each.add_gradient(grad) for each, grad in pairs if grad is not None])
             del value, grads
     finally:
@@ -223,7 +223,7 @@ def variance_gap(
             for buffer, saved in buffers:
                 buffer.copy_(saved)
     count = len(contributions)
-    results = tuple(result for each in frozen if each.batches > 1 and (result := each.result()).coordinates)
+    results = tuple(result for each in frozen.values() if each.batches > 1 and (result := each.result()).coordinates)
     if not results:
         raise ValueError(f"variance_gap: {count} batches gave no parameter two gradients; a variance needs at least 2")
     total = sum(each.coordinates for each in results)
@@ -234,12 +234,11 @@ def variance_gap(
     return VarianceGap((cells[0].name, cells[1].name), before, after, error, count, total, results)
 
 
-def _freeze(
-    optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype
-) -> tuple[list[_FrozenParameter], list[int]]:
-    """The parameters that have state and require gradients, and their positions among all parameters."""
+def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -> dict[int, _FrozenParameter]:
+    """The parameters that have state and require gradients, by their index among all parameters."""
     model_names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
-    frozen, positions, position = [], [], -1
+    frozen: dict[int, _FrozenParameter] = {}
+    index = -1
     for number, group in enumerate(optimizer.param_groups):
         view = view_group(optimizer, group)
         if not view.rule.lean and "m" not in view.rule.state_names:
@@ -250,12 +249,11 @@ def _freeze(
             raise ValueError("variance_gap: the largest v of amsgrad=True has no counterpart in LaProp to compare with")
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
         for param, name in zip(group["params"], names, strict=True):
-            position += 1
+            index += 1
             state = optimizer.state.get(param)
             if state and param.requires_grad:
                 with torch.no_grad():
-                    frozen.append(_FrozenParameter(model_names.get(id(param), name), param, state, view, dtype))
-                positions.append(position)
+                    frozen[index] = _FrozenParameter(model_names.get(id(param), name), param, state, view, dtype)
     if not frozen:
         raise ValueError("variance_gap: the optimizer has taken no step, so there is no state to freeze")
-    return frozen, positions
+    return frozen
