@@ -34,7 +34,7 @@ def status(claim, result):
 def test_memory_is_counted(monkeypatch):
     result = run(memory, memory.Memory(size=1 << 16))
     assert {status(c, result) for c in ("memory-states", "memory-total")} == {REPRODUCED}
-    monkeypatch.setitem(memory.CELLS, "AdamW", memory.MVNGradW)
+    monkeypatch.setitem(memory.OPTIMIZERS, "AdamW", memory.MVNGradW)
     assert status("memory-states", run(memory, memory.Memory(size=1 << 16))) == NOT_REPRODUCED
 
 

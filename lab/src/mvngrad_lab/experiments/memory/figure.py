@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each byte of the model."""
+"""Figure on memory: bytes of state for each byte of the model."""
 
 from __future__ import annotations
 
@@ -11,26 +11,21 @@ from mvngrad_lab.report.figures.svg import Figure, panel
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
-    ours = {f"MVN-GradW, {name}": times for name, times in result["smaller"].items()}
-    kept = {**result["state"], **ours}
+    smaller = {f"MVN-GradW, {name}": size for name, size in result["smaller"].items()}
+    sizes = {**result["state"], **smaller}
     at = axes("bytes of state / bytes of float32 parameters", "", left=1.5)
-    for place, (name, times) in enumerate(kept.items()):
-        mark = MVNGRAD if name in ours else cell(name)
-        at.barh(place, times, height=0.62, color=LIGHT[mark.color], alpha=0.55 if name in ours else 1.0)
-        at.annotate(number(times), (times, place), xytext=(4, 0), textcoords="offset points", va="center")
-    at.yaxis.set_major_locator(FixedLocator(range(len(kept))))
-    at.yaxis.set_major_formatter(FuncFormatter(lambda place, _: list(kept)[round(place)]))
+    for row, (name, size) in enumerate(sizes.items()):
+        mark, alpha = (MVNGRAD, 0.55) if name in smaller else (cell(name), 1.0)
+        at.barh(row, size, height=0.62, color=LIGHT[mark.color], alpha=alpha)
+        at.annotate(number(size), (size, row), xytext=(4, 0), textcoords="offset points", va="center")
+    at.yaxis.set_major_locator(FixedLocator(range(len(sizes))))
+    at.yaxis.set_major_formatter(FuncFormatter(lambda row, _: list(sizes)[round(row)]))
     at.grid(visible=False)
-    at.set_xlim(0, 1.12 * max(kept.values()))
+    at.set_xlim(0, 1.12 * max(sizes.values()))
     at.invert_yaxis()
-    words = ", ".join(f"{name} {number(times)}" for name, times in kept.items())
-    return [
-        Figure(
-            "State of an optimizer",
-            "Measured after one step. MVN-Grad keeps a third tensor; pale: ours, ways to keep less.",
-            (panel(at, "Times the model, in float32", words),),
-        )
-    ]
+    text = ", ".join(f"{name} {number(size)}" for name, size in sizes.items())
+    caption = "Measured after one step. MVN-Grad has a third state tensor; pale: our variants with smaller state."
+    return [Figure("State of an optimizer", caption, (panel(at, "Times the model, in float32", text),))]
 
 
 FIGURES = {"memory": draw}

@@ -1,4 +1,4 @@
-"""Verdicts on what the optimizers keep."""
+"""Verdicts on the memory of the optimizers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 from mvngrad_lab.report.verdicts import Verdict, decided, judges
 
 
-def tensors(result: dict[str, Any], beside: int, rule: str) -> Verdict:
-    found = {cell: state + beside for cell, state in result["state"].items()}
-    text = ", ".join(f"{cell} {value:.2f}" for cell, value in found.items())
-    expected = {cell: (3 if cell == "MVN-GradW" else 2) + beside for cell in found}
-    small = ", ".join(f"{name} {value + beside:.2f}" for name, value in result["smaller"].items())
-    holds = all(abs(found[cell] / due - 1) <= 0.01 for cell, due in expected.items())
-    return decided(holds, f"{rule}: {text}. MVN-GradW with smaller state: {small}")
+def judge_sizes(result: dict[str, Any], others: int, label: str) -> Verdict:
+    """Compare the state, plus `others` tensors of the model's size, with the number of tensors in the paper."""
+    sizes = {cell: state + others for cell, state in result["state"].items()}
+    holds = all(abs(size / (others + (3 if cell == "MVN-GradW" else 2)) - 1) <= 0.01 for cell, size in sizes.items())
+    text = ", ".join(f"{cell} {size:.2f}" for cell, size in sizes.items())
+    small = ", ".join(f"{name} {state + others:.2f}" for name, state in result["smaller"].items())
+    return decided(holds, f"{label}: {text}. MVN-GradW with smaller state: {small}")
 
 
 @judges("memory-states")
 def _(result: dict[str, Any]) -> Verdict:
-    return tensors(result, 0, "state, in sizes of the model")
+    return judge_sizes(result, 0, "state, in sizes of the model")
 
 
 @judges("memory-total")
 def _(result: dict[str, Any]) -> Verdict:
-    return tensors(result, 2, "parameters, gradients and state, in sizes of the model")
+    return judge_sizes(result, 2, "parameters, gradients and state, in sizes of the model")

@@ -1,4 +1,4 @@
-"""What each optimizer keeps for a parameter, counted after a step."""
+"""Measure the state of each optimizer after a step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from mvngrad.optim.cells import AdaBeliefW, AdamW, LaPropW, MVNGradW
+from mvngrad import AdaBeliefW, AdamW, LaPropW, MVNGradW
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.recipe import Recipe
 
-CELLS = {"AdamW": AdamW, "LaPropW": LaPropW, "AdaBeliefW": AdaBeliefW, "MVN-GradW": MVNGradW}
+OPTIMIZERS = {"AdamW": AdamW, "LaPropW": LaPropW, "AdaBeliefW": AdaBeliefW, "MVN-GradW": MVNGradW}
 SMALLER: dict[str, dict[str, Any]] = {
     "lean": {"lean": True},
     "bf16": {"state_dtype": torch.bfloat16},
@@ -32,19 +32,19 @@ def make_recipe(quick: bool, data: Path | None) -> Memory:
     return Memory()
 
 
-def state(make: Any, size: int, **options: Any) -> float:
-    """Bytes of state over bytes of float32 parameters, step counts and all."""
+def measure_state(optimizer_class: Any, size: int, **options: Any) -> float:
+    """Bytes of state, step counts included, over bytes of float32 parameters."""
     params = [torch.nn.Parameter(torch.zeros(size // 2)) for _ in range(2)]
-    optimizer = make(params, **options)
+    optimizer = optimizer_class(params, **options)
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    kept = [value for p in params for value in optimizer.state[p].values() if isinstance(value, torch.Tensor)]
-    return sum(value.nbytes for value in kept) / sum(p.nbytes for p in params)
+    tensors = [value for p in params for value in optimizer.state[p].values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.nbytes for tensor in tensors) / sum(p.nbytes for p in params)
 
 
 def run(recipe: Memory, data: Path | None, tick: Tick) -> dict[str, Any]:
     return {
-        "state": {cell: state(make, recipe.size) for cell, make in CELLS.items()},
-        "smaller": {name: state(MVNGradW, recipe.size, **options) for name, options in SMALLER.items()},
+        "state": {name: measure_state(optimizer, recipe.size) for name, optimizer in OPTIMIZERS.items()},
+        "smaller": {name: measure_state(MVNGradW, recipe.size, **options) for name, options in SMALLER.items()},
     }

@@ -12,33 +12,31 @@ ROUNDING = 1 + 1e-9
 PANELS = ("long horizon", "early carry-over")
 
 
-def peaks(result: dict[str, Any], panel: str, cell: str) -> Any:
+def get_peaks(result: dict[str, Any], panel: str, cell: str) -> Any:
     return np.array(result["panels"][panel]["peaks"][cell])
 
 
-def bounded(result: dict[str, Any], cell: str) -> tuple[bool, str]:
-    texts, holds = [], True
-    for panel in PANELS:
-        worst, bound = peaks(result, panel, cell).max(), result["panels"][panel]["bounds"][cell]
-        holds &= bool(worst <= bound * ROUNDING)
-        texts.append(f"{panel}: largest peak {worst:.3g}, bound {bound:.3g}")
-    return holds, "; ".join(texts)
+def check_bound(result: dict[str, Any], cell: str) -> tuple[bool, str]:
+    peaks = {panel: get_peaks(result, panel, cell).max() for panel in PANELS}
+    bounds = {panel: result["panels"][panel]["bounds"][cell] for panel in PANELS}
+    text = "; ".join(f"{panel}: largest peak {peaks[panel]:.3g}, bound {bounds[panel]:.3g}" for panel in PANELS)
+    return all(peaks[panel] <= bounds[panel] * ROUNDING for panel in PANELS), text
 
 
 @judges("spike-mvngrad")
 def _(result: dict[str, Any]) -> Verdict:
-    holds, text = bounded(result, "MVN-Grad")
-    far = [p for p in PANELS if (peaks(result, p, "MVN-Grad") > 100 * peaks(result, p, "LaProp")).any()]
+    holds, text = check_bound(result, "MVN-Grad")
+    far = [p for p in PANELS if (get_peaks(result, p, "MVN-Grad") > 100 * get_peaks(result, p, "LaProp")).any()]
     caveat = (
-        f"The constant is |u|/ε, and MVN-Grad reaches it or far exceeds LaProp ({', '.join(far)}): constant "
-        "gradients after the spike leave no variance to divide by. AdaBelief has such a constant too."
+        f"The constant is |u|/ε, and MVN-Grad reaches it or far exceeds LaProp ({', '.join(far)}): the gradients "
+        "after the spike are constant, so their variance vanishes. AdaBelief has such a constant too."
     )
     return decided(holds, text, caveat if far else "")
 
 
 @judges("spike-laprop")
 def _(result: dict[str, Any]) -> Verdict:
-    return decided(*bounded(result, "LaProp"))
+    return decided(*check_bound(result, "LaProp"))
 
 
 @judges("spike-adam")
@@ -53,76 +51,70 @@ def _(result: dict[str, Any]) -> Verdict:
 
 @judges("spike-adam-growth")
 def _(result: dict[str, Any]) -> Verdict:
-    pairs = {name: (panel["adam_growth"], panel["adam_growth_expected"]) for name, panel in result["panels"].items()}
-    text = "; ".join(f"{name}: M^{found:.3f}, expected M^{due:.3f}" for name, (found, due) in pairs.items())
-    return decided(all(abs(found - due) <= 0.05 and found > 0 for found, due in pairs.values()), text)
+    powers = {name: (panel["adam_growth"], panel["adam_growth_expected"]) for name, panel in result["panels"].items()}
+    text = "; ".join(f"{name}: M^{power:.3f}, expected M^{expected:.3f}" for name, (power, expected) in powers.items())
+    return decided(all(abs(power - expected) <= 0.05 and power > 0 for power, expected in powers.values()), text)
 
 
 @judges("spike-adam-bounded")
 def _(result: dict[str, Any]) -> Verdict:
     rows = result["adam_bounded"]
     text = "; ".join(f"({r['beta1']:g}, {r['beta2']:g}): {r['peak']:.4g} of {r['bound']:.4g}" for r in rows)
-    return decided(all(row["peak"] <= row["bound"] * ROUNDING for row in rows), f"(β₁, β₂): peak of bound. {text}")
-
-
-def spread(values: Any) -> float:
-    return float(values.max() / values.min())
+    holds = all(row["peak"] <= row["bound"] * ROUNDING for row in rows)
+    return decided(holds, f"(β₁, β₂): peak of bound. {text}")
 
 
 @judges("spike-figure-long")
 def _(result: dict[str, Any]) -> Verdict:
-    found = {cell: peaks(result, "long horizon", cell) for cell in ("LaProp", "MVN-Grad", "Adam")}
-    text = "largest over smallest peak: " + ", ".join(f"{cell} {spread(v):.3g}" for cell, v in found.items())
-    holds = max(spread(found["LaProp"]), spread(found["MVN-Grad"])) < 10 and spread(found["Adam"]) > 100
-    above = float((found["MVN-Grad"] > found["Adam"]).mean())
-    caveat = f"MVN-Grad's flat line is |u|/ε = {found['MVN-Grad'].max():.3g}, above Adam at {above:.0%} of all M."
-    return decided(holds, text, caveat if above else "")
+    peaks = {cell: get_peaks(result, "long horizon", cell) for cell in ("LaProp", "MVN-Grad", "Adam")}
+    ratios = {cell: values.max() / values.min() for cell, values in peaks.items()}
+    text = "largest over smallest peak: " + ", ".join(f"{cell} {ratio:.3g}" for cell, ratio in ratios.items())
+    above = float((peaks["MVN-Grad"] > peaks["Adam"]).mean())
+    caveat = f"MVN-Grad's flat line is |u|/ε = {peaks['MVN-Grad'].max():.3g}, above Adam at {above:.0%} of all M."
+    holds = max(ratios["LaProp"], ratios["MVN-Grad"]) < 10 and ratios["Adam"] > 100
+    return decided(bool(holds), text, caveat if above else "")
 
 
 @judges("spike-figure-early")
 def _(result: dict[str, Any]) -> Verdict:
     panel = result["panels"]["early carry-over"]
-    away = abs(np.array(panel["sizes"]) / panel["resonance"] - 1) > 0.2
     growth = {cell: np.array(panel["peaks"][cell]) / panel["peaks"][cell][0] for cell in ("LaProp", "MVN-Grad", "Adam")}
     text = "largest peak over that at M = 1: " + ", ".join(f"{cell} {v.max():.3g}" for cell, v in growth.items())
-    calm = [np.maximum(growth["LaProp"], growth["MVN-Grad"])[chosen].max() <= 10 for chosen in (away, ...)]
+    is_bounded = np.maximum(growth["LaProp"], growth["MVN-Grad"]) <= 10
+    is_far = abs(np.array(panel["sizes"]) / panel["resonance"] - 1) > 0.2
     caveat = (
-        f"At M = 1/(1−β₁) = {panel['resonance']:.3g} the spike leaves m equal to the gradients that follow, and "
-        f"MVN-Grad peaks at {panel['at_resonance']['MVN-Grad']:.2g}. Outside 20% around it the claim holds."
+        f"At M = 1/(1−β₁) = {panel['resonance']:.3g} m equals the gradients after the spike, and MVN-Grad peaks at "
+        f"{panel['at_resonance']['MVN-Grad']:.2g}. The claim holds for M more than 20% away from it."
     )
-    return decided(bool(calm[0] and growth["Adam"].max() > 100), text, "" if calm[1] else caveat)
+    holds = is_bounded[is_far].all() and growth["Adam"].max() > 100
+    return decided(bool(holds), text, "" if is_bounded.all() else caveat)
 
 
 @judges("spike-adabelief")
 def _(result: dict[str, Any]) -> Verdict:
-    shares = {p: (peaks(result, p, "AdaBelief") > 10 * peaks(result, p, "MVN-Grad")).mean() for p in PANELS}
+    shares = {p: (get_peaks(result, p, "AdaBelief") > 10 * get_peaks(result, p, "MVN-Grad")).mean() for p in PANELS}
     text = "; ".join(f"{panel}: above 10 times MVN-Grad's at {share:.0%} of all M" for panel, share in shares.items())
     return decided(max(shares.values()) >= 0.5, text)
 
 
 @judges("multi-spike-laprop")
 def _(result: dict[str, Any]) -> Verdict:
-    trains = result["trains"]
-    worst, bound = max(trains["laprop"]), trains["laprop_bound"]
-    return decided(worst <= bound * ROUNDING, f"largest |z| {worst:.4g}, bound {bound:.4g}")
+    largest, bound = max(result["trains"]["laprop"]), result["trains"]["laprop_bound"]
+    return decided(largest <= bound * ROUNDING, f"largest |z| {largest:.4g}, bound {bound:.4g}")
 
 
 @judges("multi-spike-mvngrad")
 def _(result: dict[str, Any]) -> Verdict:
     trains = result["trains"]
-    worst, bound, jump = max(trains["mvngrad"]), trains["mvngrad_bound"], max(trains["shifted"])
-    caveat = f"The condition is needed: where the gradient jumps and stays, |z| reaches {jump:.2g}."
-    return decided(
-        worst <= bound * ROUNDING,
-        f"largest |z| at {sum(trains['spikes']):.0f} spikes {worst:.4g}, bound {bound:.4g}",
-        caveat if jump > bound else "",
-    )
+    largest, bound, jump = max(trains["mvngrad"]), trains["mvngrad_bound"], max(trains["shifted"])
+    text = f"largest |z| at {sum(trains['spikes']):.0f} spikes {largest:.4g}, bound {bound:.4g}"
+    caveat = f"The condition is needed: if the gradient jumps and stays there, |z| reaches {jump:.2g}."
+    return decided(largest <= bound * ROUNDING, text, caveat if jump > bound else "")
 
 
 @judges("z-clip")
 def _(result: dict[str, Any]) -> Verdict:
-    clip = result["trains"]["z_clip"]
-    worst = max(max(panel["clipped"]) for panel in result["panels"].values())
+    largest = max(max(panel["clipped"]) for panel in result["panels"].values())
     jump = max(result["trains"]["shifted_clipped"])
-    text = f"largest update after one spike {worst:.4g}; largest |z| where the gradient jumps and stays {jump:.4g}"
-    return decided(max(worst, jump) <= clip * ROUNDING, text)
+    text = f"largest update after one spike {largest:.4g}; largest |z| if the gradient jumps and stays there {jump:.4g}"
+    return decided(max(largest, jump) <= result["trains"]["z_clip"] * ROUNDING, text)

@@ -20,21 +20,22 @@ def _(result: dict[str, Any]) -> Verdict:
 
 @judges("gap-nonnegative")
 def _(result: dict[str, Any]) -> Verdict:
-    found = {row["noise"]: row["closed_form"] for row in result["symmetric"]}
-    holds = all(gap >= 0 for gap in found.values()) and found["normal"] > 0 and found["uniform"] > 0
-    text = ", ".join(f"{noise} {gap:.4f}" for noise, gap in found.items())
-    return decided(holds, f"{text}. Signs leave (g−m)², and with it the normalizer, no randomness")
+    gaps = {row["noise"]: row["closed_form"] for row in result["symmetric"]}
+    holds = all(gap >= 0 for gap in gaps.values()) and gaps["normal"] > 0 and gaps["uniform"] > 0
+    text = ", ".join(f"{noise} {gap:.4f}" for noise, gap in gaps.items())
+    return decided(holds, f"{text}. With signs, (g−m)² and the normalizer are not random")
 
 
 @judges("gap-lower-bound")
 def _(result: dict[str, Any]) -> Verdict:
     tracking, turning = result["tracking"], result["tracking"]["turning"]["along m"]
     slack = [gap - bound for gap, bound in zip(tracking["gaps"], tracking["bound"], strict=True)]
-    best = max(tracking["bound"])
-    text = f"smallest slack over {len(slack)} errors {min(slack):.3g}; largest bound {best:.3g}"
-    turned = f" The gap itself turns negative where m underrates the mean by {turning:.2f} σ." if turning else ""
-    caveat = f"The bound is negative throughout, because of σ/ε², and promises nothing here.{turned}"
-    return decided(min(slack) >= 0, text, caveat if best < 0 else "")
+    largest = max(tracking["bound"])
+    text = f"smallest slack over {len(slack)} errors {min(slack):.3g}; largest bound {largest:.3g}"
+    caveat = "The bound is negative for every error, because of σ/ε², and says nothing here."
+    if turning:
+        caveat += f" The gap itself becomes negative where m underestimates the mean by {turning:.2f} σ."
+    return decided(min(slack) >= 0, text, caveat if largest < 0 else "")
 
 
 @judges("gap-beyond")
@@ -44,7 +45,6 @@ def _(result: dict[str, Any]) -> Verdict:
     text = "; ".join(
         f"β₂ {r['beta2']:g}, μ/σ {r['mu']:g}: {r['mean']:.2g} [{r['low']:.2g}, {r['high']:.2g}]" for r in rows
     )
-    caveat = f"On average and not step by step: up to {worst:.0%} of the pasts have a negative gap."
-    return decided(
-        all(row["low"] > 0 for row in rows), f"mean gap, 99% interval. {text}", caveat if worst > 0.05 else ""
-    )
+    caveat = f"On average, not at every step: up to {worst:.0%} of the pasts have a negative gap."
+    holds = all(row["low"] > 0 for row in rows)
+    return decided(holds, f"mean gap, 99% interval. {text}", caveat if worst > 0.05 else "")
