@@ -74,26 +74,26 @@ def run(recipe: Null, **given: Any) -> FinishedRun:
     return FinishedRun(recipe.key, recipe.name, recipe.settings, {}, {"loss": recipe.lr})
 
 
-def _worker(url: str, root: Path, together: Any, found: Any) -> None:
+def _worker(url: str, root: Path, barrier: Any, messages: Any) -> None:
     """A worker process, which waits until all have started."""
     said: list[str] = []
-    together.wait()
+    barrier.wait()
     done = run_worker(parse_address(url), NAME, load_sweep(NAME), root=root, say=said.append)
     trouble = sum(TROUBLE.search(line) is not None for line in said) + done["raised"]
     marks = import_module("benchmarks.sweep").MARKS  # not of __main__, which a child process has under another name
-    found.put(([after - before for before, after in pairwise(marks)], trouble))
+    messages.put(([after - before for before, after in pairwise(marks)], trouble))
 
 
 def measure(url: str, workers: int) -> dict[str, Any]:
     """Time all runs of a new sweep with this many workers."""
     spawn = multiprocessing.get_context("spawn")
-    together, found = spawn.Barrier(workers), spawn.Queue()
+    barrier, messages = spawn.Barrier(workers), spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
         init_sweep(parse_address(url), NAME, load_sweep(NAME), heartbeat=1, say=lambda text: None)
-        members = [spawn.Process(target=_worker, args=(url, Path(folder), together, found)) for _ in range(workers)]
+        members = [spawn.Process(target=_worker, args=(url, Path(folder), barrier, messages)) for _ in range(workers)]
         for each in members:
             each.start()
-        answers = [found.get(timeout=600) for _ in members]
+        answers = [messages.get(timeout=600) for _ in members]
         for each in members:
             each.join()
     queue = Queue(parse_address(url), NAME)
