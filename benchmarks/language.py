@@ -87,7 +87,7 @@ class Plain:
         synchronize(self.device)
 
     def step(self) -> None:
-        recipe, windows = self.recipe, tokens.numbers(self.windows[self.steps % len(self.windows)])
+        recipe, windows = self.recipe, tokens.token_ids(self.windows[self.steps % len(self.windows)])
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.learning_rate(self.steps % recipe.steps, recipe.epoch_steps)
         self.optimizer.zero_grad()

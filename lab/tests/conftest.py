@@ -34,7 +34,7 @@ class Letters:
 @pytest.fixture
 def letters(monkeypatch):
     """Text is prepared without GPT-2's vocabulary."""
-    monkeypatch.setattr("mvngrad_lab.tasks.language.data.text_bpe.encoding", lambda vocabulary: Letters())
+    monkeypatch.setattr("mvngrad_lab.tasks.language.data.prepare.load_encoding", lambda vocabulary: Letters())
 
 
 @pytest.fixture

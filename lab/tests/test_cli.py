@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 from mvngrad_lab import cli, store
 from mvngrad_lab.cli import train
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
-from mvngrad_lab.tasks.language.data import prepared
+from mvngrad_lab.tasks.language.data import prepare
 from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
 from mvngrad_lab.training.train import SMALL_IMAGES, SMALL_TEXT
 
@@ -72,7 +72,7 @@ def test_another_pipe_that_breaks_is_an_error(monkeypatch, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_that_is_stopped_says_where_and_ends_as_shells_expect(monkeypatch, capsys, folder, number):
-    name, _ = prepared.prepare_folder(folder, folder.parent / "data", workers=1)
+    name, _ = prepare.prepare_folder_tokens(folder, folder.parent / "data", workers=1)
     words = [*LANGUAGE, "--text", name, "--data", "data"]
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -158,7 +158,7 @@ def test_ctrl_c_is_one_word_and_130(capsys, monkeypatch, tmp_path, words):
     (tmp_path / "monitor.jsonl").touch()
     monkeypatch.setattr(store, "load_runs", interrupted)
     monkeypatch.setattr(store.RunFolder, "run", property(interrupted))
-    monkeypatch.setattr(prepared, "prepare_folder", interrupted)
+    monkeypatch.setattr(prepare, "prepare_folder_tokens", interrupted)
     monkeypatch.setattr("mvngrad.diagnostics.read_records", interrupted, raising=False)
     assert cli.main(words.split()) == 130
     assert capsys.readouterr().err == "Interrupted\n"
@@ -179,7 +179,7 @@ def test_a_folder_of_text_is_named_and_prepared_in_every_spelling(folder, monkey
 
     assert cli.main([*LANGUAGE, *words, "--data=d2"]) == 2
     (recipe,) = seen
-    name, _ = prepared.prepare_folder(folder, folder.parent / "d2", workers=1)
+    name, _ = prepare.prepare_folder_tokens(folder, folder.parent / "d2", workers=1)
     assert recipe.text == name
     assert name.startswith("my-texts-")
     assert (folder.parent / "d2" / "tokens" / name / "manifest.json").is_file()
@@ -187,7 +187,7 @@ def test_a_folder_of_text_is_named_and_prepared_in_every_spelling(folder, monkey
 
 
 def test_nothing_is_tokenized_for_a_command_that_is_not_carried_out(folder, capsys, monkeypatch):
-    monkeypatch.setattr(prepared, "prepare_folder", None)
+    monkeypatch.setattr(prepare, "prepare_folder_tokens", None)
     words = [*LANGUAGE, "--text", "my texts"]
     assert refused(capsys, *words, "--lr", "-1").startswith("lr=-1.0 is invalid")
     for last in ("--help", "--nonsense"):

@@ -356,12 +356,12 @@ def test_progress_prints_lines_where_there_is_no_terminal(command, capsys, monke
         return capsys.readouterr()
 
     assert printed() == ("", "")
-    monkeypatch.setattr(command, "QUIET", 0.0)
+    monkeypatch.setattr(command, "REPORT_EVERY", 0.0)
     assert printed() == ("", "download: 1.0 MB of 4.0 MB, 25%\ndownload: 2.0 MB\n")
 
 
 def test_unknown_data_set_is_refused_with_the_known_ones(command):
-    with pytest.raises(ValueError, match="NAME='nosuch' is no data set; there are mnist, cifar100, wikitext103"):
+    with pytest.raises(ValueError, match="NAME='nosuch' is no data set; there are cifar100, mnist, wikitext103"):
         command.Get("nosuch")()
 
 

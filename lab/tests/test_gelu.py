@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mvngrad_lab.tasks.language.kernels.gelu import gelu
+from mvngrad_lab.tasks.language.kernels.gelu import gelu, gelu_backward
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -15,8 +15,6 @@ each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mar
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 100), (128, 512), (129, 513)])
 def test_the_gradient_and_its_sums_are_those_in_float64(triton, device, dtype, shape):
-    from mvngrad_lab.tasks.language.kernels.gelu_kernel import gelu_backward
-
     x, grad = (scale * torch.randn(shape, dtype=torch.float64) for scale in (3.0, 1.0))
     x, grad = x.to(device, dtype), grad.to(device, dtype)
     exact = x.double().requires_grad_()
@@ -28,8 +26,6 @@ def test_the_gradient_and_its_sums_are_those_in_float64(triton, device, dtype, s
 
 
 def test_what_is_not_contiguous_is_taken_as_it_reads(triton):
-    from mvngrad_lab.tasks.language.kernels.gelu_kernel import gelu_backward
-
     x, grad = torch.randn(5, 7), torch.randn(5, 7)
     found, right = gelu_backward(x.T, grad.T), gelu_backward(x.T.contiguous(), grad.T.contiguous())
     assert all(map(torch.equal, found, right))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from vision import torchvision
 
-from mvngrad_lab.tasks.language.data import text_bpe
+from mvngrad_lab.tasks.language.data.prepare import load_encoding
 from mvngrad_lab.tasks.language.model import (
     GPT2,
     GPT2_30M,
@@ -237,7 +237,7 @@ def real_text(length):
         pytest.skip("needs WikiText-103's validation text and GPT-2's vocabulary")
     pytest.importorskip("tiktoken", reason="needs tiktoken")
     text = lzma.decompress(path.read_bytes())[: 20 * length].decode(errors="ignore")
-    return torch.tensor([text_bpe.encoding(DATA / "gpt2_bpe").encode_ordinary(text)[:length]])
+    return torch.tensor([load_encoding(DATA / "gpt2_bpe").encode_ordinary(text)[:length]])
 
 
 def test_weights_of_124m_go_to_hugging_face_and_back_and_predict_the_same_on_real_text():

@@ -1,8 +1,6 @@
 """Language models: the paper's settings, windows that depend on seed and step alone, and losses that are right."""
 
 import dataclasses
-import hashlib
-import json
 import shutil
 import subprocess
 import sys
@@ -14,12 +12,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.store import metrics
-from mvngrad_lab.tasks import files
-from mvngrad_lab.tasks.files import DamagedFile, KnownFile
 from mvngrad_lab.tasks.language import recipe as language
-from mvngrad_lab.tasks.language.data import text, text_corpora, tokens
-from mvngrad_lab.tasks.language.data.prepared import prepare_folder, prepared
-from mvngrad_lab.tasks.language.data.tokens import Manifest, Tokens
+from mvngrad_lab.tasks.language.data import tokens
+from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens, write_tokens
+from mvngrad_lab.tasks.language.data.text import Corpus
+from mvngrad_lab.tasks.language.data.tokens import Tokens
 from mvngrad_lab.tasks.language.recipe import WikiText103, openwebtext, wikitext103
 from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training import parallel, step
@@ -50,14 +47,10 @@ def data(tmp_path):
     first, second, *pages = [path.read_bytes().decode("ascii", "ignore") for path in sorted(DOCS.rglob("*.md"))]
     write(tmp_path / "pages" / "a.txt", *pages)
     write(tmp_path / "pages" / "validation.txt", second[:1500])
-    name, _ = prepare_folder(tmp_path / "pages", home, workers=1)
+    name, _ = prepare_folder_tokens(tmp_path / "pages", home, workers=1)
     (home / "tokens" / name).rename(home / "tokens" / "pages")
-    text.prepare(
-        [write(tmp_path / "official.txt", first[:700])],
-        home / "tokens" / "wikitext103-validation",
-        source="official",
-        validation=1.0,
-    )
+    official = Corpus("official", (write(tmp_path / "official.txt", first[:700]),), validation=1.0)
+    write_tokens(official, home / "tokens" / "wikitext103-validation")
     return home
 
 
@@ -70,8 +63,8 @@ def small(**settings):
 
 
 def as_rank(monkeypatch, rank, ranks):
-    monkeypatch.setattr(parallel, "rank", lambda: rank)
-    monkeypatch.setattr(parallel, "ranks", lambda: ranks)
+    monkeypatch.setattr(parallel, "get_rank", lambda: rank)
+    monkeypatch.setattr(parallel, "get_world_size", lambda: ranks)
 
 
 # The recipes
@@ -204,10 +197,10 @@ def test_the_windows_of_a_step_are_those_of_its_number_in_the_run(data):
     assert torch.equal(torch.cat(plans), LanguageTask(long, data, CPU).plan_epoch(long, 0)["tokens"])
     assert not torch.equal(plans[0], task.plan_epoch(small(seed=6), 0)["tokens"])
     inputs, targets = task.make_batch({"tokens": plans[1][2]})
-    starts = tokens.offsets(5, 6, 4, 64, len(task.train))
+    starts = tokens.window_starts(5, 6, 4, 64, len(task.train))
     for at, start in enumerate(starts.tolist()):
-        assert torch.equal(inputs[at], tokens.numbers(task.train.data[start : start + 64]))
-        assert torch.equal(targets[at], tokens.numbers(task.train.data[start + 1 : start + 65]))
+        assert torch.equal(inputs[at], tokens.token_ids(task.train.data[start : start + 64]))
+        assert torch.equal(targets[at], tokens.token_ids(task.train.data[start + 1 : start + 65]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -226,7 +219,7 @@ def plain(model, part, starts):
     """The mean loss of the windows from `starts` on, one by one and with the logits of the whole."""
     losses = []
     for start in starts:
-        window = tokens.numbers(part.data[start : start + 65])
+        window = tokens.token_ids(part.data[start : start + 65])
         losses.append(cross_entropy(model(window[None, :-1])[0], window[1:]))
     return torch.stack(losses).double().mean().item()
 
@@ -244,7 +237,7 @@ def test_evaluation_is_the_mean_over_windows_that_do_not_overlap(data):
     official = Tokens.open(data / "tokens" / "wikitext103-validation", "validation")
     expected = plain(model, official, range(0, (len(official) - 1) // 64 * 64, 64))
     assert found["wikitext103_loss"] == pytest.approx(expected, rel=1e-6)
-    drawn = tokens.offsets(0, -1, count, 64, len(task.train)).tolist()
+    drawn = tokens.window_starts(0, -1, count, 64, len(task.train)).tolist()
     assert found["train_loss"] == pytest.approx(plain(model, task.train, drawn), rel=1e-6)
     assert "train_loss" not in task.evaluate(model, final=False)
 
@@ -265,7 +258,7 @@ def test_evaluation_is_spread_over_processes_that_call_the_model_equally_often(d
     task = LanguageTask(small(eval_windows=5), data, CPU)
     model, calls, parts = build_initial_model(task, 1).eval(), [], []
     whole = task.evaluate(model, final=False)["validation_loss"]
-    monkeypatch.setattr(parallel, "average", lambda total: total)  # it is taken below
+    monkeypatch.setattr(parallel, "all_reduce_mean", lambda total: total)  # it is taken below
     model.register_forward_hook(lambda *given: calls.append(given))
     counts = set()
     for rank in range(ranks):
@@ -306,115 +299,6 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_stopped(data, tmp_pat
         train(recipe, root=tmp_path / "again", observe=stop, checkpoint_every=0, **quiet)
     step.clear_cache()
     assert train(recipe, root=tmp_path / "again", **quiet).result["weights"] == done.result["weights"]
-
-
-# From text to tokens
-
-
-def told(folder, split):
-    return tokens.numbers(Tokens.open(folder, split).data).tolist()
-
-
-def spelled(*documents):
-    return [number for document in documents for number in (*document.encode(), tokens.END_OF_TEXT)]
-
-
-def test_a_text_is_prepared_once_and_found_again(tmp_path, monkeypatch):
-    home, seen = tmp_path / "home", []
-    path = write(home / "wikipedia_en" / "wikipedia_en.0.txt", "one", "two")
-    folder = prepared("wikipedia_en", home, workers=1, on_progress=lambda *counts: seen.append(counts))
-    assert folder == home / "tokens" / "wikipedia_en" == tokens.located("wikipedia_en", home)
-    assert told(folder, "train") == spelled("one", "two")
-    assert "stand-in" in Manifest.read(folder).source
-    assert seen[-1] == (path.stat().st_size,) * 2
-    monkeypatch.setattr(text, "_make", None)
-    assert prepared("wikipedia_en", home, workers=1) == folder
-    path.unlink()  # the tokens are enough
-    assert prepared("wikipedia_en", home, workers=1) == folder
-    (folder / "train.bin").write_bytes(b"\0" * (folder / "train.bin").stat().st_size)
-    with pytest.raises(DamagedFile, match=r"sha256 .* Delete its folder"):
-        prepared("wikipedia_en", home, workers=1)
-
-
-def test_a_text_that_is_not_there_is_downloaded_if_it_can_be(tmp_path, monkeypatch):
-    def download(name, folder, on_progress):
-        write(files.data_folder(folder) / name / "openwebtext.tar")
-        return files.data_folder(folder)
-
-    monkeypatch.setattr(text_corpora, "download", download)
-    monkeypatch.setattr(text, "prepare", lambda files, folder, **options: folder.mkdir(parents=True))
-    assert prepared("openwebtext", tmp_path / "new") == tmp_path / "new" / "tokens" / "openwebtext"
-    monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "named"))
-    assert prepared("openwebtext") == tmp_path / "named" / "tokens" / "openwebtext"
-    with pytest.raises(FileNotFoundError, match=r"wikipedia_en is not in .*; name a folder that has it"):
-        prepared("wikipedia_en", tmp_path / "new")
-    with pytest.raises(ValueError, match="name='c4' is no known text"):
-        prepared("c4", tmp_path / "new")
-
-
-def test_wikitext103s_validation_text_alone_is_enough_to_validate_on(tmp_path, monkeypatch):
-    path = write(tmp_path / "wikitext103" / "wiki.valid.tokens", " \n = valid = \n \n words \n")
-    known = KnownFile(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(DamagedFile, match=r"is not wiki\.valid\.tokens as published"):
-        prepared("wikitext103-validation", tmp_path, workers=1)
-    monkeypatch.setattr(text_corpora, "WIKITEXT103_VALIDATION", known)
-    folder = prepared("wikitext103-validation", tmp_path, workers=1)
-    assert folder == tmp_path / "tokens" / "wikitext103-validation"
-    assert told(folder, "train") == []
-    assert told(folder, "validation") == spelled(path.read_text())
-
-
-def test_a_folder_of_ones_own_is_named_by_its_content(tmp_path):
-    mine, home = tmp_path / "My texts", tmp_path / "home"
-    write(mine / "a.txt", "one", "two")
-    write(mine / "validation.txt", "three")
-    name, folder = prepare_folder(mine, home, workers=1)
-    assert name.startswith("My-texts-")
-    assert folder == home / "tokens" / name == tokens.located(name, home)
-    assert dataclasses.replace(wikitext103("adam"), text=name).text == name
-    assert (told(folder, "train"), told(folder, "validation")) == (spelled("one", "two"), spelled("three"))
-    (mine / "a.txt").rename(mine / "b.txt")
-    assert prepare_folder(mine, home, workers=1) == (name, folder)
-    write(mine / "validation.txt", "four")
-    other, _ = prepare_folder(mine, home, workers=1)
-    (mine / "validation.txt").unlink()
-    write(mine / "b.txt", "one", "page 1016")  # whose sha256 begins below 0.5%
-    third, place = prepare_folder(mine, home, workers=1)
-    assert (told(place, "train"), told(place, "validation")) == (spelled("one"), spelled("page 1016"))
-    assert len({name, other, third}) == 3
-    assert json.loads((folder / "manifest.json").read_text())["validation"]["tokens"] == 6
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (
-            {"a": "one", "b": "two"},
-            r"nothing to validate on: none of its documents is among the 0\.5% .*validation\.txt",
-        ),
-        ({"a": "one", "validation": " \n"}, r"nothing to validate on: validation\.txt is blank; put .*validation\.txt"),
-        ({"a": "page 1016"}, "nothing to train on: its .txt files are blank, or held out"),
-        ({"a": "\n", "validation": "two"}, "nothing to train on"),
-    ],
-    ids=["few", "blank validation", "all held out", "blank"],
-)
-def test_a_folder_that_cannot_be_trained_on_is_refused_before_it_is_tokenized(tmp_path, monkeypatch, files, message):
-    for name, document in files.items():
-        write(tmp_path / "mine" / f"{name}.txt", document)
-    monkeypatch.setattr(text, "_make", None)
-    with pytest.raises(ValueError, match=message):
-        prepare_folder(tmp_path / "mine", tmp_path / "home", workers=1)
-    assert not (tmp_path / "home").exists()
-
-
-def test_a_text_whose_tokens_are_nowhere_is_told_with_what_there_is(data):
-    (data / "tokens" / ".trash").mkdir()
-    there = r"Prepared are: pages, wikitext103-validation$"
-    with pytest.raises(FileNotFoundError, match=rf"text='mine' .*; `mvngrad data prepare FOLDER` .*{there}") as told:
-        tokens.located("mine", data)
-    assert "data get" not in str(told.value)
-    with pytest.raises(FileNotFoundError, match=rf"; `mvngrad data get wikitext103` prepares it\. {there}"):
-        tokens.located("wikitext103", data)
 
 
 def test_recipes_that_differ_outside_the_step_share_theirs():

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import math
 
@@ -67,10 +68,11 @@ def test_a_run_writes_both_parts(run, capsys):
 
 
 def test_real_tokens_are_trained_on_where_there_are_some(run, tmp_path):
-    folder, part = tmp_path / "data" / "tokens" / STAND_IN, Part(tokens=200, documents=1, sha256="0" * 64)
+    folder, content = tmp_path / "data" / "tokens" / STAND_IN, bytes([7, 0]) * 200
+    part = Part(tokens=200, documents=1, sha256=hashlib.sha256(content).hexdigest())
     folder.mkdir(parents=True)
     for split in ("train", "validation"):
-        (folder / f"{split}.bin").write_bytes(bytes([7, 0]) * part.tokens)
+        (folder / f"{split}.bin").write_bytes(content)
     Manifest("sevens", "none", "none", files=(), train=part, validation=part).write(folder)
     result, page = run("--data", str(tmp_path / "data"), "--rounds", "1")
     assert result["data"].startswith("sevens (200 tokens")

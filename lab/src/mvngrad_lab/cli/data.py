@@ -1,4 +1,4 @@
-"""`mvngrad data`: get data sets, prepare text, see what is here."""
+"""`mvngrad data`: get data sets, prepare text, list what is here."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg, subcommand
 
+from mvngrad_lab import tasks
 from mvngrad_lab.cli.options import DataOrSample
+from mvngrad_lab.tasks.files import OnProgress
+from mvngrad_lab.tasks.language.data.text import TEXTS
 
-IMAGES = ("mnist", "cifar100")
-QUIET = 30.0
-"""Seconds between lines where there is no bar."""
-Told = Callable[[int, int | None], Any]
-"""Is told how many bytes are done, and of how many."""
-DATA_SETS = (*IMAGES, "wikitext103", "openwebtext", "wikipedia_en", "wikitext103-validation")
-Home = Annotated[
+IMAGES = tuple(path.parent.name for path in sorted(Path(tasks.__path__[0]).glob("*/data.py")))
+"""Tasks whose data.py has `download(folder, on_progress)` and `load(folder)`."""
+DATA_SETS = (*IMAGES, *TEXTS)
+REPORT_EVERY = 30.0
+"""Seconds between lines of progress where there is no terminal."""
+TargetFolder = Annotated[
     Path | None,
     arg(metavar="FOLDER", help="where it is, or is put", help_behavior_hint="(default: MVNGRAD_DATA's, or the cache)"),
 ]
@@ -28,74 +30,75 @@ Home = Annotated[
 
 @dataclass
 class Get:
-    """Download a data set, with checksums, and make tokens of a text. What is there is verified and kept.
+    """Download a data set, verify it by checksums, and tokenize text. Existing files are verified and kept.
 
     wikipedia_en, our stand-in for the texts of the paper, and wikitext103-validation are not downloaded: FOLDER has
     the text.
     """
 
     name: Annotated[Positional[str], arg(metavar="NAME", help=", ".join(DATA_SETS))]
-    data: Home = None
+    data: TargetFolder = None
 
     def __call__(self) -> int:
-        from mvngrad_lab.tasks.language.data.prepared import prepared
+        from mvngrad_lab.tasks.language.data.prepare import prepare_tokens
 
         if self.name not in DATA_SETS:
             raise ValueError(f"NAME={self.name!r} is no data set; there are {', '.join(DATA_SETS)}")
         with progress() as bar:
             if self.name in IMAGES:
-                module = import_module(f"mvngrad_lab.tasks.{self.name}.data")
+                module = _data_module(self.name)
                 folder = module.download(self.data, bar("download"))
-                told = f"{folder / self.name}: {module.load(folder).source}"
+                description = f"{folder / self.name}: {module.load(folder).source}"
             else:
-                told = described(prepared(self.name, self.data, on_progress=bar("tokens"), on_download=bar("download")))
-        print(told)
+                tokens = prepare_tokens(self.name, self.data, on_progress=bar("tokens"), on_download=bar("download"))
+                description = describe_tokens(tokens)
+        print(description)
         return 0
 
 
 @dataclass
 class Prepare:
-    """Make tokens of the .txt files of a folder, and print the name by which `train --text` knows them."""
+    """Tokenize the .txt files of a folder, and print the name to give to `train --text`."""
 
-    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="a folder with text, and with others in it")]
-    data: Home = None
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="a folder with text, also in subfolders")]
+    data: TargetFolder = None
 
     def __call__(self) -> int:
-        from mvngrad_lab.tasks.language.data.prepared import prepare_folder
+        from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens
 
         with progress() as bar:
-            name, place = prepare_folder(self.folder, self.data, on_progress=bar("tokens"))
-        print(f"{described(place)}\n{name}")
+            name, tokens = prepare_folder_tokens(self.folder, self.data, on_progress=bar("tokens"))
+        print(f"{describe_tokens(tokens)}\n{name}")
         return 0
 
 
 @dataclass
 class List:
-    """Say which data sets are here, and which digits a reproduction would use."""
+    """List the data sets that are here, and which digits a reproduction would use."""
 
     data: DataOrSample = None
 
     def __call__(self) -> int:
-        from mvngrad_lab.tasks.language.data import tokens
+        from mvngrad_lab.tasks.language.data.tokens import list_texts
 
         for name in IMAGES:
             try:
-                found = import_module(f"mvngrad_lab.tasks.{name}.data").load(self.data).source
+                description = _data_module(name).load(self.data).source
             except (FileNotFoundError, ValueError) as error:
-                found = str(error)
-            print(f"{name}: {found}")
+                description = str(error)
+            print(f"{name}: {description}")
         try:
-            texts = tokens.texts(self.data)
+            folders = list_texts(self.data)
         except FileNotFoundError:
-            return 0  # as was said of every data set
-        for name, place in texts.items():
-            print(f"{name}: {described(place)}")
+            return 0  # --data is not a folder, as was printed for every data set
+        for name, folder in folders.items():
+            print(f"{name}: {describe_tokens(folder)}")
         return 0
 
 
 @dataclass
 class DataSets:
-    """Get data sets, make tokens of text, and see what is here."""
+    """Get data sets, tokenize text, and list what is here."""
 
     command: (
         Annotated[Get, subcommand("get")]
@@ -107,20 +110,22 @@ class DataSets:
         return self.command()
 
 
-def described(folder: Path) -> str:
-    """Tokens in words."""
+def _data_module(task: str) -> Any:
+    return import_module(f"{tasks.__name__}.{task}.data")
+
+
+def describe_tokens(folder: Path) -> str:
     from mvngrad_lab.tasks.language.data.tokens import Manifest
 
-    found = Manifest.read(folder)
-    return (
-        f"{folder}: {found.source}; {found.train.tokens:,} tokens to train on, {found.validation.tokens:,} to validate"
-    )
+    manifest = Manifest.read(folder)
+    train, validation = manifest.train.tokens, manifest.validation.tokens
+    return f"{folder}: {manifest.source}; {train:,} tokens to train on, {validation:,} to validate"
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], Told]]:
-    """Bars on a terminal, each from the first time that it is told something; elsewhere a line now and then. They are
-    on stderr: what a command prints is what it made.
+def progress() -> Iterator[Callable[[str], OnProgress]]:
+    """Make progress bars by name, each shown from its first report; without a terminal, lines every REPORT_EVERY
+    seconds. They go to stderr: what a command prints to stdout is its result.
     """
     from rich.console import Console
     from rich.filesize import decimal
@@ -129,25 +134,25 @@ def progress() -> Iterator[Callable[[str], Told]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
 
-    def lines(name: str) -> Told:
+    def make_lines(name: str) -> OnProgress:
         last = time.monotonic()
 
-        def told(done: int, total: int | None) -> None:
+        def report(done: int, total: int | None) -> None:
             nonlocal last
-            if time.monotonic() - last >= QUIET:
+            if time.monotonic() - last >= REPORT_EVERY:
                 last = time.monotonic()
                 share = f" of {decimal(total)}, {done / total:.0%}" if total else ""
                 console.print(f"{name}: {decimal(done)}{share}", highlight=False, soft_wrap=True)
 
-        return told
+        return report
 
     if not console.is_terminal:
-        yield lines
+        yield make_lines
         return
     with Progress(*columns, console=console, transient=True) as bars:
 
-        def bar(name: str) -> Told:
-            task = bars.add_task(name, total=None, visible=False)
-            return lambda done, total: bars.update(task, completed=done, total=total, visible=True)
+        def make_bar(name: str) -> OnProgress:
+            bar = bars.add_task(name, total=None, visible=False)
+            return lambda done, total: bars.update(bar, completed=done, total=total, visible=True)
 
-        yield bar
+        yield make_bar

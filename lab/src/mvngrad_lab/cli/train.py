@@ -114,10 +114,10 @@ class Train(Generic[R]):
 
 def named(text: str, data: Path | None) -> str:
     """A text by its name; of a folder it is that of its tokens, which are made where they are missing."""
-    from mvngrad_lab.tasks.language.data import prepared, text_corpora, tokens
+    from mvngrad_lab.tasks.language.data import prepare, text as texts, tokens
 
     folder = Path(text)
-    if text in text_corpora.TEXTS or (tokens.is_name(text) and not folder.is_dir()):
+    if text in texts.TEXTS or (tokens.is_text_name(text) and not folder.is_dir()):
         return text  # who looks for its tokens says which there are
     if not text or not folder.is_dir():
         raise FileNotFoundError(f"--text {text!r} is not a folder, and no name that `mvngrad data prepare` prints")
@@ -126,8 +126,8 @@ def named(text: str, data: Path | None) -> str:
     from mvngrad_lab.cli.data import progress
 
     with progress() as bar:
-        found, _ = prepared.prepare_folder(folder, data, on_progress=bar("tokens"))
-    return found
+        name, _ = prepare.prepare_folder_tokens(folder, data, on_progress=bar("tokens"))
+    return name
 
 
 def commands(given: Sequence[str]) -> Any:

@@ -13,7 +13,7 @@ from mvngrad_lab.training.train import SMALL_TEXT, require_gpu, train_missing
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     """Train what is not stored, with a Monitor for seed 0 of the runs that are compared."""
     require_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
-    if tokens.found(STAND_IN, data) is None:
+    if tokens.find_tokens(STAND_IN, data) is None:
         raise FileNotFoundError(
             f"table2 trains on the tokens of {STAND_IN}, which are not in data={data}: make them with "
             f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and pass the same FOLDER here"

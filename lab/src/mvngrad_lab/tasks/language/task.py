@@ -1,4 +1,4 @@
-"""GPT-2 on the tokens of a text, which stay on the disk: a plan holds the windows of its steps."""
+"""GPT-2 on the tokens of a text. They stay on the disk; a plan holds the windows of its steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mvngrad_lab.training.task import EpochPlan, StepPlan, Task
 
 SHAPES = {"tiny": GPT2_TINY, "30M": GPT2_30M, "124M": GPT2_124M}
 OFFICIAL = ("wikitext103", "wikitext103-validation")
-"""Texts that have WikiText-103's own validation text: beside what is trained on, one to know a model by."""
+"""Texts with WikiText-103's validation text, on which a model trained on another text is evaluated as well."""
 
 
 class LanguageTask(Task):
-    """Windows of a text, drawn for each step; the loss of each token in them given those before.
+    """The mean loss of each token in windows of a text, given the tokens before it.
 
-    Which windows a step sees depends on the seed and the number of the step in the run alone. Each of several
-    processes reads its share of them.
+    The windows of a step are a function of the seed and the number of the step. Each of several processes reads its
+    share of them.
     """
 
     supports_parallel = True
@@ -33,10 +33,10 @@ class LanguageTask(Task):
         self.device, self.steps_per_epoch = device, recipe.epoch_steps
         self.shape = SHAPES[recipe.model]
         self.eval_windows, self.at_once = recipe.eval_windows, recipe.micro_batch_size
-        place = tokens.located(recipe.text, folder)
-        self.train = Tokens.open(place, "train")
-        self.validation = {"validation": Tokens.open(place, "validation")}
-        official = next(filter(None, (tokens.found(text, folder) for text in OFFICIAL)), None)
+        token_folder = tokens.require_tokens(recipe.text, folder)
+        self.train = Tokens.open(token_folder, "train")
+        self.validation = {"validation": Tokens.open(token_folder, "validation")}
+        official = next(filter(None, (tokens.find_tokens(text, folder) for text in OFFICIAL)), None)
         if official is not None and recipe.text not in OFFICIAL:
             self.validation["wikitext103"] = Tokens.open(official, "validation")
         for split, part in (("train", self.train), ("validation", self.validation["validation"])):
@@ -52,18 +52,18 @@ class LanguageTask(Task):
         return GPT2(self.shape)
 
     def plan_epoch(self, recipe: Language, epoch: int) -> EpochPlan:
-        """The windows of this process, as they lie in the file."""
+        """The windows of this process, as int16."""
         context, first = self.shape.context, epoch * self.steps_per_epoch
-        mine = tokens.share(parallel.get_rank(), parallel.get_world_size(), recipe.batch_size)
+        own = tokens.rank_slice(parallel.get_rank(), parallel.get_world_size(), recipe.batch_size)
         steps = [
-            tokens.offsets(recipe.seed, step, recipe.batch_size, context, len(self.train))[mine]
+            tokens.window_starts(recipe.seed, step, recipe.batch_size, context, len(self.train))[own]
             for step in range(first, first + self.steps_per_epoch)
         ]
-        return {"tokens": torch.stack([tokens.packed(self.train.data, starts, context + 1) for starts in steps])}
+        return {"tokens": torch.stack([tokens.read_windows(self.train.data, starts, context + 1) for starts in steps])}
 
     def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
-        numbers = tokens.numbers(row["tokens"])
-        return numbers[:, :-1], numbers[:, 1:]
+        ids = tokens.token_ids(row["tokens"])
+        return ids[:, :-1], ids[:, 1:]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         inputs, targets = batch
@@ -71,36 +71,36 @@ class LanguageTask(Task):
         return loss
 
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
-        """Mean loss of a token and its exponential on validation texts; at the end also on as much of what was trained
-        on, drawn alike for every run.
+        """Mean loss of a token and perplexity on validation texts; if `final`, also the loss on as many windows of the
+        training text, the same for every run.
         """
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, part in self.validation.items():
-            loss = self._mean_loss(model, part, self._spaced(part))
-            found |= {f"{name}_loss": loss.item(), f"{name}_perplexity": loss.exp().item()}
+            loss = self._mean_loss(model, part, self._evaluation_starts(part))
+            metrics |= {f"{name}_loss": loss.item(), f"{name}_perplexity": loss.exp().item()}
         if final:
-            count = len(self._spaced(self.validation["validation"]))
-            starts = tokens.offsets(0, -1, count, self.shape.context, len(self.train))  # no step of a run is -1
-            found["train_loss"] = self._mean_loss(model, self.train, starts).item()
-        return found
+            count = len(self._evaluation_starts(self.validation["validation"]))
+            starts = tokens.window_starts(0, -1, count, self.shape.context, len(self.train))  # -1 is no step of a run
+            metrics["train_loss"] = self._mean_loss(model, self.train, starts).item()
+        return metrics
 
-    def _spaced(self, part: Tokens) -> Tensor:
-        """Where windows that do not overlap begin: of all, or evenly of some."""
-        there = (len(part) - 1) // self.shape.context
-        count = min(there, self.eval_windows or there)
-        return torch.arange(count) * there // count * self.shape.context
+    def _evaluation_starts(self, part: Tokens) -> Tensor:
+        """Where the windows to evaluate begin: all that do not overlap, or `eval_windows` of them, evenly spaced."""
+        available = (len(part) - 1) // self.shape.context
+        count = min(available, self.eval_windows or available)
+        return torch.arange(count) * available // count * self.shape.context
 
     def _mean_loss(self, model: Callable[..., Tensor], part: Tokens, starts: Tensor) -> Tensor:
-        """Over all processes. Each calls the model equally often, because a sharded model needs them all; who has no
-        windows left calls it with one that does not count.
+        """Averaged over all processes. Each calls the model equally often, because a sharded model needs them all; one
+        without windows left calls it with a window that does not count.
         """
         rank, ranks, size = parallel.get_rank(), parallel.get_world_size(), self.at_once
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in range(0, len(starts), size * ranks):
-            mine = starts[first + rank * size : first + (rank + 1) * size]
-            windows = tokens.windows(part.data, mine if len(mine) else starts[:1], self.shape.context + 1)
-            windows = windows.to(self.device)
-            total += len(mine) * model(windows[:, :-1], windows[:, 1:])
+            own = starts[first + rank * size : first + (rank + 1) * size]
+            windows = tokens.read_windows(part.data, own if len(own) else starts[:1], self.shape.context + 1)
+            ids = tokens.token_ids(windows).to(self.device)
+            total += len(own) * model(ids[:, :-1], ids[:, 1:])
         return parallel.all_reduce_mean(total) * ranks / len(starts)
 
 

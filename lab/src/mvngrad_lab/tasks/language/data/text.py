@@ -1,191 +1,268 @@
-"""Text to tokens: `prepare` writes the folder that `mvngrad_lab.tasks.language.data.tokens` reads."""
+"""Text: where it comes from, and the documents in its files.
+
+WikiText-103: Merity et al., 2016; CC BY-SA. Used as published, with its <unk> and split words. OpenWebText: Gokaslan
+and Cohen, 2019; CC0 for the packaging, the pages belong to their authors. Files are read by their suffix:
+
+- .txt: documents separated by a line <|endoftext|>, or one document;
+- .tokens and .raw, WikiText's: an article begins with a heading of the first level, " = Title = ", after a blank line;
+- .tar, OpenWebText's: a plain archive of compressed archives (.xz) with one file for each document.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import io
+import lzma
+import mmap
+import re
 import shutil
-from array import array
-from collections.abc import Callable, Sequence
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from mvngrad_lab import pool
-from mvngrad_lab.store import write_atomic
-from mvngrad_lab.tasks.files import name_full_disk, sha256
-from mvngrad_lab.tasks.language.data import text_bpe
-from mvngrad_lab.tasks.language.data.text_documents import Piece, documents, pieces
-from mvngrad_lab.tasks.language.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens
+from mvngrad_lab.store import read_chunks
+from mvngrad_lab.tasks import files
+from mvngrad_lab.tasks.files import DamagedFile, KnownFile, OnProgress
 
+TEXTS = ("wikitext103", "wikitext103-validation", "openwebtext", "wikipedia_en")
+ARCHIVES = {
+    "wikitext103": KnownFile(
+        "wikitext-103-v1.zip",
+        190229076,
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        packed=True,
+    ),
+    "openwebtext": KnownFile(
+        "openwebtext.tar.xz",
+        12880027468,
+        "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336",
+        packed=True,
+    ),
+}
+MIRRORS = {
+    "wikitext103": (
+        "https://wikitext.smerity.com/wikitext-103-v1.zip",
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+    ),
+    "openwebtext": ("https://zenodo.org/record/3834942/files/openwebtext.tar.xz",),
+}
+"""WikiText-103's first is its author's; the second, the first publisher's, was reported gone."""
+WIKITEXT103_TRAIN = "wiki.train.tokens"
+WIKITEXT103_VALIDATION = KnownFile(
+    "wiki.valid.tokens", 1142309, "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b"
+)
+VALIDATION_FILE = "validation.txt"
+"""The file of a user's folder that is used for validation instead of training."""
 VALIDATION_SHARE = 0.005
 VERIFIED = "sha256 verified"
 """How a `source` ends if the text was compared with what was published."""
-_encoding: Any = None
-"""A worker's, loaded once."""
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A piece and where its tokens go: first those to train on, then those to validate on."""
+class Corpus:
+    """Text to tokenize."""
 
-    piece: Piece
-    share: float
-    """Of its documents, how many are for validation."""
+    source: str
+    """Description for a report."""
+    files: tuple[Path, ...]
+    """In the order their tokens shall have."""
+    validation: float | tuple[Path, ...] = VALIDATION_SHARE
+    """The share of documents used for validation, or files of their own."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.validation, tuple) and not 0 <= self.validation <= 1:
+            raise ValueError(f"validation={self.validation} is not a share; give a number from 0 to 1, or files")
+        if not self.files:
+            raise ValueError("files is empty: there is no text to prepare")
+
+
+# Where text comes from
+
+
+def find_corpus(name: str, folder: Path | None = None) -> Corpus:
+    """One of TEXTS in `folder`, that of MVNGRAD_DATA, or the cache.
+
+    wikitext103-validation is the official validation text of wikitext103 alone. `source` says whether the training text
+    could be verified: no checksum of it is published, only that of its archive.
+    """
+    if name not in TEXTS:
+        raise ValueError(f"name={name!r} is no known text; there are {', '.join(TEXTS)}, or name a folder")
+    dataset = name.removesuffix("-validation")
+    folders = files.search_folders(dataset, folder)
+    for place in folders:
+        if place.is_dir() and (corpus := _corpus_in(place, name)) is not None:
+            if name not in ARCHIVES:
+                return corpus
+            verified = _matches_archive(name, corpus.files[0], folders)
+            status = f"as published, {VERIFIED}" if verified else "not verified"
+            return replace(corpus, source=f"{corpus.source}, training text {status}")
+    remedy = f"`mvngrad data get {dataset}` downloads it" if dataset in ARCHIVES else "name a folder that has it"
+    raise FileNotFoundError(f"{name} is not in {', '.join(map(str, folders))}; {remedy}")
+
+
+def _corpus_in(folder: Path, name: str) -> Corpus | None:
+    if name == "openwebtext":
+        whole = folder / "openwebtext.tar"
+        paths = (whole,) if whole.is_file() else tuple(sorted(folder.glob("urlsf_subset*.tar")))
+        source = "OpenWebText" if whole.is_file() else f"OpenWebText, {len(paths)} of its 21 subsets"
+        return Corpus(source, paths, 0.0005) if paths else None  # the share is nanoGPT's, which the paper follows
+    if name == "wikipedia_en":
+        paths = tuple(sorted(folder.glob("wikipedia_en.*.txt")))
+        source = "Wikipedia of 2014, a stand-in: its numbers are not comparable with the paper's"
+        return Corpus(source, paths) if paths else None
+    train, validation = folder / WIKITEXT103_TRAIN, folder / WIKITEXT103_VALIDATION.name
+    alone = name == "wikitext103-validation"
+    if not validation.is_file() or not (alone or train.is_file()):
+        return None
+    files.verify(validation, WIKITEXT103_VALIDATION)
+    if alone:
+        return Corpus("WikiText-103, its official validation text alone", (validation,), 1.0)
+    return Corpus("WikiText-103, official validation text", (train,), (validation,))
+
+
+def folder_corpus(folder: Path) -> Corpus:
+    """All .txt files of a folder and its subfolders, sorted by name; its validation.txt is used for validation."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder={str(folder)!r} is not a folder; name one that has .txt files")
+    validation = folder / VALIDATION_FILE
+    paths = [path for path in folder.rglob("*.txt") if path.is_file() and path != validation]
+    if not paths:
+        raise FileNotFoundError(f"{folder} has no .txt files to train on")
+    return Corpus(
+        f"text of the folder {folder.resolve().name}",
+        tuple(sorted(paths, key=lambda path: path.parts)),
+        (validation,) if validation.is_file() else VALIDATION_SHARE,
+    )
+
+
+def download_text(name: str, folder: Path | None = None, on_progress: OnProgress | None = None) -> Path:
+    """Download wikitext103 (190 MB) or openwebtext (12.9 GB) into `folder`/`name`, by default that of MVNGRAD_DATA or
+    the cache, and unpack it there, which takes 0.5 and 12.9 GB more; returns the folder to give to `find_corpus`. An
+    existing archive, there or in `folder` itself, is verified, kept and unpacked where it is.
+    """
+    if name not in ARCHIVES:
+        raise ValueError(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
+    archive = ARCHIVES[name]
+    target = files.download_folder(name, [archive.name], folder) / archive.name
+    files.download(MIRRORS[name], target, archive, on_progress)
+    for member, content in _open_members(target):
+        if not (path := target.with_name(member)).exists():
+            partial = path.with_name(f"{member}.part")
+            with files.name_full_disk(partial), partial.open("wb") as out:
+                shutil.copyfileobj(content, out, 1 << 20)
+            partial.replace(path)
+    return files.data_folder(folder)
+
+
+def _open_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each text in an archive: WikiText-103's files, or OpenWebText as one plain .tar."""
+    if archive.suffix == ".xz":
+        with lzma.open(archive) as content:
+            yield archive.stem, content
+        return
+    with zipfile.ZipFile(archive) as members:
+        for name in members.namelist():
+            if name.endswith(".tokens"):
+                with members.open(name) as content:
+                    yield Path(name).name, content
+
+
+def _matches_archive(name: str, path: Path, folders: Sequence[Path]) -> bool:
+    """Whether the archive of a text is in one of the `folders` and holds exactly the content of `path`.
+
+    Raises DamagedFile if the archive holds other content or is damaged itself.
+    """
+    paths = (folder / ARCHIVES[name].name for folder in folders)
+    if (archive := next(filter(Path.is_file, paths), None)) is None:
+        return False
+    files.verify(archive, ARCHIVES[name])
+    for member, content in _open_members(archive):
+        if member == path.name:
+            with path.open("rb") as file:
+                if any(published != local for published, local in zip_longest(read_chunks(content), read_chunks(file))):
+                    raise DamagedFile(f"{path} is not what {archive} holds; delete it and its tokens, and get it again")
+            return True
+    return False
+
+
+# The documents in a file
+
+PIECE_BYTES = 4 << 20
+"""A piece ends with the first document that ends after so many bytes."""
+BOUNDARIES = {
+    ".txt": re.compile(rb"(?m)\n?^<\|endoftext\|>\r?$\n?"),
+    ".tokens": (heading := re.compile(rb"(?m)(?<=\n \n)(?= = [^=\n](?:[^\n]*[^=\n])? = $)")),
+    ".raw": heading,
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The bytes from `start` to `stop` of a file: whole documents, for one worker."""
+
     path: Path
+    start: int
+    stop: int
 
     @property
-    def note(self) -> Path:
-        """Written last: documents and tokens of each split."""
-        return self.path.with_suffix(".json")
-
-    def done(self) -> dict[str, list[int]] | None:
-        """What the note says; None if the shard is still to be made."""
-        try:
-            found: dict[str, list[int]] = json.loads(self.note.read_text(encoding="utf-8"))
-            return found if self.path.stat().st_size == 2 * sum(tokens for _, tokens in found.values()) else None
-        except (OSError, ValueError, AttributeError):
-            return None
+    def size(self) -> int:
+        return self.stop - self.start
 
 
-def prepare(
-    files: Sequence[Path],
-    folder: Path,
-    *,
-    source: str,
-    validation: float | Sequence[Path] = VALIDATION_SHARE,
-    vocabulary: Path | None = None,
-    workers: int = 1,
-    on_progress: Callable[[int, int], Any] = lambda done, total: None,
-) -> Manifest:
-    """Write the tokens of `files` into `folder`, or go on with that; what is there already of the same is kept.
-
-    The result does not depend on the number of workers. A process that dies leaves whole shards, and the next one makes
-    the others; the files appear under their names when all is done, the manifest last.
-
-    Args:
-        files: of text, in the order they are to have; `text_documents` says of which kinds.
-        folder: where train.bin, validation.bin and manifest.json go. Twice their size is needed while they are joined.
-        source: what the text is, in words for a report.
-        validation: files of their own, or the share of documents held out. A document is held out by its content
-            alone: neither order nor company matters, and of two that are the same not one is trained on.
-        vocabulary: a folder that has GPT-2's encoder.json and vocab.bpe; None looks where data is, then downloads.
-        workers: processes.
-        on_progress: called with the bytes of text that are done, and all.
-
-    Raises:
-        ValueError: nothing is left to train on, though not all was to be held out; found before anything is written.
-    """
-    share = 0.0 if not isinstance(validation, (int, float)) else float(validation)
-    if not 0 <= share <= 1:
-        raise ValueError(f"validation={validation} is not a share; give a number from 0 to 1, or files")
-    held_out = [] if isinstance(validation, (int, float)) else list(validation)
-    if not files:
-        raise ValueError("files is empty: there is no text to prepare")
-    known = tuple((path.name, path.stat().st_size, sha256(path)) for path in (*files, *held_out))
-    told = (
-        f"validation: {', '.join(path.name for path in held_out)}"
-        if held_out
-        else f"validation: documents whose sha256 begins, as a fraction, below {share}"
-    )
-    if (kept := _kept(folder, source, told, known)) is not None:
-        return kept
-    if share < 1 and all(
-        for_validation(document, share) for path in files for piece in pieces(path) for document in documents(piece)
-    ):
-        names = ", ".join(path.name for path in files)
-        raise ValueError(f"{files[0].parent} has nothing to train on: {names} is blank, or held out; put text there")
-    (folder / MANIFEST).unlink(missing_ok=True)
-    home = folder / "shards"
-    home.mkdir(parents=True, exist_ok=True)
-    shares = [share] * len(files) + [1.0] * len(held_out)
-    shards = [
-        Shard(piece, part, home / f"{_key(digest, piece, part)}.bin")
-        for path, part, (_, _, digest) in zip((*files, *held_out), shares, known, strict=True)
-        for piece in pieces(path)
-    ]
-    missing = [shard for shard in shards if shard.done() is None]
-    total = sum(shard.piece.size for shard in shards)
-    done = total - sum(shard.piece.size for shard in missing)
-    on_progress(done, total)
-    if missing:
-        text_bpe.encoding(vocabulary)  # else each of the processes would fail, in its own words
-        for shard, _ in pool.run_jobs(_make, missing, workers, _load, vocabulary):
-            done += shard.piece.size
-            on_progress(done, total)
-    train, held = (_join(shards, split, folder) for split in SPLITS)
-    manifest = Manifest(source, text_bpe.NAME, told, known, train, held)
-    manifest.write(folder)
-    shutil.rmtree(home)
-    return manifest
+def split_file(path: Path) -> list[Piece]:
+    """The pieces of a file, which do not depend on the number of workers."""
+    if path.suffix not in (*BOUNDARIES, ".tar"):
+        raise ValueError(f"{path} is no text by its name; it ends in {', '.join(BOUNDARIES)} or .tar")
+    if path.suffix == ".tar":
+        return _split_tar(path)
+    cuts, size = [0], path.stat().st_size
+    if not size:
+        return []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        while boundary := BOUNDARIES[path.suffix].search(content, cuts[-1] + PIECE_BYTES):
+            cuts.append(boundary.end())
+    stops = [*cuts[1:], size]
+    return [Piece(path, start, stop) for start, stop in zip(cuts, stops, strict=True) if start < stop]
 
 
-def _kept(folder: Path, source: str, told: str, known: tuple[tuple[str, int, str], ...]) -> Manifest | None:
-    """The manifest of a folder that holds just this already.
-
-    That the text was verified stays true after what it was compared with is gone: its sha256 is the same.
-    """
+def _split_tar(path: Path) -> list[Piece]:
     try:
-        found, _ = (Tokens.open(folder, split, checksum=True).manifest for split in SPLITS)
-    except (OSError, ValueError):
-        return None
-    if (found.tokenizer, found.split, found.files) != (text_bpe.NAME, told, known):
-        return None
-    if found.source != source and not found.source.endswith(VERIFIED):
-        found = replace(found, source=source)
-        found.write(folder)
-    return found
+        with tarfile.open(path, "r:") as tar:
+            members = [member for member in tar if member.isfile() and member.name.endswith(".xz")]
+    except tarfile.ReadError as error:
+        raise ValueError(
+            f"{path} is not a plain tar archive ({error}); if it is compressed, unpack it first"
+        ) from error
+    return [Piece(path, member.offset_data, member.offset_data + member.size) for member in members]
 
 
-def _key(digest: str, piece: Piece, share: float) -> str:
-    """A name that a shard has only if it would hold the same."""
-    settings = f"{text_bpe.NAME} {digest} {piece.start} {piece.stop} {share}"
-    return hashlib.sha256(settings.encode()).hexdigest()[:24]
+def read_documents(*paths: Path) -> Iterator[str]:
+    """All documents of some files, in order; blank ones are left out."""
+    return (document for path in paths for piece in split_file(path) for document in read_piece(piece))
 
 
-def _load(vocabulary: Path | None) -> None:
-    global _encoding
-    _encoding = text_bpe.encoding(vocabulary)
+def read_piece(piece: Piece) -> Iterator[str]:
+    """The documents of a piece, in order; blank ones are left out."""
+    with piece.path.open("rb") as file:
+        file.seek(piece.start)
+        content = file.read(piece.size)
+    is_tar = piece.path.suffix == ".tar"
+    for document in _unpack(content) if is_tar else BOUNDARIES[piece.path.suffix].split(content):
+        try:
+            text = document.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{piece.path}, in bytes {piece.start} to {piece.stop}: not UTF-8: {error}") from error
+        if is_tar:  # as OpenWebText is usually prepared: at most one blank line in a row
+            text = re.sub(r"\n{3,}", "\n\n", text).strip()
+        if text.strip():
+            yield text
 
 
-def _make(shard: Shard) -> None:
-    found = {split: array("H") for split in SPLITS}
-    counts = dict.fromkeys(SPLITS, 0)
-    for text in documents(shard.piece):
-        split = SPLITS[for_validation(text, shard.share)]
-        counts[split] += 1
-        found[split].extend(_encoding.encode_ordinary(text))
-        found[split].append(END_OF_TEXT)
-    partial = shard.path.with_suffix(f".{os.getpid()}.part")
-    with name_full_disk(partial):
-        partial.write_bytes(b"".join(found[split].tobytes() for split in SPLITS))
-    partial.replace(shard.path)
-    write_atomic(shard.note, json.dumps({split: [counts[split], len(found[split])] for split in SPLITS}))
-
-
-def for_validation(document: str, share: float) -> bool:
-    """Whether a document is for validation: its sha256, read as a fraction from 0 to below 1, is below the share."""
-    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:6], "big") / 2**48 < share
-
-
-def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
-    """One file of what all shards have of a split, in the order of the text."""
-    target = folder / f"{split}.bin"
-    partial = target.with_suffix(".part")
-    found, tokens, count = hashlib.sha256(), 0, 0
-    with name_full_disk(partial), partial.open("wb") as out:
-        for shard in shards:
-            note = shard.done()
-            if note is None:
-                raise RuntimeError(f"{shard.path} vanished while {target} was written; start again")
-            content = shard.path.read_bytes()
-            middle = 2 * note["train"][1]
-            content = content[:middle] if split == "train" else content[middle:]
-            out.write(content)
-            found.update(content)
-            count, tokens = count + note[split][0], tokens + note[split][1]
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(target)
-    return Part(tokens, count, found.hexdigest())
+def _unpack(content: bytes) -> Iterator[bytes]:
+    with tarfile.open(fileobj=io.BytesIO(lzma.decompress(content)), mode="r:") as tar:
+        for member in tar:
+            if (file := tar.extractfile(member)) is not None:
+                yield file.read()

@@ -1,8 +1,7 @@
-"""Text as token numbers in a file, and which of them a training step sees.
+"""Text as token numbers in a file, and the windows of it that a training step sees.
 
-A folder holds train.bin and validation.bin, little-endian uint16 from end to end, and manifest.json, written last: a
-folder without it is not finished. `mvngrad_lab.tasks.language.data.text` makes such folders; to read them needs
-torch alone.
+A folder holds train.bin and validation.bin, little-endian uint16 without a header, and manifest.json, written last: a
+folder without it is not finished. `prepare` makes such folders; reading them needs torch alone.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import mmap
 import re
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,12 +21,13 @@ from torch import Tensor
 
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks.files import DamagedFile, search_folders, sha256
+from mvngrad_lab.tasks.language.data.text import TEXTS
 
 END_OF_TEXT = 50256
 """The token after every document."""
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
-_AGAIN = "Delete its folder and prepare the text again"
+REMEDY = "Delete its folder and prepare the text again"
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder of tokens holds, and what it was made of."""
+    """What a folder of tokens holds, and from which text it was made."""
 
     source: str
-    """What the text is, in words for a report."""
+    """Description of the text for a report."""
     tokenizer: str
     split: str
-    """The rule by which documents went to train or validation."""
+    """The rule that assigned documents to train or validation."""
     files: tuple[tuple[str, int, str], ...]
     """Name, bytes and sha256 of every file of text, in order."""
     train: Part
@@ -54,17 +55,17 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a folder; an error that says what to do if it has none."""
+        """The manifest of a folder; raises FileNotFoundError or DamagedFile with the remedy."""
         path = folder / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {MANIFEST}: its text is not prepared, or not to the end")
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            parts = {split: Part(**found.pop(split)) for split in SPLITS}
-            files = tuple((name, size, digest) for name, size, digest in found.pop("files"))
-            return cls(files=files, train=parts["train"], validation=parts["validation"], **found)
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            parts = {split: Part(**fields.pop(split)) for split in SPLITS}
+            files = tuple((name, size, digest) for name, size, digest in fields.pop("files"))
+            return cls(files=files, train=parts["train"], validation=parts["validation"], **fields)
         except (ValueError, TypeError, KeyError) as error:
-            raise DamagedFile(f"{path} cannot be read ({error}). {_AGAIN}") from error
+            raise DamagedFile(f"{path} cannot be read ({error}). {REMEDY}") from error
 
     def write(self, folder: Path) -> None:
         write_atomic(folder / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")
@@ -72,16 +73,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one split, read from the disk when they are asked for."""
+    """The tokens of one split, read from the disk when they are used."""
 
     manifest: Manifest
     data: Tensor
-    """All of them, int16 as they lie in the file; `windows` makes them token numbers."""
+    """All of them, as int16; `token_ids` makes token numbers of them."""
 
     @classmethod
     def open(cls, folder: Path, split: str = "train", *, checksum: bool = False) -> Tokens:
-        """The tokens of `folder`; a DamagedFile error unless the file has the size, and if asked for the sha256, of
-        the manifest.
+        """The tokens of `folder`; raises DamagedFile unless the file has the size and the sha256 of the manifest.
+
+        The sha256 is computed once and again when size or time of change of the file differ; always with `checksum`.
         """
         if split not in SPLITS:
             raise ValueError(f"split={split!r} is not one of {', '.join(SPLITS)}")
@@ -92,12 +94,11 @@ class Tokens:
         path = folder / f"{split}.bin"
         size = path.stat().st_size if path.is_file() else 0
         if size != 2 * part.tokens or not path.is_file():
-            raise DamagedFile(f"{path} has {size} bytes and not {2 * part.tokens} as {MANIFEST} says. {_AGAIN}")
-        if checksum and (actual := sha256(path)) != part.sha256:
-            raise DamagedFile(f"{path} has sha256 {actual} and not {part.sha256}. {_AGAIN}")
+            raise DamagedFile(f"{path} has {size} bytes and not {2 * part.tokens} as {MANIFEST} says. {REMEDY}")
+        _verify(path, part.sha256, checksum)
         if not size:
             return cls(manifest, torch.empty(0, dtype=torch.int16))
-        # Mapped to be read only: a private mapping, as torch.from_file makes, is refused where memory is smaller.
+        # A read-only mapping: a private one, as torch.from_file makes, is refused if the file is larger than memory.
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -107,42 +108,59 @@ class Tokens:
         return len(self.data)
 
 
-def found(text: str, folder: Path | None = None) -> Path | None:
-    """Where the tokens of a text are: tokens/`text` in `folder`, in that of MVNGRAD_DATA, or in the cache."""
-    return next((place for place in _looked(text, folder) if (place / MANIFEST).is_file()), None)
+def _verify(path: Path, expected: str, always: bool) -> None:
+    """Raise DamagedFile unless the file has the `expected` sha256, or had it when it was last changed.
+
+    What was verified is noted next to the file: its sha256, size and times of change. The second time, which the system
+    sets, differs also if a tool that edits the file restores the first.
+    """
+    note, status = path.with_suffix(".verified"), path.stat()
+    state = f"{expected} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n"
+    if not always:
+        with suppress(OSError, ValueError):
+            if note.read_text() == state:
+                return
+    if (actual := sha256(path)) != expected:
+        raise DamagedFile(f"{path} has sha256 {actual} and not {expected}. {REMEDY}")
+    with suppress(OSError):  # a folder that cannot be written to is verified each time
+        write_atomic(note, state)
 
 
-def located(text: str, folder: Path | None = None) -> Path:
-    """As `found`, with an error that says what to do if they are nowhere."""
-    if (place := found(text, folder)) is not None:
+def find_tokens(text: str, folder: Path | None = None) -> Path | None:
+    """The folder tokens/`text` in `folder`, in that of MVNGRAD_DATA, or in the cache; None if there is none."""
+    return next((place for place in _token_folders(text, folder) if (place / MANIFEST).is_file()), None)
+
+
+def require_tokens(text: str, folder: Path | None = None) -> Path:
+    """As `find_tokens`, but raises FileNotFoundError with the remedy if there are none."""
+    if (place := find_tokens(text, folder)) is not None:
         return place
-    from mvngrad_lab.tasks.language.data.text_corpora import TEXTS
-
     remedy = (
         f"`mvngrad data get {text}` prepares it"
         if text in TEXTS
         else "`mvngrad data prepare FOLDER` prepares any text and prints the name to use here"
     )
     raise FileNotFoundError(
-        f"no tokens of text={text!r} are in {', '.join(map(str, _looked(text, folder)))}; {remedy}. "
-        f"Prepared are: {', '.join(texts(folder)) or 'none'}"
+        f"no tokens of text={text!r} are in {', '.join(map(str, _token_folders(text, folder)))}; {remedy}. "
+        f"Prepared are: {', '.join(list_texts(folder)) or 'none'}"
     )
 
 
-def texts(folder: Path | None = None) -> dict[str, Path]:
-    """All texts whose tokens are prepared, by name, and where."""
-    homes = [place for place in search_folders("tokens", folder) if place.name == "tokens" and place.is_dir()]
-    there = (place for home in reversed(homes) for place in sorted(home.iterdir()) if is_name(place.name))
-    return {place.name: place for place in there if found(place.name, folder)}
+def list_texts(folder: Path | None = None) -> dict[str, Path]:
+    """The folders of all prepared texts by name."""
+    parents = [place for place in search_folders("tokens", folder) if place.name == "tokens" and place.is_dir()]
+    names = {path.name for parent in parents for path in parent.iterdir() if is_text_name(path.name)}
+    folders = {name: find_tokens(name, folder) for name in sorted(names)}
+    return {name: place for name, place in folders.items() if place is not None}
 
 
-def is_name(text: str) -> bool:
+def is_text_name(text: str) -> bool:
     """Whether it can be the name of a text, and of a folder in tokens/."""
     return re.fullmatch(r"\w[\w.-]*", text, re.ASCII) is not None
 
 
-def _looked(text: str, folder: Path | None) -> list[Path]:
-    if not is_name(text):
+def _token_folders(text: str, folder: Path | None) -> list[Path]:
+    if not is_text_name(text):
         raise ValueError(
             f"text={text!r} is not the name of a text; for a folder of your own it is the one that "
             "`mvngrad data prepare FOLDER` prints"
@@ -150,28 +168,23 @@ def _looked(text: str, folder: Path | None) -> list[Path]:
     return [place / text for place in search_folders("tokens", folder)]
 
 
-def windows(data: Tensor, starts: Tensor, length: int) -> Tensor:
-    """The tokens from each of `starts` on, int64 [len(starts), length]; on the device of `data`, nothing read back."""
-    return numbers(packed(data, starts, length))
-
-
-def packed(data: Tensor, starts: Tensor, length: int) -> Tensor:
-    """`windows` as they lie in the file, int16: a quarter of the memory for what waits to be trained on."""
+def read_windows(data: Tensor, starts: Tensor, length: int) -> Tensor:
+    """The tokens from each of `starts` on, int16 [len(starts), length], on the device of `data` without a copy back."""
     return data.unfold(0, length, 1).index_select(0, starts)
 
 
-def numbers(data: Tensor) -> Tensor:
-    """What int16 stands for: most of torch, on a GPU even more of it, knows no uint16."""
+def token_ids(data: Tensor) -> Tensor:
+    """int16 to the token numbers it stands for, int64: few operations of torch support uint16, on a GPU even fewer."""
     return data.long() & 0xFFFF
 
 
-def offsets(seed: int, step: int, batch: int, context: int, tokens: int) -> Tensor:
-    """Where the windows of a step begin, int64 [batch], drawn evenly and with repetition; each has context + 1 tokens.
+def window_starts(seed: int, step: int, batch: int, context: int, tokens: int) -> Tensor:
+    """Where the windows of a step begin, int64 [batch]: uniform, with repetition; each has context + 1 tokens.
 
-    It depends on its arguments alone, not on a random generator, a version of torch, the steps before or the number of
-    ranks: rank r takes `share(r, ranks, batch)` of it.
+    A function of its arguments alone: no random generator, version of torch, earlier step or number of ranks matters.
+    Rank r takes `rank_slice(r, ranks, batch)` of it.
 
-    >>> offsets(seed=0, step=7, batch=4, context=8, tokens=1000).tolist()
+    >>> window_starts(seed=0, step=7, batch=4, context=8, tokens=1000).tolist()
     [464, 712, 326, 617]
     """
     if tokens <= context:
@@ -180,10 +193,10 @@ def offsets(seed: int, step: int, batch: int, context: int, tokens: int) -> Tens
     return (torch.frombuffer(bytearray(drawn), dtype=torch.int64) & (2**63 - 1)) % (tokens - context)
 
 
-def share(rank: int, ranks: int, batch: int) -> slice:
-    """The part of a batch that one of several ranks takes; parts differ by one at most.
+def rank_slice(rank: int, ranks: int, batch: int) -> slice:
+    """The part of a batch that one of several ranks takes; sizes differ by at most one.
 
-    >>> [share(rank, 3, 8) for rank in range(3)]
+    >>> [rank_slice(rank, 3, 8) for rank in range(3)]
     [slice(0, 2, None), slice(2, 5, None), slice(5, 8, None)]
     """
     return slice(batch * rank // ranks, batch * (rank + 1) // ranks)

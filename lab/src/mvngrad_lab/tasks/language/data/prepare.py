@@ -1,0 +1,327 @@
+"""Prepare text for training: tokenize it once with GPT-2's byte pair encoding, into a folder that `tokens` reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mvngrad_lab import pool
+from mvngrad_lab.store import write_atomic
+from mvngrad_lab.tasks import files
+from mvngrad_lab.tasks.files import KnownFile, OnProgress, name_full_disk
+from mvngrad_lab.tasks.language.data.text import (
+    ARCHIVES,
+    VALIDATION_FILE,
+    VERIFIED,
+    Corpus,
+    Piece,
+    download_text,
+    find_corpus,
+    folder_corpus,
+    read_documents,
+    read_piece,
+    split_file,
+)
+from mvngrad_lab.tasks.language.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens, find_tokens
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+OnTokens: TypeAlias = Callable[[int, int], Any]
+"""Called with the bytes of text that are tokenized, and with all."""
+VOCABULARY = (
+    KnownFile("encoder.json", 1042301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+    KnownFile("vocab.bpe", 456318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+)
+"""As OpenAI published them; tiktoken expects the same checksums."""
+PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""GPT-2's words: no token spans two of them."""
+TOKENIZER = f"gpt2, vocab.bpe sha256 {VOCABULARY[1].sha256}"
+
+
+def prepare_tokens(
+    name: str,
+    data: Path | None = None,
+    *,
+    workers: int | None = None,
+    on_progress: OnTokens = lambda done, total: None,
+    on_download: OnProgress | None = None,
+) -> Path:
+    """Tokenize wikitext103, openwebtext, wikipedia_en or wikitext103-validation; returns the folder with the tokens.
+
+    Downloads the text if it is missing and can be downloaded. Existing tokens are verified and kept, also if their text
+    is gone.
+
+    Args:
+        name: of the text.
+        data: the folder that has the text, and gets tokens/`name`; that of MVNGRAD_DATA or the cache by default. If it
+            has gpt2_bpe, GPT-2's vocabulary is read from there.
+        workers: processes that tokenize; as many as there are cores by default.
+        on_progress: called with the bytes of text that are tokenized, and with all.
+        on_download: called with the bytes that are downloaded, and with all.
+    """
+    if name in ARCHIVES:
+        files.data_folder(data).mkdir(parents=True, exist_ok=True)
+    try:
+        corpus = find_corpus(name, data)
+    except FileNotFoundError:
+        if (folder := find_tokens(name, data)) is not None:
+            for split in SPLITS:
+                Tokens.open(folder, split, checksum=True)
+            return folder
+        if name not in ARCHIVES:
+            raise
+        corpus = find_corpus(name, download_text(name, data, on_download))
+    return _prepare_corpus(corpus, name, data, workers, on_progress)
+
+
+def prepare_folder_tokens(
+    folder: Path,
+    data: Path | None = None,
+    *,
+    workers: int | None = None,
+    on_progress: OnTokens = lambda done, total: None,
+) -> tuple[str, Path]:
+    """Tokenize all .txt files of a folder; returns the name for a recipe's `text` and the folder with the tokens.
+
+    The name ends in a hash of the text, the split and the tokenizer, so that two runs with the same `text` saw the same
+    tokens. Arguments are those of `prepare_tokens`.
+
+    Raises:
+        ValueError: nothing would be left for training or validation; raised before anything is tokenized.
+    """
+    corpus = folder_corpus(folder)
+    _check_splits(corpus, folder, check_validation=True)
+    files.data_folder(data).mkdir(parents=True, exist_ok=True)
+    held_out = list(map(files.sha256, corpus.validation)) if isinstance(corpus.validation, tuple) else corpus.validation
+    content = json.dumps([TOKENIZER, list(map(files.sha256, corpus.files)), held_out])
+    prefix = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-") or "text"
+    name = f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    return name, _prepare_corpus(corpus, name, data, workers, on_progress)
+
+
+def _prepare_corpus(corpus: Corpus, name: str, data: Path | None, workers: int | None, on_progress: OnTokens) -> Path:
+    folder = find_tokens(name, data) or files.data_folder(data) / "tokens" / name
+    vocabulary = data if data is not None and (data / "gpt2_bpe").is_dir() else None
+    write_tokens(corpus, folder, vocabulary, pool.count_cores() if workers is None else workers, on_progress)
+    return folder
+
+
+def _check_splits(corpus: Corpus, folder: Path, check_validation: bool) -> None:
+    """Raise ValueError if a split would be empty. Reads documents only until that is known."""
+    if isinstance(share := corpus.validation, tuple):
+        train, validation = any(read_documents(*corpus.files)), not check_validation or any(read_documents(*share))
+        reason = f"{VALIDATION_FILE} is blank"
+    else:
+        train = share == 1 or not all(is_for_validation(text, share) for text in read_documents(*corpus.files))
+        validation = not check_validation or any(
+            is_for_validation(text, share) for text in read_documents(*corpus.files)
+        )
+        reason = f"none of its documents is among the {share:.1%} that are held out"
+    if not train:
+        raise ValueError(f"{folder} has nothing to train on: its text is blank, or held out; put text there")
+    if not validation:
+        raise ValueError(
+            f"{folder} has nothing to validate on: {reason}; put some of its text into {folder / VALIDATION_FILE}"
+        )
+
+
+def is_for_validation(document: str, share: float) -> bool:
+    """Whether the sha256 of a document, read as a fraction from 0 to below 1, is below the share."""
+    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:6], "big") / 2**48 < share
+
+
+# From text to tokens
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of text and the file for its tokens: first those for training, then those for validation."""
+
+    piece: Piece
+    share: float
+    """The share of its documents used for validation."""
+    path: Path
+
+    @property
+    def note(self) -> Path:
+        """Written last: documents and tokens of each split."""
+        return self.path.with_suffix(".json")
+
+    def read_counts(self) -> dict[str, list[int]] | None:
+        """Documents and tokens of each split; None if the shard is not finished."""
+        try:
+            counts: dict[str, list[int]] = json.loads(self.note.read_text(encoding="utf-8"))
+            return counts if self.path.stat().st_size == 2 * sum(tokens for _, tokens in counts.values()) else None
+        except (OSError, ValueError, AttributeError):
+            return None
+
+
+def write_tokens(
+    corpus: Corpus,
+    folder: Path,
+    vocabulary: Path | None = None,
+    workers: int = 1,
+    on_progress: OnTokens = lambda done, total: None,
+) -> Manifest:
+    """Write train.bin, validation.bin and manifest.json of a corpus into `folder`; tokens of the same text are kept.
+
+    The result does not depend on the number of workers. A process that dies leaves whole shards, and the next one makes
+    the others. The files get their names when all shards are done, the manifest last; while shards are joined, twice
+    the space is needed. A document is held out for validation by its content alone: the order of documents does not
+    matter, and of two equal documents none is trained on.
+
+    Args:
+        corpus: the text.
+        folder: where to write.
+        vocabulary: a folder that has GPT-2's encoder.json and vocab.bpe; None looks where data is, then downloads.
+        workers: processes.
+        on_progress: called with the bytes of text that are tokenized, and with all.
+
+    Raises:
+        ValueError: nothing is left to train on, though not all is for validation; raised before anything is written.
+    """
+    validation = corpus.validation if isinstance(corpus.validation, tuple) else ()
+    share = 0.0 if isinstance(corpus.validation, tuple) else float(corpus.validation)
+    paths = (*corpus.files, *validation)
+    sources = tuple((path.name, path.stat().st_size, files.sha256(path)) for path in paths)
+    rule = (
+        f"validation: {', '.join(path.name for path in validation)}"
+        if validation
+        else f"validation: documents whose sha256 begins, as a fraction, below {share}"
+    )
+    if (manifest := _existing_manifest(folder, corpus.source, rule, sources)) is not None:
+        return manifest
+    _check_splits(corpus, corpus.files[0].parent, check_validation=False)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shard_folder = folder / "shards"
+    shard_folder.mkdir(parents=True, exist_ok=True)
+    shares = [share] * len(corpus.files) + [1.0] * len(validation)
+    shards = [
+        Shard(piece, part, shard_folder / f"{_shard_key(digest, piece, part)}.bin")
+        for path, part, (_, _, digest) in zip(paths, shares, sources, strict=True)
+        for piece in split_file(path)
+    ]
+    missing = [shard for shard in shards if shard.read_counts() is None]
+    total = sum(shard.piece.size for shard in shards)
+    done = total - sum(shard.piece.size for shard in missing)
+    on_progress(done, total)
+    if missing:
+        load_encoding(vocabulary)  # fails here once, rather than in each worker
+        for shard, _ in pool.run_jobs(_write_shard, missing, workers, _start_worker, vocabulary):
+            done += shard.piece.size
+            on_progress(done, total)
+    manifest = Manifest(corpus.source, TOKENIZER, rule, sources, *(_join(shards, split, folder) for split in SPLITS))
+    manifest.write(folder)
+    shutil.rmtree(shard_folder)
+    return manifest
+
+
+def _existing_manifest(
+    folder: Path, source: str, rule: str, sources: tuple[tuple[str, int, str], ...]
+) -> Manifest | None:
+    """The manifest of a folder that has exactly these tokens, verified.
+
+    A `source` that says the text was verified is kept if its archive is gone: the sha256 of the text is the same.
+    """
+    try:
+        manifest, _ = (Tokens.open(folder, split, checksum=True).manifest for split in SPLITS)
+    except (OSError, ValueError):
+        return None
+    if (manifest.tokenizer, manifest.split, manifest.files) != (TOKENIZER, rule, sources):
+        return None
+    if manifest.source != source and not manifest.source.endswith(VERIFIED):
+        manifest = replace(manifest, source=source)
+        manifest.write(folder)
+    return manifest
+
+
+def _shard_key(digest: str, piece: Piece, share: float) -> str:
+    """Equal for shards that hold the same tokens."""
+    settings = f"{TOKENIZER} {digest} {piece.start} {piece.stop} {share}"
+    return hashlib.sha256(settings.encode()).hexdigest()[:24]
+
+
+_encoding: Any = None
+"""In a worker, the encoding, loaded once."""
+
+
+def _start_worker(vocabulary: Path | None) -> None:
+    global _encoding
+    _encoding = load_encoding(vocabulary)
+
+
+def _write_shard(shard: Shard) -> None:
+    tokens = {split: array("H") for split in SPLITS}
+    documents = dict.fromkeys(SPLITS, 0)
+    for text in read_piece(shard.piece):
+        split = SPLITS[is_for_validation(text, shard.share)]
+        documents[split] += 1
+        tokens[split].extend(_encoding.encode_ordinary(text))
+        tokens[split].append(END_OF_TEXT)
+    partial = shard.path.with_suffix(f".{os.getpid()}.part")
+    with name_full_disk(partial):
+        partial.write_bytes(b"".join(tokens[split].tobytes() for split in SPLITS))
+    partial.replace(shard.path)
+    write_atomic(shard.note, json.dumps({split: [documents[split], len(tokens[split])] for split in SPLITS}))
+
+
+def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
+    """Write the tokens of all shards that belong to a split into one file, in the order of the text."""
+    target = folder / f"{split}.bin"
+    partial = target.with_suffix(".part")
+    digest, documents, tokens = hashlib.sha256(), 0, 0
+    with name_full_disk(partial), partial.open("wb") as out:
+        for shard in shards:
+            if (counts := shard.read_counts()) is None:
+                raise RuntimeError(f"{shard.path} vanished while {target} was written; start again")
+            content, middle = shard.path.read_bytes(), 2 * counts["train"][1]
+            content = content[:middle] if split == "train" else content[middle:]
+            out.write(content)
+            digest.update(content)
+            documents, tokens = documents + counts[split][0], tokens + counts[split][1]
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(target)
+    return Part(tokens, documents, digest.hexdigest())
+
+
+def load_encoding(vocabulary: Path | None = None) -> Encoding:
+    """GPT-2's encoding, from `vocabulary`, or gpt2_bpe in the folder of MVNGRAD_DATA or the cache, else downloaded.
+
+    Args:
+        vocabulary: a folder that has encoder.json and vocab.bpe, or gpt2_bpe/ with them.
+    """
+    try:
+        import tiktoken
+        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    except ImportError as error:
+        raise ImportError("preparing text needs tiktoken: pip install mvngrad-lab") from error
+    paths = files.find_files("gpt2_bpe", VOCABULARY, vocabulary)
+    if paths is None:
+        try:
+            return tiktoken.get_encoding("gpt2")
+        except OSError as error:
+            raise RuntimeError(
+                f"GPT-2's vocabulary cannot be downloaded ({type(error).__name__}); put "
+                f"{' and '.join(file.name for file in VOCABULARY)} into gpt2_bpe/ of the folder of data"
+            ) from error
+    for path, known in zip(paths, VOCABULARY, strict=True):
+        files.verify(path, known)
+    encoder, merges = map(str, paths)
+    ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, VOCABULARY[1].sha256, VOCABULARY[0].sha256)
+    return tiktoken.Encoding(
+        "gpt2",
+        explicit_n_vocab=END_OF_TEXT + 1,
+        pat_str=PATTERN,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": END_OF_TEXT},
+    )
