@@ -125,7 +125,7 @@ def measure_throughput(
     def compiled() -> Arm:
         if not benches:
             raise RuntimeError("needs what our loop has compiled")
-        return Plain(recipe, task, benches[0].loss)
+        return Plain(recipe, task, lambda *arguments: benches[0].loss_and_correct(*arguments)[0])
 
     makers: dict[str, Callable[[], Arm]] = {OURS: ours}
     if on_gpu:

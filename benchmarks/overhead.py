@@ -58,7 +58,7 @@ class TimedSteps:
             list[Any](),
         )
         if torch_adamw:
-            self.stepper.optimizer, self.stepper.state = make_fused_adamw(bench.model, recipe), {}
+            self.stepper.optimizer = make_fused_adamw(bench.model, recipe)
             self.stepper.optimizer.register_step_pre_hook(_drop_found_inf)
         self.optimizer = self.stepper.optimizer
         self.optimizer.register_step_pre_hook(self._mark)

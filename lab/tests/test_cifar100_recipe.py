@@ -126,14 +126,14 @@ def test_recipes_are_read_without_torch_and_trained_without_the_labs_other_packa
 
 def test_a_plan_has_every_image_once_and_depends_on_seed_and_epoch_alone():
     recipe = small(drop_last=False)
-    task = cifar100.task(recipe, None, CPU)
+    task = cifar100.Cifar100Task(recipe, None, CPU)
     assert (task.steps_per_epoch, task.last_batch_size) == (7, 8)
     plan = task.plan_epoch(recipe, 3)
     assert sorted(plan["order"].flatten()[:200].tolist()) == list(range(200))
     assert plan["uniforms"].shape == (7, 32, augment.UNIFORMS)
     assert ((plan["lam"] >= 0) & (plan["lam"] <= 1)).all()
     torch.rand(7)
-    again = cifar100.task(recipe, None, CPU).plan_epoch(recipe, 3)
+    again = cifar100.Cifar100Task(recipe, None, CPU).plan_epoch(recipe, 3)
     assert all(torch.equal(plan[name], again[name]) for name in plan)
     for other in (task.plan_epoch(recipe, 4), task.plan_epoch(dataclasses.replace(recipe, seed=1), 3)):
         assert not any(torch.equal(plan[name], other[name]) for name in plan)
@@ -142,7 +142,7 @@ def test_a_plan_has_every_image_once_and_depends_on_seed_and_epoch_alone():
 def test_mixup_shares_are_of_the_beta_distribution():
     """Beta(a, a) has mean 1/2 and variance 1 / (4 (2a + 1))."""
     recipe = small(batch_size=1, mixup=0.2)
-    task = cifar100.task(recipe, None, CPU)
+    task = cifar100.Cifar100Task(recipe, None, CPU)
     drawn = torch.cat([task.plan_epoch(recipe, epoch)["lam"] for epoch in range(20)])
     assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
     assert drawn.var().item() == pytest.approx(1 / 5.6, abs=0.01)
@@ -150,16 +150,16 @@ def test_mixup_shares_are_of_the_beta_distribution():
 
 
 def test_the_last_partial_batch_is_dropped_or_used_as_the_recipe_says():
-    dropped = cifar100.task(small(), None, CPU)
+    dropped = cifar100.Cifar100Task(small(), None, CPU)
     assert (dropped.steps_per_epoch, dropped.last_batch_size) == (6, 0)
     assert len(set(dropped.plan_epoch(small(), 0)["order"].flatten().tolist())) == 192
     with pytest.raises(ValueError, match=r"batch_size=256 is more than the 200 training images"):
-        cifar100.task(small(batch_size=256), None, CPU)
-    assert cifar100.task(small(batch_size=256, drop_last=False), None, CPU).last_batch_size == 200
+        cifar100.Cifar100Task(small(batch_size=256), None, CPU)
+    assert cifar100.Cifar100Task(small(batch_size=256, drop_last=False), None, CPU).last_batch_size == 200
 
 
 def test_a_limit_takes_the_same_mixed_images_for_every_seed():
-    first, second = (cifar100.task(small(train_limit=40, seed=seed), None, CPU) for seed in (0, 1))
+    first, second = (cifar100.Cifar100Task(small(train_limit=40, seed=seed), None, CPU) for seed in (0, 1))
     assert len(first.train_labels) == 40
     assert torch.equal(first.train_images, second.train_images)
     assert not torch.equal(first.train_labels, torch.arange(40) % 4)
@@ -168,14 +168,14 @@ def test_a_limit_takes_the_same_mixed_images_for_every_seed():
 
 def test_a_batch_is_augmented_normalized_and_mixed_as_the_recipe_says():
     plain = small(crop=0, flip=False, randaugment_operations=0, mixup=0.0)
-    task = cifar100.task(plain, None, CPU)
+    task = cifar100.Cifar100Task(plain, None, CPU)
     row = {name: value[0] for name, value in task.plan_epoch(plain, 0).items()}
     images, targets = task.make_batch(row)
     assert torch.equal(images, augment.normalize(task.train_images[row["order"]]))
     assert torch.equal(targets.argmax(1), task.train_labels[row["order"]])
     assert targets.shape == (32, 100)
     for changed in ({"crop": 4}, {"flip": True}, {"randaugment_operations": 2}):
-        other, _ = cifar100.task(dataclasses.replace(plain, **changed), None, CPU).make_batch(row)
+        other, _ = cifar100.Cifar100Task(dataclasses.replace(plain, **changed), None, CPU).make_batch(row)
         assert not torch.equal(other, images), changed
     mixed, shares = task.make_batch({**row, "lam": torch.tensor(0.25)})
     assert not torch.equal(mixed, images)
@@ -184,7 +184,9 @@ def test_a_batch_is_augmented_normalized_and_mixed_as_the_recipe_says():
 
 def test_labels_are_smoothed_as_the_recipe_says():
     model, batch = nn.Flatten(), (torch.tensor([[[2.0, 0.0]]]), torch.tensor([[1.0, 0.0]]))
-    sharp, smooth = (cifar100.task(small(label_smoothing=by), None, CPU).loss(model, batch) for by in (0.0, 0.1))
+    sharp, smooth = (
+        cifar100.Cifar100Task(small(label_smoothing=by), None, CPU).loss(model, batch) for by in (0.0, 0.1)
+    )
     assert (smooth - sharp).item() == pytest.approx(0.05 * 2)
 
 
@@ -192,7 +194,7 @@ def test_mixed_accuracy_weighs_both_labels_by_their_share():
     """Four images mixed of classes a and b with lam = 0.75: predicted as a, as b, as neither, and a = b."""
     scores = torch.eye(3)[[0, 1, 2, 0]]
     targets = torch.tensor([[0.75, 0.25, 0.0], [0.75, 0.25, 0.0], [0.75, 0.25, 0.0], [1.0, 0.0, 0.0]])
-    task = cifar100.task(small(), None, CPU)
+    task = cifar100.Cifar100Task(small(), None, CPU)
     loss, correct = task.loss_and_correct(nn.Identity(), (scores, targets))
     assert correct.item() == 0.75 + 0.25 + 0 + 1
     assert torch.equal(loss, task.loss(nn.Identity(), (scores, targets)))
@@ -204,7 +206,7 @@ def test_mixed_accuracy_is_that_of_the_last_epochs_batches(tmp_path, monkeypatch
     monkeypatch.setattr(cifar100, "CLASSES", 4)
     recipe = small(epochs=1, warmup_epochs=0, lr=0.0, drop_last=drop_last)
     result = train(recipe, root=tmp_path, on_event=lambda event: None).result
-    task = cifar100.task(recipe, None, CPU)
+    task = cifar100.Cifar100Task(recipe, None, CPU)
     model, plan = build_initial_model(task, recipe.seed).train(), task.plan_epoch(recipe, 0)
     correct = samples = 0
     for at in range(task.steps_per_epoch):
@@ -245,7 +247,7 @@ def test_mixed_accuracy_survives_a_stop_within_the_epoch(tmp_path, monkeypatch):
     step.clear_cache()
 
     def interrupt(event):
-        if "begins" in str(event):
+        if "starts" in str(event):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="after step 1;"):
@@ -307,7 +309,7 @@ def test_the_command_trains_and_tells_everyone_who_listens(tmp_path, monkeypatch
     pytest.importorskip("tyro")
     pytest.importorskip("rich")
     from mvngrad_lab import cli
-    from mvngrad_lab.training import sinks
+    from mvngrad_lab.training import events
 
     heard = {"TensorBoard": [], "WandB": []}
 
@@ -324,7 +326,7 @@ def test_the_command_trains_and_tells_everyone_who_listens(tmp_path, monkeypatch
         return make
 
     for name in heard:
-        monkeypatch.setattr(sinks, name, sink(name))
+        monkeypatch.setattr(events, name, sink(name))
     words = (
         "train cifar100 --batch-size 32 --epochs 2 --warmup-epochs 1 --eval-every 2 --precision float32 --device cpu"
     )
@@ -332,7 +334,7 @@ def test_the_command_trains_and_tells_everyone_who_listens(tmp_path, monkeypatch
     assert cli.main(given) == 0
     assert heard == {"TensorBoard": ["board", 2, 1, 2, "closed"], "WandB": ["project", 2, 1, 2, "closed"]}
     lines = capsys.readouterr().out.splitlines()
-    assert "begins: 12 steps of 32" in lines[0]
+    assert "starts: 12 steps of 32" in lines[0]
     assert "epoch 2/2" in lines[1], "an evaluation is a line"
     assert "status: finished" in lines
 

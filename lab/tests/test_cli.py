@@ -17,6 +17,7 @@ from mvngrad_lab.cli import train
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language.data import prepare
 from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
+from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training.train import SMALL_IMAGES, SMALL_TEXT
 
 WORDS = (
@@ -82,7 +83,7 @@ def test_a_training_that_is_stopped_says_where_and_ends_as_shells_expect(monkeyp
         assert cli.main([*words, "--monitored"]) == 128 + number
     assert f"stopped by {number.name} after step 1;" in capsys.readouterr().err
     assert cli.main(words) == 0
-    assert "goes on after step 1 of 2" in capsys.readouterr().out
+    assert "resumes after step 1 of 2" in capsys.readouterr().out
 
 
 # What is given
@@ -204,13 +205,14 @@ def test_a_folder_of_text_that_is_not_there(capsys, given):
 def test_several_processes_do_not_prepare_one_text(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--text 'my texts': not by several processes at once; `mvngrad data prepare`"):
-        train.named("my texts", None)
+        LanguageTask.prepare_recipe(replace(wikitext103("adam"), text="my texts"), None, print)
 
 
 def test_a_text_of_the_paper_is_not_a_folder_that_has_its_name(tmp_path):
     (tmp_path / "wikitext103").mkdir()
-    assert train.named("wikitext103", None) == "wikitext103"
-    assert train.named("mine-0123456789ab", None) == "mine-0123456789ab"
+    for text in ("wikitext103", "mine-0123456789ab"):
+        recipe = replace(wikitext103("adam"), text=text)
+        assert LanguageTask.prepare_recipe(recipe, None, print) == recipe
 
 
 def test_a_run_that_is_finished_says_so_and_one_with_a_monitor_can_be_diagnosed(folder, capsys, monkeypatch):
@@ -236,7 +238,7 @@ def test_a_monitor_that_comes_too_late_is_said(folder, capsys, monkeypatch):
     assert (
         capsys.readouterr()
         .out.splitlines()[0]
-        .endswith("already finished, without monitor.jsonl: train it anew in another --runs")
+        .endswith("already finished, without monitor.jsonl: train it again in another --runs")
     )
 
 

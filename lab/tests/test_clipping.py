@@ -11,8 +11,7 @@ from torch import nn
 
 from mvngrad_lab.store import metrics
 from mvngrad_lab.training import checkpoint, step
-from mvngrad_lab.training.events import EpochEnd, Message, format_event
-from mvngrad_lab.training.sinks import scalars
+from mvngrad_lab.training.events import EpochEnd, Message, format_event, scalars
 from mvngrad_lab.training.train import train
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -114,8 +113,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, 
     assert missing == [3, 4, 9]
     texts = [event.text for event in told[1:] if isinstance(event, Message)]
     assert texts == [
-        "left out, for a loss or gradient norm that was not finite: 2 of 7, the last 5",
-        "left out, for a loss or gradient norm that was not finite: 1 of 7, the last 10",
+        "skipped, for a loss or gradient norm that was not finite: 2 of 7 steps, the last 5",
+        "skipped, for a loss or gradient norm that was not finite: 1 of 7 steps, the last 10",
     ]
     kept = torch.load(checkpoint.find_newest(tmp_path / "runs" / recipe.key / "checkpoints"), weights_only=True)[
         "state"

@@ -6,7 +6,7 @@ import types
 import pytest
 from tiny import Tiny, TinyTask
 
-from mvngrad_lab.training import sinks, step
+from mvngrad_lab.training import events, step
 from mvngrad_lab.training.events import EpochEnd, Message
 from mvngrad_lab.training.train import train
 
@@ -26,7 +26,7 @@ def finished(tmp_path):
 
 def test_what_is_not_finite_is_left_out():
     event = EpochEnd("a-0", 2, 3, 14, 21, 0.5, 100.0, 1.0, 1.0, {"test_loss": None, "test_accuracy": 3.0})
-    assert sinks.scalars(event) == {"loss": 0.5, "epoch": 2.0, "samples_per_second": 100.0, "test_accuracy": 3.0}
+    assert events.scalars(event) == {"loss": 0.5, "epoch": 2.0, "samples_per_second": 100.0, "test_accuracy": 3.0}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -34,14 +34,14 @@ def test_tensorboard_reads_what_was_written(tmp_path, finished):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sink = sinks.TensorBoard(tmp_path / "board", Tiny())
+    sink = events.TensorBoard(tmp_path / "board", Tiny())
     sink(Message(Tiny().key, "no scalar"))
     run = finished(sink, Tiny())
     read = EventAccumulator(str(tmp_path / "board" / Tiny().key)).Reload()
     found = read.Scalars("test_loss")
     assert [each.step for each in found] == [7, 14, 21]
     assert found[-1].value == pytest.approx(run.result["test_loss"], rel=1e-6)
-    again = sinks.TensorBoard(tmp_path / "board", Tiny())  # which was killed after step 7
+    again = events.TensorBoard(tmp_path / "board", Tiny())  # which was killed after step 7
     again(EpochEnd(Tiny().key, 2, 3, 14, 21, 9.0, 1.0, 1.0, 1.0))
     again.close()
     read = EventAccumulator(str(tmp_path / "board" / Tiny().key)).Reload()
@@ -64,7 +64,7 @@ def test_wandb_gets_the_recipe_and_every_epoch(monkeypatch, finished):
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    finished(sinks.WandB("digits", Tiny()), Tiny())
+    finished(events.WandB("digits", Tiny()), Tiny())
     key = Tiny().key
     assert calls[0] == {"project": "digits", "id": key, "name": key, "config": Tiny().settings, "resume": "allow"}
     shown = ["epoch", "loss", "samples_per_second", "test_loss"]
@@ -72,7 +72,7 @@ def test_wandb_gets_the_recipe_and_every_epoch(monkeypatch, finished):
 
 
 @pytest.mark.parametrize(
-    ("make", "package"), [(sinks.TensorBoard, "tensorboard"), (sinks.WandB, "wandb")], ids=["tensorboard", "wandb"]
+    ("make", "package"), [(events.TensorBoard, "tensorboard"), (events.WandB, "wandb")], ids=["tensorboard", "wandb"]
 )
 def test_a_missing_package_is_named(monkeypatch, tmp_path, make, package):
     missing = "torch.utils.tensorboard" if package == "tensorboard" else package

@@ -18,7 +18,7 @@ from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab.experiments.cifar100.gap import gap as variance_gap
 from mvngrad_lab.store import metrics
 from mvngrad_lab.store.lock import lock_folder
-from mvngrad_lab.training import checkpoint, sitting, step
+from mvngrad_lab.training import checkpoint, loop, step
 from mvngrad_lab.training.events import EpochEnd, Message, StepProgress
 from mvngrad_lab.training.train import Interrupted, make_monitor_observer, train
 
@@ -62,7 +62,7 @@ def test_a_run_leaves_its_recipe_metrics_result_and_last_weights(run, tmp_path):
         (1, 7, False), (2, 14, True), (3, 21, True),
     ]  # fmt: skip
     begun = events.pop(0)
-    assert begun == Message(recipe.key, f"begins: 21 steps of 16, in {at}")
+    assert begun == Message(recipe.key, f"starts: 21 steps of 16, in {at}")
     assert all(isinstance(event, EpochEnd) for event in events)
     assert [event.epoch for event in events] == [1, 2, 3]
     assert events[-1].seconds_left == 0
@@ -161,15 +161,15 @@ def test_recipes_share_what_they_have_in_common(run, device):
         alone[recipe] = run(recipe, "alone", device=device).result["weights"]
     step.clear_cache()
     run(exact(), device=device)
-    (first,), (bench,) = step._steppers.values(), step._benches.values()
+    (first,), (bench,) = step._training_steps.values(), step._compiled_tasks.values()
     shared = []
     for recipe, weights in alone.items():
         assert run(recipe, device=device).result["weights"] == weights
-        (stepper,) = step._steppers.values()
+        (stepper,) = step._training_steps.values()
         shared.append((stepper is first, stepper.compiled is bench))
     assert shared == [(True, True), (False, True), (False, True), (False, True)]
     run(exact(batch_size=20), device=device)
-    assert len(step._benches) == 2
+    assert len(step._compiled_tasks) == 2
 
 
 def test_the_step_never_reads_the_same_plan_twice(run, tmp_path):
@@ -200,7 +200,7 @@ def test_killed_at_any_step_a_run_ends_in_the_same_weights(run, tmp_path, device
         process.kill()
         assert ended(process, said) == -signal.SIGKILL
     results = [run(recipe, root, device=device, on_event=told.append).result for root in ("killed", "whole")]
-    assert told[0].text.startswith("goes on after step")
+    assert told[0].text.startswith("resumes after step")
     assert results[0]["weights"] == results[1]["weights"]
     assert results[0]["train_accuracy"] == results[1]["train_accuracy"]
     tables = [rows(folder(tmp_path, recipe, root)) for root in ("killed", "whole")]
@@ -219,7 +219,7 @@ def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, n
     stopped = kept(at)["step"]
     assert f"stopped by {number.name} after step {stopped}; start it again" in said.read_text()
     run(recipe, on_event=told.append)
-    assert told[0].text == f"goes on after step {stopped} of 21"
+    assert told[0].text == f"resumes after step {stopped} of 21"
 
 
 def test_a_second_signal_of_a_kind_is_no_longer_held_back(run):
@@ -280,7 +280,7 @@ def test_the_last_evaluation_is_made_once(run):
 
 
 def test_within_long_epochs_there_are_signs_of_life(run, monkeypatch):
-    monkeypatch.setattr(sitting, "SIGN_OF_LIFE", 0.0)
+    monkeypatch.setattr(loop, "PROGRESS_EVERY", 0.0)
     events = []
     run(Tiny(epochs=1), on_event=events.append)
     signs = [event for event in events if isinstance(event, StepProgress)]
@@ -335,7 +335,7 @@ def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(run, tmp_path, sta
     again = run(recipe, on_event=told.append)
     assert [type(event) for event in told[:2]] == [Message, Message]
     assert newest.name in told[0].text
-    assert told[1].text == "goes on after step 13 of 21"
+    assert told[1].text == "resumes after step 13 of 21"
     assert again.result["weights"] == whole.result["weights"]
     assert rows(at) == rows(folder(tmp_path, recipe, "whole"))
 
@@ -353,7 +353,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
     step.clear_cache()
     wrong = kept(folder(tmp_path, Tiny(), "other") / "checkpoints")["state"] | {"model.0.weight": torch.zeros(3)}
     checkpoint.save(folder(tmp_path, Tiny()) / "checkpoints", 1, {"seconds": 0.0}, wrong, keep=1)
-    with pytest.raises(ValueError, match=r"model.0.weight does not fit; delete the run's folder"):
+    with pytest.raises(ValueError, match=r"model.0.weight does not fit\); delete .* to train it again"):
         run(Tiny())
 
 
@@ -402,7 +402,7 @@ def test_a_device_that_is_too_small_names_the_setting_to_change(run, tmp_path):
 
     with pytest.raises(torch.OutOfMemoryError, match=r"make batch_size=16 smaller.*\(CUDA out of memory.*GiB\.\)$"):
         run(Tiny(), task=Large)
-    assert not step._steppers
+    assert not step._training_steps
     assert run(Tiny()).result["status"] == "finished", "and nothing of it is in the way"
 
 
@@ -417,7 +417,7 @@ def test_an_observer_changes_nothing_and_its_time_is_not_the_runs(run, tmp_path,
     def observe(epoch, stepper):
         gap = variance_gap(recipe, stepper, epoch, K=4)
         time.sleep(0.2)
-        seen.append((epoch, gap.batches, stepper.state["at"].item()))
+        seen.append((epoch, gap.batches, stepper.step_index.item()))
 
     alone = run(recipe, "alone", device=device)
     step.clear_cache()
@@ -461,23 +461,23 @@ def test_a_capture_leaves_no_trace():
         recipe, step.CompiledTask(TinyTask(recipe, None, device), compiled=False), captured=True
     )
     stepper.reset(3)
-    before = {name: value.clone() for name, value in stepper.state.items()}
+    before = {name: value.clone() for name, value in stepper.state_dict().items()}
     stepper.set_plan({**stepper.task.plan_epoch(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
     assert stepper.graph is not None
-    for name, value in stepper.state.items():
+    for name, value in stepper.state_dict().items():
         assert torch.equal(value, before[name]), name
     stepper.step()
-    assert not torch.equal(stepper.state["model.0.weight"], before["model.0.weight"])
+    assert not torch.equal(stepper.state_dict()["model.0.weight"], before["model.0.weight"])
     assert stepper.step_index.item() == 1
 
 
 @pytest.mark.gpu
 def test_a_second_run_replays_the_first_ones_graph(run):
     run(Tiny(), device="cuda")
-    (first,) = step._steppers.values()
+    (first,) = step._training_steps.values()
     graph = first.graph
     again = run(Tiny(seed=1), device="cuda")
-    assert next(iter(step._steppers.values())).graph is graph
+    assert next(iter(step._training_steps.values())).graph is graph
     step.clear_cache()
     assert run(Tiny(seed=1), "apart", device="cuda").result["test_loss"] == pytest.approx(
         again.result["test_loss"], rel=1e-4

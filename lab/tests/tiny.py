@@ -32,7 +32,6 @@ SERVER.set_forkserver_preload(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiny(TrainingRecipe):
     name: ClassVar[str] = "tiny"
-    trained: ClassVar[str] = "tiny"
     optimizer: str = "mvngrad"
     batch_size: int = 16
     lr: float = 1e-2

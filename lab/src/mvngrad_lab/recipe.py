@@ -14,17 +14,35 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
 
+_INTRODUCED = "introduced"
+
+
+def added(default: Any, *, introduced: Any = ...) -> Any:
+    """Declare a field of a recipe class that has stored runs already: `name: type = added(default)`.
+
+    While the field has the value that it was introduced with, it is left out of the key, so the stored runs keep
+    theirs. To change the default later, keep the old one: `added(new, introduced=old)`.
+    """
+    value = default if introduced is ... else introduced
+    return dataclasses.field(default=default, metadata={_INTRODUCED: value})
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Base of all recipes: everything that decides a result is a field, and equal fields are one run.
 
+    A run is identified by its `key`, a hash of the recipe's name and fields. Fields declared with `added` are hashed
+    only where they differ from the value they were introduced with.
+
     >>> @dataclasses.dataclass(frozen=True)
     ... class Small(Recipe):
     ...     name: ClassVar[str] = "small"
     ...     lr: float = 0.1
-    >>> Small(), Small().key == Small(lr=0.1).key, Small().key == Small(lr=0.2).key
-    (Small(lr=0.1), True, False)
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Grown(Small):
+    ...     decay: float = added(0.0)
+    >>> Small().key == Small(lr=0.1).key == Grown().key, Small(lr=0.2).key == Small().key, Grown(decay=0.1) == Grown()
+    (True, False, False)
     """
 
     name: ClassVar[str]
@@ -32,17 +50,28 @@ class Recipe:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All fields as JSON knows them."""
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
-        return plain
+        """All fields as JSON values."""
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
+        return values
 
     @property
     def key(self) -> str:
-        """`name`-hash: what the run is called in a store."""
+        """`name`-hash: the name of the run in a store."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
             raise ValueError(f"name={self.name!r} of {type(self).__name__} is invalid; use a-z, 0-9 and -")
-        content = json.dumps([self.name, self.settings], sort_keys=True, separators=(",", ":"))
+        content = json.dumps([self.name, _content(self)], sort_keys=True, separators=(",", ":"), allow_nan=False)
         return f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+def _content(value: Any) -> Any:
+    """What is hashed of a recipe, also of one inside another."""
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _content(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if _INTRODUCED not in field.metadata or getattr(value, field.name) != field.metadata[_INTRODUCED]
+        }
+    return [_content(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 OptimizerName = Literal[
@@ -55,7 +84,7 @@ CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": A
 
 
 class Bound(NamedTuple):
-    """What a number of a recipe must be."""
+    """The valid values of a number in a recipe."""
 
     valid: str
     holds: Callable[[float], bool]
@@ -68,53 +97,44 @@ DECAY = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
 
 
 @cache
-def _kinds(recipe: type[Recipe]) -> dict[str, Any]:
-    """The types of a recipe's fields, where they are known at run time."""
+def _field_types(recipe: type[Recipe]) -> dict[str, Any]:
     try:
         hints = get_type_hints(recipe)
-    except NameError:  # imported for type checkers alone
+    except NameError:  # a type that is imported for type checkers only
         hints = get_type_hints(TrainingRecipe)
     return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(recipe)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingRecipe(Recipe, ABC):
-    """The fields that the training loop itself reads; what is trained on what, a subclass adds."""
+    """The fields that the training loop reads. A task's recipe adds those of its data, model and schedule."""
 
     optimizer: str
-    """A cell of the paper's table: mvngrad, adabelief, laprop or adam, with a w behind it for decoupled decay; or
-    somebody else's: torch:NAME, zoo:NAME, with options behind a comma."""
+    """mvngrad, adabelief, laprop or adam, followed by w for decoupled weight decay; or a third-party optimizer:
+    torch:NAME or zoo:NAME, with options after a comma."""
     batch_size: int
-    """Samples of one step."""
+    """Samples per step."""
     lr: float
-    """The highest rate of the schedule."""
+    """Peak learning rate of the schedule."""
     beta1: float | None
-    """None, as for beta2 and eps: an optimizer of somebody else has its own default, or takes none."""
+    """None, as for beta2 and eps: the third-party optimizer's default, or it has no such option."""
     beta2: float | None
     eps: float | None = 1e-8
     eps_s: float | None = None
-    """Added to s at every step; the variance cells need it, the others have none."""
+    """Added to s at every step; required by AdaBelief and MVN-Grad, None for all others."""
     weight_decay: float = 0.0
     state_dtype: StateDtype = "float32"
-    """How the optimizer keeps its state."""
+    """Data type of the optimizer's state."""
     eval_every: int = 1
-    """Epochs from one evaluation to the next; the last epoch always ends with one."""
+    """Epochs between evaluations; the last epoch always ends with one."""
     precision: Literal["bf16", "float32"] = "bf16"
-    """Of the products in the forward and backward pass; parameters are float32, and float32 convolutions on a GPU are
-    torch's default ones, in TF32."""
+    """Of matrix products in forward and backward passes; parameters are float32, and float32 convolutions on a GPU use
+    TF32, torch's default."""
     seed: int = 0
-    """Of the initial weights and of everything drawn while training."""
+    """Of the initial weights and of all random numbers in training."""
     deterministic: bool = False
-    """Only kernels that give the same bits every time, at some cost; on a CPU they do anyway."""
+    """Use only kernels that give the same bits every time, which are slower on a GPU; on a CPU all do."""
 
-    trained: ClassVar[str]
-    """The module of `mvngrad_lab.tasks` that makes the task."""
-    outside_step: ClassVar[tuple[str, ...]] = ("seed", "lr", "epochs", "eval_every")
-    """Fields that no captured or compiled step contains, so that runs which differ in these alone share theirs."""
-    of_optimizer: ClassVar[tuple[str, ...]] = (
-        "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype",
-    )  # fmt: skip
-    """Fields that the optimizer's step contains, and the model's does not."""
     bounds: ClassVar[dict[str, Bound]] = {
         "batch_size": COUNT,
         "eval_every": COUNT,
@@ -123,86 +143,83 @@ class TrainingRecipe(Recipe, ABC):
         "weight_decay": NOT_NEGATIVE,
         "seed": Bound("at least 0 and less than 2**32", lambda value: 0 <= value < 2**32),
     }
-    """What fields must be, where they are not None; a subclass adds its own."""
+    """Valid values of fields that are not None; a subclass adds its own."""
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
+        for name, kind in _field_types(type(self)).items():
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
                 raise ValueError(f"{name}={value!r} is invalid; choose of {', '.join(get_args(kind))}")
             if isinstance(value, int) and float in (kind, *get_args(kind)):
-                object.__setattr__(self, name, float(value))  # else 1 and 1.0 would be one recipe with two keys
+                object.__setattr__(self, name, float(value))  # 1 and 1.0 are equal and must have the same key
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name}={value!r} is invalid; it must be finite")
         for name, bound in self.bounds.items():
-            self._demand(name, bound)
-        if not self.is_third_party and self.optimizer not in get_args(OptimizerName):
-            names = ", ".join(get_args(OptimizerName))
-            raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
+            self._check_bound(name, bound)
         if self.is_third_party:
             for name, only in (("eps_s", None), ("state_dtype", "float32")):
                 if getattr(self, name) != only:
                     raise ValueError(f"{name}={getattr(self, name)!r} is for our optimizers; with others it is {only}")
             return
-        for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):  # others' are theirs to bound
+        if self.optimizer not in get_args(OptimizerName):
+            names = ", ".join(get_args(OptimizerName))
+            raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
+        for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):
             if getattr(self, name) is None:
                 raise ValueError(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
-            self._demand(name, bound)
-        variance = CELLS[self.optimizer.removesuffix("w")].centered
-        if variance != (self.eps_s is not None):
-            remedy = "the paper's is 1e-8 for images, 0 for language" if variance else "leave it None"
+            self._check_bound(name, bound)
+        centered = CELLS[self.optimizer.removesuffix("w")].centered
+        if centered != (self.eps_s is not None):
+            remedy = "the paper's is 1e-8 for images, 0 for language" if centered else "leave it None"
             raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
-        if variance:
-            self._demand("beta1", Bound(f"more than 0 with optimizer={self.optimizer!r}", lambda value: value > 0))
+        if centered:
+            self._check_bound("beta1", Bound(f"more than 0 with optimizer={self.optimizer!r}", lambda value: value > 0))
 
-    def _demand(self, name: str, bound: Bound) -> None:
+    def _check_bound(self, name: str, bound: Bound) -> None:
         value = getattr(self, name)
         if value is not None and not bound.holds(value):
             raise ValueError(f"{name}={value!r} is invalid; it must be {bound.valid}")
 
     @property
     def is_third_party(self) -> bool:
-        """Whether the optimizer is somebody else's."""
+        """Whether the optimizer is torch's or of pytorch-optimizer."""
         return ":" in self.optimizer
 
     @property
     @abstractmethod
     def epochs(self) -> int:
-        """How long a run is: a field of images' recipes; those of text count steps."""
+        """Length of a run: a field of image recipes; language recipes count steps."""
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples that are on a device at a time; the gradients of a step's micro-batches are added up."""
+        """Samples per forward and backward pass; the gradients of a step's micro-batches are averaged."""
         return self.batch_size
 
     @property
     def clip(self) -> float | None:
-        """The largest norm of a step's gradient; a larger one is scaled down to it."""
+        """The largest gradient norm; larger gradients are scaled down to it."""
         return None
 
     @property
     def nonfinite_limit(self) -> int:
-        """So many steps in a row without a finite loss and gradient norm end a run as diverged; fewer are left out."""
+        """A run diverges after this many consecutive steps with a non-finite loss or gradient; fewer are skipped."""
         return 1
 
-    @property
-    def guarded(self) -> bool:
-        """Whether the norm of every gradient is asked for: to clip it, to leave a step out, to write it down."""
-        return self.clip is not None or self.nonfinite_limit > 1
-
     def has_weight_decay(self, dimensions: int) -> bool:
-        """Whether a parameter of so many dimensions gets weight decay."""
+        """Whether parameters with this number of dimensions get weight decay."""
         return True
 
     @abstractmethod
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of a step, counted from 0."""
 
-    @property
-    def rounding_seed(self) -> int:
-        """Rounded state is rounded at random, each seed in its own way; float32 draws nothing."""
-        return 0 if self.state_dtype == "float32" else self.seed
 
-    def part(self, *left_out: str) -> str:
-        """All fields but some, as text: equal for recipes that have these in common."""
-        return json.dumps([self.name, {name: value for name, value in self.settings.items() if name not in left_out}])
+class Preset(NamedTuple):
+    """A subcommand of `mvngrad train`, named after the recipe class; its options default to what `make` returns."""
+
+    recipe: type[TrainingRecipe]
+    make: Callable[[Any, int | None], TrainingRecipe]
+    """Called with the name of one of our optimizers and the batch size on the command line, if there is one."""
+    optimizer: OptimizerName
+    """Trained if the command line names none. Its suffix w or none is also that of the settings for others."""
+    help: str

@@ -172,7 +172,7 @@ def _command(given: list[str]) -> int:
         from mvngrad_lab.cli import train
 
         command: Callable[[], int] = tyro.cli(
-            train.commands(given[1:]),
+            train.make_commands(given[1:]),
             prog="mvngrad train",
             description=Train.__doc__,
             args=given[1:],

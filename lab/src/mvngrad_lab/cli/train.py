@@ -1,11 +1,11 @@
-"""`mvngrad train NAME`: the paper's settings as defaults of all options, on one device or under torchrun."""
+"""`mvngrad train NAME`: one subcommand for each preset of a task; its options default to the paper's settings."""
 
 from __future__ import annotations
 
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,37 +15,34 @@ from tyro.conf import arg, subcommand
 
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
-from mvngrad_lab.recipe import CELLS, TrainingRecipe
-from mvngrad_lab.tasks.cifar100 import recipe as cifar100
-from mvngrad_lab.tasks.cifar100.recipe import Cifar100
-from mvngrad_lab.tasks.language import recipe as language
-from mvngrad_lab.tasks.language.recipe import Language, OpenWebText, WikiText103
+from mvngrad_lab.recipe import CELLS, Preset, TrainingRecipe
+from mvngrad_lab.tasks import find_presets, find_task_class
 
 R = TypeVar("R", bound=TrainingRecipe)
 
 
 @dataclass
 class Train(Generic[R]):
-    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run goes on."""
+    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run is resumed."""
 
     recipe: Annotated[R, arg(name="")]
     data: Data = None
     runs: Runs = store.ROOT
     device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
-    compile: Annotated[bool, arg(help="compile the model first: a minute that long runs earn back")] = False
+    compile: Annotated[bool, arg(help="compile the model first: takes a minute, pays off in long runs")] = False
     parallel: Annotated[
         Literal["ddp", "fsdp"] | None,
         arg(
-            help="train on all processes of torchrun, with the whole model in each or a part",
+            help="train on all processes of torchrun: each has the whole model (ddp) or a shard (fsdp)",
             help_behavior_hint="(default: one process)",
         ),
     ] = None
     checkpoint_every: Annotated[float, arg(metavar="SECONDS", help="between checkpoints")] = 60.0
     monitored: Annotated[
-        bool, arg(help="also write what `mvngrad diagnose` reads: the optimizer's regime, after each epoch")
+        bool, arg(help="also record the optimizer's regime after each epoch, for `mvngrad diagnose`")
     ] = False
     tensorboard: Annotated[
-        Path | None, arg(metavar="FOLDER", help="also write TensorBoard's files there", help_behavior_hint="")
+        Path | None, arg(metavar="FOLDER", help="also write TensorBoard files there", help_behavior_hint="")
     ] = None
     wandb: Annotated[str | None, arg(metavar="PROJECT", help="also log to Weights & Biases", help_behavior_hint="")] = (
         None
@@ -55,13 +52,16 @@ class Train(Generic[R]):
         import torch
         from rich.console import Console
 
+        from mvngrad_lab.cli.data import progress
         from mvngrad_lab.cli.progress import TrainingBar
-        from mvngrad_lab.training import sinks
+        from mvngrad_lab.training import events
         from mvngrad_lab.training.train import Interrupted, check_monitorable, make_monitor_observer, train
 
-        processes, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
-        if processes > 1 and self.parallel is None:
-            raise ValueError(f"{processes} processes would each train the whole; add --parallel ddp or --parallel fsdp")
+        world_size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+        if world_size > 1 and self.parallel is None:
+            raise ValueError(
+                f"{world_size} processes would each train the whole; add --parallel ddp or --parallel fsdp"
+            )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: this torch sees no GPU; use --device cpu")
         if not self.checkpoint_every >= 0:
@@ -69,23 +69,21 @@ class Train(Generic[R]):
         if self.monitored:
             check_monitorable(self.recipe)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        recipe: Any = self.recipe
-        if isinstance(recipe, Language):
-            recipe = replace(recipe, text=named(recipe.text, self.data))
+        with progress() as bar:
+            recipe: Any = find_task_class(self.recipe).prepare_recipe(self.recipe, self.data, bar)
         if first and store.RunFolder(recipe, self.runs).run is not None:
             record = self.runs / recipe.key / store.MONITOR
-            why = (
-                ""
-                if record.exists() or not self.monitored
-                else f", without {record.name}: train it anew in another --runs"
+            missing = self.monitored and not record.exists()
+            print(
+                f"{recipe.key}  already finished"
+                + f", without {record.name}: train it again in another --runs" * missing
             )
-            print(f"{recipe.key}  already finished{why}")
         with ExitStack() as stack:
             listeners: list[Any] = []
             if first and self.tensorboard is not None:
-                listeners.append(stack.enter_context(closing(sinks.TensorBoard(self.tensorboard, recipe))))
+                listeners.append(stack.enter_context(closing(events.TensorBoard(self.tensorboard, recipe))))
             if first and self.wandb is not None:
-                listeners.append(stack.enter_context(closing(sinks.WandB(self.wandb, recipe))))
+                listeners.append(stack.enter_context(closing(events.WandB(self.wandb, recipe))))
             if first:
                 listeners.append(stack.enter_context(TrainingBar(Console())))
             try:
@@ -106,71 +104,35 @@ class Train(Generic[R]):
                 return 128 + stop.signal_number
         if first:
             for name, value in run.result.items():
-                if not isinstance(value, list):  # what happened at every step is in the folder
+                if not isinstance(value, list):  # per-step values are in the run's folder
                     print(f"{name}: {value}")
             print(self.runs / run.key)
         return int(run.result["status"] != "finished")
 
 
-def named(text: str, data: Path | None) -> str:
-    """A text by its name; of a folder it is that of its tokens, which are made where they are missing."""
-    from mvngrad_lab.tasks.language.data import prepare, text as texts, tokens
+def make_commands(arguments: Sequence[str]) -> Any:
+    """A type for tyro: a subcommand for each preset, its defaults chosen for the optimizer and batch size among the
+    arguments.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--optimizer")
+    parser.add_argument("--batch-size", default="")
+    given, _ = parser.parse_known_args([part.replace("_", "-") if part[:2] == "--" else part for part in arguments])
+    batch_size = int(given.batch_size) if given.batch_size.isdecimal() else None
+    commands = []
+    for name, preset in find_presets().items():
+        default = Train(_default_recipe(preset, given.optimizer or preset.optimizer, batch_size))
+        command = subcommand(name, default=default, description=preset.help)
+        commands.append(Annotated[Train[preset.recipe], command])  # type: ignore[name-defined]
+    return Union[tuple(commands)]  # noqa: UP007 (made at run time)
 
-    folder = Path(text)
-    if text in texts.TEXTS or (tokens.is_text_name(text) and not folder.is_dir()):
-        return text  # who looks for its tokens says which there are
-    if not text or not folder.is_dir():
-        raise FileNotFoundError(f"--text {text!r} is not a folder, and no name that `mvngrad data prepare` prints")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"--text {text!r}: not by several processes at once; `mvngrad data prepare` it before")
-    from mvngrad_lab.cli.data import progress
 
-    with progress() as bar:
-        name, _ = prepare.prepare_folder_tokens(folder, data, on_progress=bar("tokens"))
-    return name
-
-
-def commands(given: Sequence[str]) -> Any:
-    """The recipes by name, each with the defaults that the optimizer among the arguments has in the paper."""
-    first = ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--optimizer")
-    first.add_argument("--batch-size", default="128")
-    known, _ = first.parse_known_args([part.replace("_", "-") if part.startswith("--") else part for part in given])
-    size = int(known.batch_size) if known.batch_size.isdecimal() else 128
-
-    def settings(usual: str, make: Callable[[Any], R]) -> R:
-        """What the paper selected for this cell. A name that no recipe has is left for the parser proper to refuse."""
-        asked = known.optimizer or usual
-        cell = asked.removesuffix("w")
-        if ":" in asked:
-            return replace(make(usual), optimizer=asked, beta1=None, beta2=None, eps=None, eps_s=None)
-        if cell not in CELLS:
-            return make(usual)
-        return replace(make(cell + "w" * usual.endswith("w")), optimizer=asked)
-
-    return Union[  # noqa: UP007 (made at run time)
-        Annotated[
-            Train[Cifar100],
-            subcommand(
-                "cifar100",
-                default=Train(settings("mvngrad", lambda name: cifar100.paper(name, 128 if size < 362 else 1024))),
-                description="ResNet-18 on CIFAR-100, Table 1.",
-            ),
-        ],
-        Annotated[
-            Train[WikiText103],
-            subcommand(
-                "wikitext103",
-                default=Train(settings("mvngrad", language.wikitext103)),
-                description="GPT-2 30M on WikiText-103 with coupled decay, Table 2.",
-            ),
-        ],
-        Annotated[
-            Train[OpenWebText],
-            subcommand(
-                "openwebtext",
-                default=Train(settings("mvngradw", language.openwebtext)),
-                description="GPT-2 124M on OpenWebText with decoupled decay, Table 2.",
-            ),
-        ],
-    ]
+def _default_recipe(preset: Preset, optimizer: str, batch_size: int | None) -> TrainingRecipe:
+    """The preset's settings for an optimizer. An unknown name is left for the recipe to refuse."""
+    cell = optimizer.removesuffix("w")
+    if ":" in optimizer:
+        recipe = preset.make(preset.optimizer, batch_size)
+        return replace(recipe, optimizer=optimizer, beta1=None, beta2=None, eps=None, eps_s=None)
+    if cell not in CELLS:
+        return preset.make(preset.optimizer, batch_size)
+    return replace(preset.make(cell + "w" * preset.optimizer.endswith("w"), batch_size), optimizer=optimizer)

@@ -1,8 +1,8 @@
-"""Checkpoints of a run in one folder: written whole or not at all, checked when read, the newest few kept.
+"""Checkpoints of a run in one folder: written atomically, verified when read, only the newest few kept.
 
-One process writes a file, a plain `torch.save` of tensors, numbers and strings. Several write a folder of
-torch.distributed.checkpoint, each its part, which any number of processes can read. The name carries the step and the
-beginning of the sha256 of the content, so that what was cut short or changed is known by its name alone.
+One process writes a file with `torch.save`. Several write a folder of torch.distributed.checkpoint, each its shards,
+which any number of processes can read. The name has the step and the first digits of the content's sha256, so a file
+that was cut short or changed is recognized.
 """
 
 from __future__ import annotations
@@ -26,50 +26,36 @@ from mvngrad_lab.store import read_chunks, write_atomic
 from mvngrad_lab.store.lock import Check
 from mvngrad_lab.training import parallel
 
-NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
-PARTIAL = ".partial"
-"""Begins the name of what is half written; the rest is of the process that writes it."""
-NOTES = "notes.json"
 FOLDER = "checkpoints"
 """In the folder of a run."""
+NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
+PARTIAL = ".partial"
+"""Prefix of unfinished checkpoints; the rest of the name is that of the writing process."""
+NOTES = "notes.json"
 MODEL = "model."
-"""Begins the names of a model's tensors in a state."""
-State = Mapping[str, Tensor]
+"""Prefix of the model's tensors in a state; the other names are those of `TrainingStep.state_dict`."""
 
 
-def digest(path: Path) -> str:
-    """Of a file, or of all files of a folder and their names."""
-    found = hashlib.sha256()
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if path.is_dir():
-            found.update(file.name.encode())
-        with file.open("rb") as opened:
-            for chunk in read_chunks(opened):
-                found.update(chunk)
-    return found.hexdigest()[:16]
+def save(
+    folder: Path,
+    step: int,
+    notes: dict[str, Any],
+    state: Mapping[str, Any],
+    keep: int,
+    check: Check = lambda: None,
+) -> None:
+    """Write a checkpoint and remove all but the newest `keep`, counting this one. A collective.
 
-
-def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int, check: Check = lambda: None) -> None:
-    """Write a checkpoint and remove all but the newest `keep`, this one among them.
-
-    Of several processes all have to ask.
-
-    Args:
-        folder: of the checkpoints.
-        step: of the run.
-        notes: numbers that belong to it.
-        state: all tensors, whole or this process's parts.
-        keep: how many are kept.
-        check: asked by the first process before it begins, and again before the checkpoint gets its name: what is half
-            written may be removed as soon as the folder is another's.
+    `notes` are JSON values, `state` tensors, whole or sharded. Rank 0 calls `check`, which raises if the folder belongs
+    to another process, before it starts and again before it renames the finished checkpoint.
     """
     first = parallel.get_rank() == 0
     partial = folder / parallel.broadcast_from_rank0(f"{PARTIAL}.{platform.node()}-{os.getpid()}")
     if first:
         check()
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{PARTIAL}*"):
-            _remove(left)
+        for unfinished in folder.glob(f"{PARTIAL}*"):
+            _remove(unfinished)
     if dist.is_initialized():
         from torch.distributed.checkpoint import filesystem, state_dict_saver
 
@@ -78,23 +64,12 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
         if first:
             write_atomic(partial / NOTES, json.dumps({"step": step, **notes}))
     else:
-        try:
-            with partial.open("wb") as file:
-                kept = {name: value.cpu() for name, value in state.items()}
-                torch.save({"step": step, **notes, "state": kept}, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:
-            # Where the disk is full, torch fails once more as it closes its archive, and says something about that.
-            cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError):
-                raise
-            _remove(partial)
-            raise OSError(cause.errno, f"{cause.strerror}; a checkpoint could not be written", str(folder)) from error
+        on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+        _save_file(partial, {"step": step, **notes, "state": on_cpu})
     if first:
         check()
-        path = folder / f"step-{step:08d}-{digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
-        if path.is_dir():  # the same was written before, and a folder is not replaced
+        path = folder / f"step-{step:08d}-{_digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
+        if path.is_dir():  # the same checkpoint was written before, and os.replace does not replace a folder
             _remove(path)
         os.replace(partial, path)
         _sync(folder)
@@ -103,96 +78,101 @@ def save(folder: Path, step: int, notes: dict[str, Any], state: State, keep: int
     parallel.barrier()
 
 
+def _save_file(path: Path, content: dict[str, Any]) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:
+        # On a full disk torch raises a second error when it closes its archive.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        _remove(path)
+        raise OSError(cause.errno, f"{cause.strerror}; a checkpoint could not be written", str(path.parent)) from error
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints by name, the newest first."""
+    """All checkpoints, the newest first."""
     named = [(match, path) for path in folder.glob("step-*") if (match := NAME.fullmatch(path.name))]
     return [path for match, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True)]
 
 
-def find_newest(folder: Path, tell: Callable[[str], Any] = print) -> Path | None:
-    """The newest checkpoint that is as it was written; `tell` is told of those that are not."""
+def find_newest(folder: Path, on_message: Callable[[str], Any] = print) -> Path | None:
+    """The newest undamaged checkpoint. `on_message` is called for each damaged one."""
     for path in list_checkpoints(folder):
-        if path.stem.endswith(f"-{digest(path)}"):
+        if path.stem.endswith(f"-{_digest(path)}"):
             return path
-        tell(f"{path.name} is damaged, its content is not what was written; it is not used")
+        on_message(f"{path.name} is damaged, its content is not what was written; it is not used")
     return None
 
 
-def load(path: Path, state: State) -> dict[str, Any]:
-    """Give the tensors of `state` what a checkpoint has for them, however many processes wrote it; its notes."""
-    if path.is_dir():
-        notes: dict[str, Any] = json.loads((path / NOTES).read_text(encoding="utf-8"))
-        _fits(state, _stored(path))
-        _fill(path, state)
-        return notes
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    saved: dict[str, Tensor] = content.pop("state")
-    _fits(state, {name: (value.shape, value.dtype) for name, value in saved.items()})
-    copy_tensors(saved, state)
-    return content
+def load(path: Path, template: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and the notes of a checkpoint, however many processes wrote it.
+
+    A tensor is read into that of the same name, shape and dtype in `template` if that one is sharded, and is whole
+    otherwise. A collective if several processes read a checkpoint of several.
+    """
+    if not path.is_dir():
+        notes: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = notes.pop("state")
+        if "optimizer" in notes:  # of a third-party optimizer, until November 2026
+            state["optimizer"] = notes.pop("optimizer")
+        return state, notes
+    notes = json.loads((path / NOTES).read_text(encoding="utf-8"))
+    return _read_folder(path, template), notes
 
 
 def load_weights(run: Path) -> dict[str, Tensor]:
-    """The model in the newest checkpoint of a run's folder, for `load_state_dict`, however many processes wrote it."""
+    """The model in the newest checkpoint of a run's folder, for `load_state_dict`."""
     path = find_newest(run / FOLDER)
     if path is None:
         raise FileNotFoundError(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
-    if path.is_dir():
-        shapes = {name: kind for name, kind in _stored(path).items() if name.startswith(MODEL)}
-        saved = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-        _fill(path, saved)
-    else:
-        saved = torch.load(path, map_location="cpu", weights_only=True)["state"]
-    return {name.removeprefix(MODEL): value for name, value in saved.items() if name.startswith(MODEL)}
+    state = _read_folder(path, {}, MODEL) if path.is_dir() else load(path, {})[0]
+    return {name.removeprefix(MODEL): value for name, value in state.items() if name.startswith(MODEL)}
 
 
-def _stored(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """What a checkpoint of several processes has, by name."""
-    from torch.distributed.checkpoint import filesystem
-
-    stored: dict[str, Any] = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
-    return {name: (value.size, value.properties.dtype) for name, value in stored.items()}
-
-
-def _fill(path: Path, state: State) -> None:
-    """Give tensors what such a checkpoint has for them."""
+def _read_folder(path: Path, template: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
+    reader = filesystem.FileSystemReader(path)
+    state: dict[str, Any] = {}
+    metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    for name, stored in metadata.items():
+        if name.startswith(prefix):
+            own, size, dtype = template.get(name), stored.size, stored.properties.dtype
+            same = own is not None and parallel.is_sharded(own) and (own.shape, own.dtype) == (size, dtype)
+            state[name] = own if same else torch.empty(size, dtype=dtype)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read it as well
-        state_dict_loader.load(dict(state), storage_reader=filesystem.FileSystemReader(path))
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads it too
+        state_dict_loader.load(state, storage_reader=reader)
+    return state
 
 
-def copy_tensors(saved: State, state: State) -> None:
-    """Give tensors the values of others, whole ones."""
-    with torch.no_grad():
-        for name, value in state.items():
-            parallel.copy_into(value, saved[name])
-
-
-def _fits(state: State, saved: Mapping[str, Any]) -> None:
-    """Whether names, shapes and dtypes are the same."""
-    strange = sorted(state.keys() ^ saved.keys()) or [
-        name for name, value in state.items() if (value.shape, value.dtype) != saved[name]
-    ]
-    if strange:
-        raise ValueError(
-            f"the checkpoint is of another version of the model or optimizer: {strange[0]} does not fit; "
-            "delete the run's folder to train it anew"
-        )
+def _digest(path: Path) -> str:
+    """The beginning of the sha256 of a file, or of all files in a folder and their names."""
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if path.is_dir():
+            digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            for chunk in read_chunks(stream):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]
 
 
 def _remove(path: Path) -> None:
-    """A folder leaves its name first: half of one must not be taken for a checkpoint."""
+    """Delete a checkpoint. A folder is renamed first: half of one must not be taken for a checkpoint."""
     if path.is_dir():
-        doomed = path if path.name.startswith(PARTIAL) else path.rename(path.with_name(f"{PARTIAL}.{path.name}"))
-        shutil.rmtree(doomed)
+        partial = path if path.name.startswith(PARTIAL) else path.rename(path.with_name(f"{PARTIAL}.{path.name}"))
+        shutil.rmtree(partial)
     else:
         path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename last beyond a power cut."""
+    """Make a rename survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,13 +1,21 @@
-"""What a run tells while it trains, as plain data, for a terminal, a log or a tracker."""
+"""What a training reports while it runs: events as plain data, their text, and loggers that receive them.
+
+A logger is a callable for `on_event` with a `close`; its package is imported when one is made.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mvngrad_lab.recipe import TrainingRecipe
 
 
 @dataclass(frozen=True)
 class Message:
-    """Something worth a line: a run resumed, a checkpoint that could not be read."""
+    """Something worth a line: a run is resumed, a checkpoint is damaged."""
 
     key: str
     text: str
@@ -15,25 +23,23 @@ class Message:
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """The end of an epoch."""
-
     key: str
     epoch: int
     epochs: int
     step: int
     steps: int
     loss: float | None
-    """Mean of the epoch's batches that had a finite one, if any had."""
+    """Mean of the epoch's finite batch losses; None if there are none."""
     samples_per_second: float
     seconds: float
     seconds_left: float
     metrics: dict[str, float | None] = field(default_factory=dict)
-    """Of the evaluation, where the epoch ended with one; None is not finite."""
+    """Of the evaluation, if the epoch ended with one; None is not finite."""
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Within an epoch that takes long: a sign of life, about once a second."""
+    """Sent about once a second within an epoch."""
 
     key: str
     step: int
@@ -79,11 +85,57 @@ def format_minutes(seconds: float) -> str:
 
 
 def is_worth_logging(event: Event) -> bool:
-    """What a log should have: evaluations and messages."""
+    """Whether a log should have it: evaluations and messages."""
     return isinstance(event, Message) or (isinstance(event, EpochEnd) and bool(event.metrics))
 
 
 def print_event(event: Event) -> None:
-    """Print what is worth a line."""
+    """Print what is worth logging."""
     if is_worth_logging(event):
         print(format_event(event), flush=True)
+
+
+def scalars(event: EpochEnd) -> dict[str, float]:
+    """The finite numbers of an epoch, by name."""
+    numbers = {"loss": event.loss, "epoch": float(event.epoch), "samples_per_second": event.samples_per_second}
+    return {name: value for name, value in (numbers | event.metrics).items() if value is not None}
+
+
+class TensorBoard:
+    """Writes the scalars of every epoch to `folder`/KEY."""
+
+    def __init__(self, folder: Path, recipe: TrainingRecipe) -> None:
+        from mvngrad import diagnostics
+
+        try:
+            self._sink = diagnostics.TensorBoard(folder / recipe.key)
+        except ImportError as error:
+            raise RuntimeError(str(error)) from error
+        self.close = self._sink.close
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EpochEnd):
+            self._sink.add_scalars(scalars(event), event.step)
+
+
+class WandB:
+    """A run of a Weights & Biases project, with the recipe as its config; a resumed training continues the same run.
+
+    Mode, entity and API key come from wandb's environment variables: WANDB_MODE=offline needs no account.
+    """
+
+    def __init__(self, project: str, recipe: TrainingRecipe) -> None:
+        try:
+            wandb: Any = import_module("wandb")
+        except ImportError as error:
+            raise RuntimeError("Weights & Biases needs the package wandb: pip install wandb") from error
+        self._run: Any = wandb.init(
+            project=project, id=recipe.key, name=recipe.key, config=recipe.settings, resume="allow"
+        )
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EpochEnd):
+            self._run.log(scalars(event), step=event.step)
+
+    def close(self) -> None:
+        self._run.finish()

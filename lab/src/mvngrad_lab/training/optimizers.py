@@ -1,7 +1,7 @@
-"""Other people's optimizers by name: `torch:NAME` of torch.optim, `zoo:NAME` of the package pytorch-optimizer.
+"""The optimizer of a recipe: one of ours, or a third-party one by name.
 
-Options follow the name: `torch:Adam,amsgrad=True`. None of them is written here again. What one does not take is
-refused and never ignored.
+`torch:NAME` is of torch.optim, `zoo:NAME` of the package pytorch-optimizer; options follow the name, as in
+`torch:Adam,amsgrad=True`. An option that an optimizer does not take is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import mvngrad
-from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad_lab.recipe import CELLS, TrainingRecipe
 
-CLASSES = {rule_name: rule.name.replace("-", "") for rule_name, rule in CELLS.items()}
+CLASSES = {name: rule.name.replace("-", "") for name, rule in CELLS.items()}
+"""Class of our optimizer for each cell, without the W of decoupled weight decay."""
+OPTIMIZER_FIELDS = ("optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype")
+"""Recipe fields that only the optimizer depends on."""
 
 CLOSURE = "a closure that computes the loss again in step()"
 HESSIAN = "a Hessian: a backward pass with create_graph=True"
@@ -47,15 +49,15 @@ NEEDS = {
     "zoo:schedulefreeradam": SWITCHED,
     "zoo:schedulefreesgd": SWITCHED,
 }
-"""What some need that a training loop with loss.backward() and step() does not have."""
+"""What some optimizers need beyond loss.backward() and step()."""
 MUONS = ("zoo:adago", "zoo:adamuon", "zoo:muon", "zoo:muonclip", "zoo:normuon")
-"""Those that are for matrices, and step all other parameters as AdamW does, once told which are which."""
-OTHERWISE = {"sophia": "sophiah"}
-"""What pytorch-optimizer calls those that have another name in their paper."""
+"""Optimizers for matrices, which step other parameters like AdamW if their groups say which are which."""
+ZOO_NAMES = {"sophia": "sophiah"}
+"""Names in pytorch-optimizer that differ from those in the papers."""
 
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torch.optim.Optimizer:
-    """The recipe's optimizer. Ours has its state, and is ready to be captured where the model is on a GPU."""
+    """The recipe's optimizer. Ours has its state initialized, and is capturable if the model is on a GPU."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if recipe.has_weight_decay(p.dim()) == decays], **options}
         for decays, options in ((True, {}), (False, {"weight_decay": 0.0}))
@@ -64,8 +66,7 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
     if recipe.is_third_party:
         return make_third_party_optimizer(recipe.optimizer, groups, **third_party_options(recipe))
     cell = recipe.optimizer.removesuffix("w")
-    make = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))
-    made: RuleOptimizer = make(
+    optimizer = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))(
         groups,
         lr=lr,
         betas=(recipe.beta1, recipe.beta2),
@@ -73,97 +74,84 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
         eps_s=recipe.eps_s,
         weight_decay=recipe.weight_decay,
         state_dtype=recipe.state_dtype,
-        rounding_seed=recipe.rounding_seed,
+        rounding_seed=_rounding_seed(recipe),
         capturable=lr.is_cuda,
     )
-    made.init_state()
+    optimizer.init_state()
+    made: torch.optim.Optimizer = optimizer
     return made
 
 
-def option_names(name: str) -> tuple[str, ...]:
-    """Names of the hyper-parameters that an optimizer takes.
-
-    >>> "betas" in option_names("torch:NAdam"), "betas" in option_names("torch:SGD,momentum=0.9")
-    (True, False)
-    """
-    name, _ = parse_name(name)
-    variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
-    return tuple(option.name for option in list(_signature(name).values())[1:] if option.kind not in variable)
+def optimizer_key(recipe: TrainingRecipe) -> tuple[Any, ...]:
+    """Everything in a recipe that `make_optimizer` depends on."""
+    decays = tuple(recipe.has_weight_decay(dimensions) for dimensions in range(5))
+    lr = recipe.lr if recipe.is_third_party else None
+    return *(getattr(recipe, name) for name in OPTIMIZER_FIELDS), _rounding_seed(recipe), decays, lr
 
 
-def parse_name(name: str) -> tuple[str, dict[str, Any]]:
-    """A name without its options, and these.
-
-    >>> parse_name("torch:SGD,momentum=0.9,nesterov=True")
-    ('torch:SGD', {'momentum': 0.9, 'nesterov': True})
-    """
-    try:
-        call = ast.parse(f"_({name.partition(',')[2]})", mode="eval").body
-        options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
-        if call.args or None in options:  # type: ignore[attr-defined]
-            raise ValueError("options have names")
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
-    return name.partition(",")[0], options
+def _rounding_seed(recipe: TrainingRecipe) -> int:
+    """Seed of stochastic rounding; float32 state is not rounded."""
+    return 0 if recipe.state_dtype == "float32" else recipe.seed
 
 
-def make_third_party_optimizer(name: str, parameters: Iterable[Any], **hyper: Any) -> torch.optim.Optimizer:
-    """An optimizer of torch.optim or pytorch-optimizer, with its own defaults for whatever is None or not given.
+def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: Any) -> torch.optim.Optimizer:
+    """An optimizer of torch.optim or pytorch-optimizer, with its own defaults for options that are None or missing.
 
     Args:
         name: `torch:Muon`, `zoo:Yogi`, `torch:SGD,momentum=0.9`.
         parameters: as for every optimizer of torch.
-        hyper: lr, betas, eps, weight_decay, and whatever else the class takes.
+        options: lr, betas, eps, weight_decay, and whatever else the class takes.
 
     Raises:
-        ValueError: there is no such optimizer, it does not take a hyper-parameter, or it needs what a plain training
-            loop does not give.
+        ValueError: there is no such optimizer, it does not take an option, or it needs more than a plain training loop.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> type(make_third_party_optimizer("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
     'RAdam'
     """
-    given, name, listed = check_options(name, **hyper), parse_name(name)[0], list(parameters)
+    given, name, params = check_options(name, **options), parse_name(name)[0], list(parameters)
     if name == "torch:Muon":
-        return MuonAndAdamW(_split(listed, most=2), **given)
-    made: torch.optim.Optimizer = _class(name)(_split(listed) if name.lower() in MUONS else listed, **given)
-    return made
+        return MuonAndAdamW(_split_matrices(params, most=2), **given)
+    groups = _split_matrices(params) if name.lower() in MUONS else params
+    optimizer: torch.optim.Optimizer = _find_class(name)(groups, **given)
+    return optimizer
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's Muon for parameters of two dimensions and its AdamW for all others, as one with one `state_dict`.
+    """torch's Muon for parameters of two dimensions and its AdamW for all others, with one `state_dict`.
 
-    AdamW is given of Muon's options what it takes too: lr, eps and weight_decay.
+    AdamW gets those of Muon's options that it takes too: lr, eps and weight_decay.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], **given: Any) -> None:
-        shared = {option: value for option, value in given.items() if option in option_names("torch:AdamW")}
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        shared = {option: value for option, value in options.items() if option in option_names("torch:AdamW")}
         matrices, others = ([group for group in groups if group["use_muon"] == muon] for muon in (True, False))
         if not matrices:
             raise ValueError("torch:Muon is for parameters of two dimensions, and there are none; take torch:AdamW")
-        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, **given)]
+        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, **options)]
         if others:
             self.parts.append(torch.optim.AdamW(others, **shared))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Each part steps its own; groups and state are lent to it, because a loaded `state_dict` brings new ones."""
+        """Step both parts with the groups and state of this optimizer, which load_state_dict replaces."""
         for part, muon in zip(self.parts, (True, False), strict=False):
             part.param_groups = [group for group in self.param_groups if group["use_muon"] == muon]
             part.state = self.state
             part.step()
 
 
-def check_options(name: str, **hyper: Any) -> dict[str, Any]:
-    """The options that an optimizer is made with: those of its name and all others that are not None.
+def check_options(name: str, **options: Any) -> dict[str, Any]:
+    """The options that an optimizer is made with: those in its name and all others that are not None.
 
-    What is refused without parameters, which a sweep asks before its first run; `make` sees those too.
+    Raises ValueError for what `make_third_party_optimizer` refuses without looking at parameters; a sweep checks its
+    recipes by this before the first run.
     """
-    name, options = parse_name(name)
-    given = {option: value for option, value in hyper.items() if value is not None}
-    for option in sorted(options.keys() & given.keys()):
-        raise ValueError(f"{option} is given twice: as {options[option]!r} with {name} and as {hyper[option]!r}")
-    given |= options
+    name, named = parse_name(name)
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in sorted(named.keys() & given.keys()):
+        raise ValueError(f"{option} is given twice: as {named[option]!r} with {name} and as {options[option]!r}")
+    given |= named
     known, names = _signature(name), option_names(name)
     if (need := NEEDS.get(name.lower())) is not None:
         raise ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
@@ -176,34 +164,67 @@ def check_options(name: str, **hyper: Any) -> dict[str, Any]:
     return given
 
 
+def option_names(name: str) -> tuple[str, ...]:
+    """Names of the options that an optimizer takes.
+
+    >>> "betas" in option_names("torch:NAdam"), "betas" in option_names("torch:SGD,momentum=0.9")
+    (True, False)
+    """
+    variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    parameters = list(_signature(parse_name(name)[0]).values())[1:]
+    return tuple(parameter.name for parameter in parameters if parameter.kind not in variable)
+
+
+def parse_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Split a name from its options.
+
+    >>> parse_name("torch:SGD,momentum=0.9,nesterov=True")
+    ('torch:SGD', {'momentum': 0.9, 'nesterov': True})
+    """
+    try:
+        call = ast.parse(f"_({name.partition(',')[2]})", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("options have names and values")
+        options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        if "None" in options:  # **
+            raise ValueError("options have names and values")
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
+    return name.partition(",")[0], options
+
+
 def third_party_options(recipe: TrainingRecipe) -> dict[str, Any]:
-    """What a recipe gives to an optimizer of somebody else. A decay of 0 is none, also where that is not the default;
-    who takes no decay, or has it behind the name, is not given that 0.
+    """The options that a recipe gives to a third-party optimizer.
+
+    weight_decay=0 is passed on too, because some have another default, unless the optimizer takes no weight decay or
+    has it in its name.
     """
-    asked = "weight_decay" in option_names(recipe.optimizer) and "weight_decay" not in parse_name(recipe.optimizer)[1]
-    betas = None if recipe.beta1 is None else (recipe.beta1, recipe.beta2)
-    decay = recipe.weight_decay if recipe.weight_decay or asked else None
-    return {"lr": recipe.lr, "betas": betas, "eps": recipe.eps, "weight_decay": decay}
+    takes_decay = "weight_decay" in option_names(recipe.optimizer)
+    decay = takes_decay and "weight_decay" not in parse_name(recipe.optimizer)[1]
+    return {
+        "lr": recipe.lr,
+        "betas": None if recipe.beta1 is None else (recipe.beta1, recipe.beta2),
+        "eps": recipe.eps,
+        "weight_decay": recipe.weight_decay if recipe.weight_decay or decay else None,
+    }
 
 
-def _split(parameters: list[Any], most: float = math.inf) -> list[dict[str, Any]]:
-    """Groups of matrices and groups of all else. Kernels of convolutions are matrices unless four dimensions are more
-    than the `most`.
-    """
-    groups = parameters if parameters and isinstance(parameters[0], dict) else [{"params": parameters}]
-    found = [
+def _split_matrices(params: list[Any], most: float = math.inf) -> list[dict[str, Any]]:
+    """Split groups into matrices and all else; a matrix has at least 2 and at most `most` dimensions."""
+    groups = params if params and isinstance(params[0], dict) else [{"params": params}]
+    split = [
         {**group, "params": [p for p in group["params"] if (1 < p.dim() <= most) == matrices], "use_muon": matrices}
         for group in groups
         for matrices in (True, False)
     ]
-    return [group for group in found if group["params"]]
+    return [group for group in split if group["params"]]
 
 
 def _signature(name: str) -> dict[str, Parameter]:
-    return dict(signature(_class(name)).parameters)
+    return dict(signature(_find_class(name)).parameters)
 
 
-def _class(name: str) -> Any:
+def _find_class(name: str) -> Any:
     source, _, wanted = name.partition(":")
     if source == "torch":
         found = getattr(torch.optim, wanted, None)
@@ -216,7 +237,7 @@ def _class(name: str) -> Any:
         from pytorch_optimizer import get_supported_optimizers, load_optimizer
     except ModuleNotFoundError:
         raise ValueError(f"{name} is of pytorch-optimizer: pip install 'mvngrad-lab[zoo]'") from None
-    known, lower = get_supported_optimizers(), OTHERWISE.get(wanted.lower(), wanted.lower())
+    known, lower = get_supported_optimizers(), ZOO_NAMES.get(wanted.lower(), wanted.lower())
     if lower not in known:
         near = ", ".join(f"zoo:{other}" for other in get_close_matches(lower, known))
         remedy = f"did you mean {near}?" if near else "pytorch_optimizer.get_supported_optimizers() lists what it has"

@@ -1,7 +1,7 @@
-"""One training on several processes: who this process is, and how a model is spread over them.
+"""Training on several processes: the process group, its collectives, and how a model is replicated or sharded.
 
-Everything here also works without a process group: then there is one process, and nothing to agree on, and what only
-several need is not even imported.
+Everything here also works without a process group, as in a group of one; what only several processes need is imported
+when it is used.
 """
 
 from __future__ import annotations
@@ -15,32 +15,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mvngrad.optim.gather import is_sharded
-
 Mode = Literal["ddp", "fsdp"]
 
 
 def get_rank() -> int:
-    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def get_world_size() -> int:
-    """How many processes train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def init_process_group(mode: Mode | None, device: torch.device) -> torch.device:
-    """Be in the group of processes that torchrun started, or in one that is there already; the device of this process.
+    """Join the process group that torchrun started, unless this process is in one; returns the process's device.
 
-    Gloo carries what the processes agree on, NCCL what their GPUs exchange. The group is left at the end of the
-    process: models that were spread over it live as long, and a second one would have to be told apart from the first.
+    Gloo carries flags and checkpoints, NCCL gradients. The group is destroyed at the end of the process, because
+    models that are sharded over it may live as long.
     """
     if mode is None:
         return device
     if not dist.is_initialized() and "RANK" not in os.environ:
         raise RuntimeError(
-            f"parallel={mode!r} needs processes that know of each other: "
+            f"parallel={mode!r} needs a process group: "
             f"torchrun --nproc-per-node 2 -m mvngrad_lab train ... --parallel {mode}"
         )
     if device.type == "cuda" and device.index is None:
@@ -53,10 +49,10 @@ def init_process_group(mode: Mode | None, device: torch.device) -> torch.device:
 
 
 def wrap_model(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bool) -> nn.Module:
-    """What to call in place of `model`, whose parameters are sharded in place with fsdp and stay whole with ddp.
+    """The module to call for `model`. With fsdp, the parameters of `model` itself become shards.
 
-    Under fsdp each entry of a ModuleList, a layer of a network, is gathered when it is needed, and `bfloat16` products
-    are of bfloat16 parameters; gradients are reduced in float32 either way.
+    With fsdp each entry of a ModuleList, a layer of a network, is gathered when it is needed, and with `bfloat16` it is
+    gathered and multiplied in bfloat16. Gradients are reduced in float32 in any case.
     """
     if mode is None:
         return model
@@ -77,16 +73,16 @@ def wrap_model(model: nn.Module, mode: Mode | None, bfloat16: bool, compiled: bo
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Whether the backward pass that comes next exchanges gradients: under ddp only that of the `last` micro-batch.
+    """With ddp, reduce gradients only in the backward pass of the `last` micro-batch.
 
-    Under fsdp all do: a process that waited would hold the gradients of the whole model, which it cannot be asked to.
+    With fsdp every backward pass reduces; otherwise a process would have to hold the gradients of the whole model.
     """
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = last
 
 
 def all_reduce_mean(value: Tensor) -> Tensor:
-    """Over the processes, in place; nothing waits for a GPU."""
+    """The mean over processes, in place. A collective."""
     if dist.is_initialized():
         dist.all_reduce(value)
         value /= get_world_size()
@@ -94,7 +90,7 @@ def all_reduce_mean(value: Tensor) -> Tensor:
 
 
 def any_rank(*flags: bool) -> tuple[bool, ...]:
-    """Those that any process raised: clocks and signals differ, and all must do the same."""
+    """For each flag, whether it is set on any rank: clocks and signals differ. A collective."""
     if not dist.is_initialized():
         return flags
     raised = torch.tensor(flags, dtype=torch.int32)
@@ -103,7 +99,7 @@ def any_rank(*flags: bool) -> tuple[bool, ...]:
 
 
 def broadcast_from_rank0(value: Any) -> Any:
-    """What process 0 found."""
+    """The value that rank 0 has. A collective: every rank must call it."""
     if not dist.is_initialized():
         return value
     box = [value]
@@ -112,23 +108,35 @@ def broadcast_from_rank0(value: Any) -> Any:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
+    """Wait for all processes. A collective, on the CPU."""
     any_rank(False)
 
 
-def copy_into(value: Any, whole: Tensor) -> None:
-    """Give a tensor, or this process's part of it, the values of a whole one."""
-    if not is_sharded(value):
-        value.copy_(whole)
-        return
+def is_sharded(value: Any) -> bool:
+    if not dist.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
+def shard_like(value: Any, shard: Any) -> Any:
+    """A whole tensor, which every process has, sharded like another; a sharded one is returned as it is."""
+    if is_sharded(value):
+        return value
     from torch.distributed.tensor import distribute_tensor
 
-    # It asks nobody: every process has the whole.
-    shared = distribute_tensor(whole.to(value.device), value.device_mesh, value.placements, src_data_rank=None)
-    value.to_local().copy_(shared.to_local())
+    return distribute_tensor(value.to(shard.device), shard.device_mesh, shard.placements, src_data_rank=None)
+
+
+def copy_into(target: Any, value: Any) -> None:
+    """Copy a tensor into another, whose process may have only a shard of it."""
+    if is_sharded(target):
+        target, value = target.to_local(), shard_like(value, target).to_local()
+    target.copy_(value)
 
 
 def full_tensor(value: Any) -> Tensor:
-    """All of a tensor; where it is in parts, every process has to ask."""
-    found: Tensor = value.full_tensor() if is_sharded(value) else value
-    return found
+    """The whole of a tensor. A collective if it is sharded."""
+    whole: Tensor = value.full_tensor() if is_sharded(value) else value
+    return whole

@@ -1,27 +1,35 @@
-"""One training step, from the plan to the new weights: as it stands on a CPU, one CUDA graph on a GPU."""
+"""One training step, from the plan to the new weights: eager on a CPU, one CUDA graph on a GPU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mvngrad import convert_state_dict
 from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.training import checkpoint, parallel
-from mvngrad_lab.training.optimizers import make_optimizer
-from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, TaskFactory, build_initial_model
+from mvngrad_lab.tasks import find_task_class
+from mvngrad_lab.training import parallel
+from mvngrad_lab.training.optimizers import OPTIMIZER_FIELDS, make_optimizer, optimizer_key
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, build_initial_model
 
-WARM_UP = 3
-"""Steps that are taken and undone before the first: libraries choose their kernels in them, compilers compile."""
+WARM_UP_STEPS = 3
+"""Steps taken and undone before a capture: libraries choose their kernels in them, compilers compile."""
+OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every")
+"""Recipe fields that no compiled or captured step depends on; a task adds its own, see `Task.outside_step`."""
+MODEL = "model."
+OPTIMIZER = "optimizer."
+"""Prefixes of the names in a state dict."""
 
 
 class CompiledTask:
-    """A task's model on its device and the functions of its step, compiled or not: what optimizers may share."""
+    """A task's model on its device and the functions of its step, compiled or not, shared by several optimizers."""
 
     def __init__(
         self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
@@ -30,74 +38,117 @@ class CompiledTask:
             raise ValueError(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
         self.task, self.mode = task, mode
         self.model: nn.Module = build_initial_model(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.spread = parallel.wrap_model(self.model, mode, bfloat16, compiled)
-        self.batch: Callable[..., Any] = task.make_batch
-        self.loss: Callable[..., Any] = task.loss_and_correct
+        self.parallel_model = parallel.wrap_model(self.model, mode, bfloat16, compiled)
+        self.make_batch: Callable[..., Any] = task.make_batch
+        self.loss_and_correct: Callable[..., Any] = task.loss_and_correct
         if compiled and mode is None:
-            self.batch, self.loss = (torch.compile(part, dynamic=False) for part in (self.batch, self.loss))
+            functions = (task.make_batch, task.loss_and_correct)
+            self.make_batch, self.loss_and_correct = (torch.compile(each, dynamic=False) for each in functions)
 
 
 class TrainingStep:
     """A model, its optimizer and the plan of an epoch at fixed addresses; `step` reads and changes only these.
 
-    The step number lies on the device beside them, so that the captured step has no input. Everything that a step
-    changes is in `state`: a checkpoint saves that, a resumed run loads it, and the steps that warm up a capture are
-    undone by it.
+    The index of the step is on the device too, so a captured step has no input. A checkpoint saves `state_dict`, which
+    contains the optimizer's own.
     """
 
     def __init__(self, recipe: TrainingRecipe, compiled: CompiledTask, captured: bool) -> None:
         task, device = compiled.task, compiled.task.device
         self.compiled, self.task, self.model = compiled, task, compiled.model
+        self.is_third_party = recipe.is_third_party
         self.captured = captured and not recipe.is_third_party
         self.autocast = recipe.precision == "bf16" and compiled.mode != "fsdp"
-        self.micro_batch_size, self.guarded = recipe.micro_batch_size, recipe.guarded
+        self.micro_batch_size, self.guarded = recipe.micro_batch_size, is_guarded(recipe)
         self.clip = math.inf if recipe.clip is None else recipe.clip
-        self.lr = torch.zeros((), device=device)
-        self.peak = recipe.lr
-        self._new_optimizer = partial(make_optimizer, recipe, self.model, self.lr)
-        self.optimizer: Any = self._new_optimizer()
-        self.is_third_party = recipe.is_third_party
-        """Somebody else's optimizer is made anew for a run; of its state nothing is known but its `state_dict`."""
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.lr, self.peak_lr = torch.zeros((), device=device), recipe.lr
+        self._make_optimizer = partial(make_optimizer, recipe, self.model, self.lr)
+        self.optimizer: Any = self._make_optimizer()
+        self.group_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.step_index = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(task.steps_per_epoch, device=device)
         self.norms = torch.zeros(task.steps_per_epoch, device=device)
         self.correct = torch.zeros((), device=device)
-        """Training samples of the epoch that were classified correctly, if the task counts them."""
-        self.samples = task.steps_per_epoch * recipe.batch_size
-        if task.last_batch_size:
-            self.samples += task.last_batch_size - recipe.batch_size
-        self.numbers = torch.arange(task.steps_per_epoch, device=device)
+        """Samples of the epoch that were classified correctly, if the task counts them."""
+        self.indices = torch.arange(task.steps_per_epoch, device=device)
+        missing = recipe.batch_size - task.last_batch_size if task.last_batch_size else 0
+        self.samples_per_epoch = task.steps_per_epoch * recipe.batch_size - missing
         self.plan: EpochPlan = {}
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.rehearsed = False
-        self.state: dict[str, Tensor] = {
-            **{f"{checkpoint.MODEL}{name}": value for name, value in self.model.state_dict().items()},
-            **{
-                f"optimizer.{index}.{name}": value
-                for index, kept in enumerate(self.optimizer.state.values() if not self.is_third_party else ())
-                for name, value in kept.items()
-            },
-            "at": self.step_index,
-            "losses": self.losses,
-            **({"norms": self.norms} if self.guarded else {}),
-            **({"correct": self.correct} if task.train_metric else {}),
+        self.warmed_up = False
+
+    # State
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """All tensors that a step changes but the optimizer's, by their names in a checkpoint."""
+        norms = {"norms": self.norms} if self.guarded else {}
+        correct = {"correct": self.correct} if self.task.train_metric else {}
+        model = {f"{MODEL}{name}": value for name, value in self.model.state_dict().items()}
+        return {**model, "at": self.step_index, "losses": self.losses, **norms, **correct}
+
+    def _state_tensors(self, optimizer: Any) -> list[Tensor]:
+        """The tensors of an optimizer's state, in the order of this one's."""
+        states = [(own, optimizer.state[param]) for param, own in self.optimizer.state.items()]
+        return [state[name] for own, state in states for name in own]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs: `model.NAME` and `optimizer.INDEX.NAME` as in their own state dicts, and the
+        losses of the epoch. The state of third-party optimizers need not be tensors: `optimizer` is their state dict.
+        """
+        optimizer = self.optimizer.state_dict()
+        if self.is_third_party:
+            return {**self._own_tensors(), "optimizer": optimizer}
+        states = {
+            f"{OPTIMIZER}{index}.{name}": value
+            for index, state in optimizer["state"].items()
+            for name, value in state.items()
         }
+        return self._own_tensors() | states
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load a `state_dict`. Its tensors may be whole where this process has a shard; ours keep their addresses,
+        which a captured step depends on. Raises ValueError if it does not fit.
+        """
+        own, optimizer = self._own_tensors(), self._make_optimizer()
+        for name, value in own.items():
+            if name not in saved or (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
+                raise ValueError(f"{name} does not fit")
+        rest = {name: value for name, value in saved.items() if name not in own}
+        pairs = [(value, saved[name]) for name, value in own.items()]
+        if self.is_third_party:
+            optimizer.load_state_dict(rest["optimizer"])
+            self.optimizer = optimizer
+        else:
+            optimizer.load_state_dict(_optimizer_state_dict(rest, optimizer.state_dict()))
+            pairs += zip(self._state_tensors(self.optimizer), self._state_tensors(optimizer), strict=True)
+        with torch.no_grad():
+            for target, value in pairs:
+                parallel.copy_into(target, value)
 
     def reset(self, seed: int) -> None:
-        """Become as a run with this seed starts: its weights, and no memory of any step."""
-        start = {
-            f"{checkpoint.MODEL}{name}": value
-            for name, value in build_initial_model(self.task, seed).state_dict().items()
-        }
+        """Go back to the start of a run with this seed: its initial weights, and no state of any step."""
+        initial = build_initial_model(self.task, seed).state_dict()
         if self.is_third_party:
-            self.optimizer = self._new_optimizer()
+            self.optimizer = self._make_optimizer()
         with torch.no_grad():
-            for name, value in self.state.items():
-                parallel.copy_into(value, start[name]) if name in start else value.zero_()
+            for name, value in self._own_tensors().items():
+                if name.startswith(MODEL):
+                    parallel.copy_into(value, initial[name.removeprefix(MODEL)])
+                else:
+                    value.zero_()
+            for value in [] if self.is_third_party else self._state_tensors(self.optimizer):
+                value.zero_()
+
+    # Steps
+
+    def plan_epoch(self, recipe: TrainingRecipe, epoch: int) -> EpochPlan:
+        """The task's plan of an epoch, with the learning rates."""
+        first, steps = epoch * self.task.steps_per_epoch, self.task.steps_per_epoch
+        rates = [recipe.learning_rate(first + at, steps) for at in range(steps)]
+        return {**self.task.plan_epoch(recipe, epoch), "lr": torch.tensor(rates)}
 
     def set_plan(self, plan: EpochPlan, at: int) -> None:
-        """Lay the plan of an epoch where `step` reads it, to go on from its step `at`; nothing waits for the device."""
+        """Copy the plan of an epoch to the device, to continue from its step `at`, without waiting for the device."""
         if not self.plan:
             self.plan = {name: torch.empty_like(value, device=self.task.device) for name, value in plan.items()}
         for name, value in plan.items():
@@ -110,86 +161,98 @@ class TrainingStep:
             self.correct.zero_()
         if self.captured and self.graph is None:
             self.graph = self._capture()
-        if self.compiled.mode == "ddp" and not self.rehearsed:
-            # DDP lays its buckets anew after its first step, and then adds in another order. Who goes on with a run
-            # must add in the order of who never stopped.
-            self._rehearse()
+        if self.compiled.mode == "ddp" and not self.warmed_up:
+            # DDP rebuilds its buckets after its first step, which changes the order of its sums. A resumed run must
+            # reduce in the same order as an uninterrupted one.
+            self._warm_up()
 
     def step(self, samples: int = 0) -> None:
-        """Take the next step of the plan; one with fewer `samples` than the others is not the captured one."""
+        """Take the next step of the plan; a step with fewer `samples` than the others is not the captured one."""
         if self.graph is not None and not samples:
             self.graph.replay()
         else:
             self._step(samples)
 
+    def run(self, recipe: TrainingRecipe) -> Iterator[Tensor]:
+        """Train from the start of a run, without end; yields the loss of each step, after the step."""
+        self.reset(recipe.seed)
+        for epoch in count():
+            self.set_plan(self.plan_epoch(recipe, epoch), at=0)
+            for at in range(self.task.steps_per_epoch):
+                self.step(self.task.last_batch_size if at + 1 == self.task.steps_per_epoch else 0)
+                yield self.losses[at].clone()
+
     def _step(self, samples: int = 0) -> None:
-        batch, loss_of = self.compiled.batch, self.compiled.loss
+        functions = self.compiled.make_batch, self.compiled.loss_and_correct
         row = {name: value.index_select(0, self.step_index).squeeze(0) for name, value in self.plan.items()}
         self.lr.copy_(row.pop("lr"))
         if self.is_third_party:
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * (self.lr.item() / self.peak if self.peak else 0.0)
+            for group, lr in zip(self.optimizer.param_groups, self.group_lrs, strict=True):
+                group["lr"] = lr * (self.lr.item() / self.peak_lr if self.peak_lr else 0.0)
         if samples:
             row = {name: value[:samples] if value.dim() else value for name, value in row.items()}
-            batch, loss_of = self.task.make_batch, self.task.loss_and_correct  # not worth a compilation
+            functions = self.task.make_batch, self.task.loss_and_correct  # one step per epoch is not worth compiling
         self.optimizer.zero_grad()
-        loss = self._gradients(row, batch, loss_of)
+        loss = self._backward(row, *functions)
         if self.guarded:
             self._guarded_step(loss)
         else:
             self.optimizer.step()
-        self._note(self.losses, loss)
+        self._record(self.losses, loss)
         self.step_index += 1
 
-    def _gradients(self, row: StepPlan, batch: Callable[..., Any], loss_of: Callable[..., Any]) -> Tensor:
-        """Of the mean loss of a batch, on all processes and in micro-batches; that loss."""
-        micro = _micro_batches(row, self.micro_batch_size)
+    def _backward(self, row: StepPlan, make_batch: Callable[..., Any], loss_and_correct: Callable[..., Any]) -> Tensor:
+        """Compute gradients of the mean loss over all processes and micro-batches; returns that loss."""
+        micro_batches = _split(row, self.micro_batch_size)
         losses = []
-        for number, part in enumerate(micro, start=1):
-            parallel.set_gradient_sync(self.compiled.spread, last=number == len(micro))
+        for number, part in enumerate(micro_batches, start=1):
+            parallel.set_gradient_sync(self.compiled.parallel_model, last=number == len(micro_batches))
             with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
-                loss, correct = loss_of(self.compiled.spread, batch(part))
+                loss, correct = loss_and_correct(self.compiled.parallel_model, make_batch(part))
             if correct is not None:
                 self.correct += correct
-            (loss if len(micro) == 1 else loss / len(micro)).backward()
+            (loss if len(micro_batches) == 1 else loss / len(micro_batches)).backward()
             losses.append(loss.detach())
-        return parallel.all_reduce_mean(losses[0] if len(micro) == 1 else torch.stack(losses).mean())
-
-    def train_metrics(self) -> dict[str, float]:
-        """The share of correct training samples in the epoch so far, in percent, if the task counts them."""
-        name = self.task.train_metric
-        return {name: 100 * self.correct.item() / self.samples} if name else {}
+        return parallel.all_reduce_mean(losses[0] if len(micro_batches) == 1 else torch.stack(losses).mean())
 
     def _guarded_step(self, loss: Tensor) -> None:
-        """Step with a gradient whose norm is `clip` at most, or not at all where loss or norm is not finite."""
+        """Clip the gradient and step, unless the loss or the norm of the gradient is not finite."""
         norm = parallel.full_tensor(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
         finite = loss.isfinite() & norm.isfinite()
         if not self.is_third_party and self.optimizer._step_supports_amp_scaling:
-            self.optimizer.found_inf = (~finite).float()  # as GradScaler tells it; nothing is read back
+            self.optimizer.found_inf = (~finite).float()  # as GradScaler passes it, without a synchronization
             self.optimizer.step()
         elif finite:
             self.optimizer.step()
-        self._note(self.norms, norm)
+        self._record(self.norms, norm)
 
-    def _note(self, numbers: Tensor, number: Tensor) -> None:
-        """Write down a number of the step at hand; not by index: the deterministic form of that sorts."""
-        numbers.copy_(torch.where(self.numbers == self.step_index, number.detach(), numbers))
+    def train_metrics(self) -> dict[str, float]:
+        """The share of correct samples in the epoch, in percent, if the task counts them."""
+        name, samples = self.task.train_metric, self.samples_per_epoch
+        return {name: 100 * self.correct.item() / samples} if name else {}
 
-    def _rehearse(self) -> None:
+    def _record(self, values: Tensor, value: Tensor) -> None:
+        """Store a value of the current step. Assignment by index would sort in its deterministic form."""
+        values.copy_(torch.where(self.indices == self.step_index, value.detach(), values))
+
+    def _warm_up(self) -> None:
         """Take steps and undo them."""
-        before = {name: value.clone() for name, value in self.state.items()}
-        for _ in range(WARM_UP):
+        tensors = [*self._own_tensors().values(), *self._state_tensors(self.optimizer)]
+        before = [value.clone() for value in tensors]
+        for _ in range(WARM_UP_STEPS):
             self.step_index.zero_()
             self._step()
-        checkpoint.copy_tensors(before, self.state)
-        self.optimizer.zero_grad()  # a graph's own gradients are to lie in its memory
-        self.rehearsed = True
+        with torch.no_grad():
+            for value, old in zip(tensors, before, strict=True):
+                parallel.copy_into(value, old)
+        self.optimizer.zero_grad()  # the gradients of a graph must be allocated in its own memory
+        self.warmed_up = True
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         stream = _side_stream(self.step_index.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._rehearse()
+            self._warm_up()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -199,12 +262,17 @@ class TrainingStep:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The same one for every capture: what libraries keep for a stream, 64 MiB of cuBLAS on Hopper, is never freed."""
+    """One stream for every capture: what libraries allocate per stream, 64 MiB for cuBLAS on Hopper, is never freed."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _micro_batches(row: StepPlan, size: int) -> list[StepPlan]:
-    """A row cut along its samples; numbers that all of them share go with every part."""
+def is_guarded(recipe: TrainingRecipe) -> bool:
+    """Whether every step needs the norm of its gradient: to clip it, or to skip steps that are not finite."""
+    return recipe.clip is not None or recipe.nonfinite_limit > 1
+
+
+def _split(row: StepPlan, size: int) -> list[StepPlan]:
+    """Split a step's plan into micro-batches; values without a sample dimension are in each of them."""
     samples = max((len(value) for value in row.values() if value.dim()), default=0)
     if samples <= size:
         return [row]
@@ -214,8 +282,29 @@ def _micro_batches(row: StepPlan, size: int) -> list[StepPlan]:
     ]
 
 
-_benches: dict[Any, CompiledTask] = {}
-_steppers: dict[Any, TrainingStep] = {}
+def _optimizer_state_dict(saved: Mapping[str, Tensor], template: dict[str, Any]) -> dict[str, Any]:
+    """A state dict like `template`, sharded as it is, from the tensors `optimizer.INDEX.NAME` of a checkpoint."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in saved.items():
+        index, _, part = name.removeprefix(OPTIMIZER).partition(".")
+        state.setdefault(int(index), {})[part] = value
+    result = {**template, "state": state}
+    shards = {
+        (index, name): value
+        for index, names in template["state"].items()
+        for name, value in names.items()
+        if parallel.is_sharded(value)
+    }
+    if shards and any(name.endswith("_scale") for name in saved):
+        result = convert_state_dict(result, torch.float32)  # 8-bit blocks of whole tensors cannot be split into shards
+        result["param_groups"] = template["param_groups"]
+    for (index, name), shard in shards.items():
+        result["state"][index][name] = parallel.shard_like(result["state"][index][name], shard)
+    return result
+
+
+_compiled_tasks: dict[Any, CompiledTask] = {}
+_training_steps: dict[Any, TrainingStep] = {}
 
 
 def get_training_step(
@@ -224,32 +313,36 @@ def get_training_step(
     device: torch.device,
     compiled: bool,
     captured: bool,
-    make: TaskFactory,
+    task_class: Callable[..., Task] | None = None,
     mode: parallel.Mode | None = None,
 ) -> TrainingStep:
-    """A stepper for a recipe: that of the run before, captured and all, where the two differ outside the step alone.
+    """The training step of a recipe: that of the previous run, captured and all, if both depend on the same fields.
 
-    Models and what is compiled of them are kept for the life of the process; of steppers only the last, because a
-    captured one holds the memory of a whole step.
+    Models and what is compiled of them are cached for the life of the process; of training steps only the last,
+    because a captured one holds the memory of a whole step.
     """
-    shared = recipe.part(*recipe.outside_step, *recipe.of_optimizer), data, device, compiled, make, mode
-    outside = [name for name in recipe.outside_step if not (name == "lr" and recipe.is_third_party)]
-    whole = shared, recipe.part(*outside), recipe.rounding_seed, captured
-    if whole not in _steppers:
-        _steppers.clear()
-        for other in _benches.values():
-            other.model.zero_grad()  # gradients lie in the memory of the graph that made them
+    make = find_task_class(recipe) if task_class is None else task_class
+    outside = {*OUTSIDE_STEP, *OPTIMIZER_FIELDS, *getattr(make, "outside_step", ())}
+    settings = str({name: value for name, value in recipe.settings.items() if name not in outside})
+    task_key = recipe.name, settings, data, device, compiled, make, mode
+    key = task_key, optimizer_key(recipe), is_guarded(recipe), captured
+    if key not in _training_steps:
+        _training_steps.clear()
+        for other in _compiled_tasks.values():
+            other.model.zero_grad()  # gradients are in the memory of the graph that computed them
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if shared not in _benches:
-            _benches[shared] = CompiledTask(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
-        _steppers[whole] = TrainingStep(recipe, _benches[shared], captured)
+        if task_key not in _compiled_tasks:
+            _compiled_tasks[task_key] = CompiledTask(
+                make(recipe, data, device), compiled, mode, recipe.precision == "bf16"
+            )
+        _training_steps[key] = TrainingStep(recipe, _compiled_tasks[task_key], captured)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the peak of a run counts what is kept, not what is gone
-    return _steppers[whole]
+        torch.cuda.reset_peak_memory_stats(device)  # a run's peak excludes what earlier runs have freed
+    return _training_steps[key]
 
 
 def clear_cache() -> None:
-    """Give back the memory of all that `ready` keeps."""
-    _steppers.clear()
-    _benches.clear()
+    """Free all that `get_training_step` has cached."""
+    _training_steps.clear()
+    _compiled_tasks.clear()

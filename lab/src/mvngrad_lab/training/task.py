@@ -1,48 +1,61 @@
-"""What a training recipe trains, on what: the part of training that differs from recipe to recipe."""
+"""What a recipe trains, on which data: the part of training that differs from task to task."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.tasks import find_task_class
 
 EpochPlan: TypeAlias = dict[str, Tensor]
-"""What the steps of an epoch differ in, drawn in advance on the CPU; the first dimension of each tensor is the step.
+"""Everything that is random in an epoch, drawn in advance on the CPU; the first dimension of each tensor is the step.
 
-It depends on the recipe's seed and the epoch alone, so that a run which is resumed, or moved to another device, sees
-the same data in the same order and has no state of a random generator to keep.
+It depends only on the recipe's seed and the epoch, so a run that is resumed, or moved to another device, sees the same
+data in the same order, and no state of a random generator has to be saved.
 """
 StepPlan: TypeAlias = dict[str, Tensor]
-"""The part of a plan that belongs to one step, on the device."""
+"""The part of an epoch's plan that belongs to one step, on the device."""
 
 
 class Task(ABC):
-    """The data on its device, the model, and how a step's loss comes from both.
+    """The data on its device, the model, and how a step's loss is computed from both.
 
-    One task serves all recipes that differ only in `outside_step` and `of_optimizer`; these fields are read from the
-    recipe that is passed to a method. For a language model an "epoch" is any fixed number of steps. Of several
-    processes that train one model, each has a task, which plans its own share of every batch.
+    One task serves all recipes that differ only in the optimizer, the schedule and `outside_step`: its methods read
+    those from the recipe that they are called with. For a language model an "epoch" is a fixed number of steps. In
+    parallel training each process has a task, which plans its own share of every batch.
     """
 
     device: torch.device
     source: str
-    """What the data is, in words for a report."""
+    """Description of the data for a report."""
     steps_per_epoch: int
     last_batch_size: int = 0
-    """Samples of the last step of an epoch where it has fewer than the others, else 0."""
-
+    """Samples of an epoch's last step if it has fewer than the others, else 0."""
     train_metric: str | None = None
-    """Name of the share of training samples, in percent, that `loss_and_correct` counts as correct in an epoch."""
+    """Name of the share of an epoch's training samples, in percent, that `loss_and_correct` counts as correct."""
     supports_parallel: bool = False
-    """Whether several processes may train it, each with its share of every batch."""
+    """Whether several processes can train it, each with its share of every batch."""
+    outside_step: ClassVar[tuple[str, ...]] = ()
+    """Recipe fields that `build_model`, `make_batch`, `loss` and `evaluate` do not depend on, so that recipes that
+    differ only in these share what is compiled or captured."""
+
+    @abstractmethod
+    def __init__(self, recipe: Any, data: Path | None, device: torch.device) -> None:
+        """Load the data from the folder `data`; None is the loader's default."""
+
+    @classmethod
+    def prepare_recipe(cls, recipe: Any, data: Path | None, progress: Callable[[str], Any]) -> Any:
+        """The recipe that `mvngrad train` trains, from what the user wrote. It may first prepare the data that the
+        recipe names; `progress(name)` returns a function of the bytes done and the total.
+        """
+        return recipe
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -50,42 +63,39 @@ class Task(ABC):
 
     @abstractmethod
     def plan_epoch(self, recipe: Any, epoch: int) -> EpochPlan:
-        """All that is random in an epoch; the loop adds the learning rates."""
+        """Draw everything that is random in an epoch; the loop adds the learning rates."""
 
     @abstractmethod
     def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
-        """The samples of a step, ready for the model. Captured: nothing may be read back or drawn."""
+        """The inputs of a step's loss. It may be captured: it must not synchronize or draw random numbers."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """The mean loss of a batch. Captured, likewise."""
+        """The mean loss of a batch. It may be captured, like `make_batch`."""
 
     def loss_and_correct(self, model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        """The loss and, for a task with a `train_metric`, the number of correct samples. Captured, likewise."""
+        """The loss and, for a task with a `train_metric`, the number of correct samples. It may be captured."""
         return self.loss(model, batch), None
 
     @abstractmethod
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
-        """Metrics of a model in evaluation mode; those too costly to take more than once only if `final`."""
-
-
-TaskFactory: TypeAlias = Callable[[Any, Path | None, torch.device], Task]
+        """Metrics of a model in evaluation mode; expensive ones only if `final`."""
 
 
 def make_task(recipe: TrainingRecipe, data: Path | None, device: torch.device) -> Task:
-    """The task of a recipe: `task` in the module of `mvngrad_lab.tasks` that it names."""
-    made: Task = import_module(f"mvngrad_lab.tasks.{recipe.trained}.task").task(recipe, data, device)
-    return made
+    """The task that trains a recipe: see `mvngrad_lab.tasks`."""
+    task: Task = find_task_class(recipe)(recipe, data, device)
+    return task
 
 
 def make_generators(seed: int, epoch: int) -> tuple[random.Random, torch.Generator]:
-    """What to draw a plan with. Seeds are mixed as text, so that those near each other have nothing in common."""
+    """Random number generators for an epoch's plan. Seed and epoch are mixed as text, so neighbours are unrelated."""
     draw = random.Random(f"{seed} {epoch}")
     return draw, torch.Generator().manual_seed(draw.getrandbits(32))
 
 
 def build_initial_model(task: Task, seed: int) -> nn.Module:
-    """The model as a seed begins it, the same on every device; the global generator is left as it was."""
+    """The model with the initial weights of a seed, the same on every device; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return task.build_model()

@@ -1,4 +1,4 @@
-"""The training loop of every recipe: on one GPU or a CPU, resumable at any step, one folder of the store for a run."""
+"""Train a recipe: on a CPU, a GPU or several processes, resumable at any step, in one folder of the store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, RunFolder, lo
 from mvngrad_lab.store.environment import changes, environment
 from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.store.metrics import MetricsFile
-from mvngrad_lab.training import parallel as processes, task as tasks
+from mvngrad_lab.training import parallel as distributed
 from mvngrad_lab.training.events import Event, print_event
+from mvngrad_lab.training.loop import Interrupted, Observer, Trainer
 from mvngrad_lab.training.optimizers import make_optimizer
-from mvngrad_lab.training.sitting import Interrupted, Observer, Sitting
 from mvngrad_lab.training.step import TrainingStep, clear_cache, get_training_step
+from mvngrad_lab.training.task import Task
 
-__all__ = ["Interrupted", "configure_kernels", "train"]
+__all__ = ["Interrupted", "configure_kernels", "train", "train_missing"]
 
 SMALL_IMAGES = "`mvngrad train cifar100 --train-limit 256 --batch-size 32 --epochs 2 --warmup-epochs 1`"
 SMALL_TEXT = (
@@ -42,125 +43,124 @@ def train(
     device: str | torch.device = "cpu",
     compile: bool = False,
     capture: bool | None = None,
-    parallel: processes.Mode | None = None,
+    parallel: distributed.Mode | None = None,
     checkpoint_every: float = 60.0,
     on_event: Callable[[Event], Any] = print_event,
     observe: Observer | None = None,
-    task: tasks.TaskFactory = tasks.make_task,
+    task: Callable[..., Task] | None = None,
 ) -> FinishedRun:
-    """Train a recipe, or go on with it where a process before this one stopped; a finished run is returned as it is.
+    """Train a recipe, from the newest checkpoint if there is one; a finished run is returned as it is stored.
 
-    A run whose loss is no longer finite ends as *diverged*, with the step, and that is its result. A `guarded` recipe
-    leaves out a step whose loss or gradient norm is not finite, says so, and diverges at `nonfinite_limit` in a row.
+    A run whose loss is not finite ends as *diverged*, with the step, and that is its result. With clipping or
+    `nonfinite_limit`, a step whose loss or gradient norm is not finite is skipped and reported, and `nonfinite_limit`
+    of them in a row end the run as diverged.
 
-    Of several processes, all call this with the same arguments; the first one writes and tells.
+    In parallel training every process calls this with the same arguments; rank 0 writes and reports.
 
     Args:
         recipe: what the run is; everything that decides its numbers.
         root: the store.
-        data: folder of the data; None is the loader's own.
+        data: folder of the data; None is the loader's default.
         device: "cpu", "cuda" or "cuda:1".
-        compile: hand the model and the preparation of its batches to torch.compile, once in the life of the process;
+        compile: use torch.compile for the model and the preparation of its batches, once in the life of the process;
             deterministic recipes are never compiled.
-        capture: replay the whole step as a CUDA graph; None does so on a GPU of one process.
+        capture: replay the whole step as a CUDA graph; None does so on a GPU with one process.
         parallel: train on all processes that torchrun started, each with its share of every batch: "ddp" with the whole
-            model in each, "fsdp" with a part. The data and its order are those of one process, and so is the run, to
-            rounding; a checkpoint may be gone on with on another number of processes.
-        checkpoint_every: seconds from one checkpoint to the next; 0 writes one after every step.
-        on_event: called with a `Progress` at the end of an epoch and with a `Message` in between.
-        observe: called after each epoch, before it can be in a checkpoint; its time is not counted as training.
-        task: makes what the recipe trains; the module of its name in `mvngrad_lab.tasks` by default.
+            model in each, "fsdp" with a shard. The data and its order are those of one process, and so are the
+            results, to rounding. A checkpoint can be resumed with a different world size.
+        checkpoint_every: seconds between checkpoints; 0 writes one after every step.
+        on_event: called with an `EpochEnd`, a `StepProgress` or a `Message`.
+        observe: called after each epoch, before it is in a checkpoint; its time does not count as training.
+        task: the class that trains the recipe, by default that of its folder in `mvngrad_lab.tasks`.
 
     Raises:
-        Interrupted: SIGTERM or SIGINT came; a checkpoint of the step at hand has been written.
-        Locked: another process trains this recipe in this store, or took it from this one, which was thought dead.
+        Interrupted: SIGTERM or SIGINT arrived; a checkpoint of the current step has been written.
+        Locked: another process trains this recipe in this store, or took it from this one, which seemed dead.
         torch.OutOfMemoryError: the step does not fit the device.
     """
     folder = RunFolder(recipe, root)
     with ExitStack() as stack:
-        where = processes.init_process_group(parallel, torch.device(device))
-        first = processes.get_rank() == 0
-        if (finished := processes.broadcast_from_rank0(folder.run)) is not None:
+        where = distributed.init_process_group(parallel, torch.device(device))
+        first = distributed.get_rank() == 0
+        if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:
             return cast(FinishedRun, finished)
         check = stack.enter_context(lock_folder(folder.path)) if first else lambda: None
         stack.enter_context(configure_kernels(recipe, where))
-        stack.enter_context(_memory(recipe, where))
-        signals = stack.enter_context(_signals())
-        if (
-            finished := processes.broadcast_from_rank0(folder.run)
-        ) is not None:  # by the process that held it a moment ago
+        stack.enter_context(_explain_out_of_memory(recipe, where))
+        signals = stack.enter_context(_catch_signals())
+        if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:  # just now, by another process
             return cast(FinishedRun, finished)
         started = time.perf_counter()
         captured = where.type == "cuda" and parallel is None if capture is None else capture
-        _spreadable(recipe, parallel)
-        stepper = get_training_step(recipe, data, where, compile and not recipe.deterministic, captured, task, parallel)
+        _check_parallel(recipe, parallel)
+        compiled = compile and not recipe.deterministic
+        training_step = get_training_step(recipe, data, where, compiled, captured, task, parallel)
         measured_on = environment(where.type)
         if parallel is not None:
-            measured_on |= {"parallel": parallel, "ranks": processes.get_world_size()}
+            measured_on |= {"parallel": parallel, "ranks": distributed.get_world_size()}
         if first:
             check()
             folder.start(measured_on, changes())
         else:
-            on_event = _nobody
-        processes.barrier()
-        sitting = Sitting(recipe, stepper, folder.path, checkpoint_every, on_event, observe, signals, check)
-        result = {**sitting.train(), "setup_seconds": sitting.started - started}
+            on_event = _ignore
+        distributed.barrier()
+        trainer = Trainer(recipe, training_step, folder.path, checkpoint_every, on_event, observe, signals, check)
+        result = {**trainer.train(), "setup_seconds": trainer.started - started}
         if first:
             check()
             folder.finish(result)
-        processes.barrier()
+        distributed.barrier()
     return FinishedRun(recipe.key, recipe.name, recipe.settings, measured_on, result)
 
 
-def _spreadable(recipe: TrainingRecipe, mode: processes.Mode | None) -> None:
-    """Whether shares are equal, so that the mean over processes is the mean of the batch, and state can be cut."""
-    share, rest = divmod(recipe.batch_size, processes.get_world_size())
+def _check_parallel(recipe: TrainingRecipe, mode: distributed.Mode | None) -> None:
+    """Check that all shares of a batch are equal, so the mean over processes is that of the batch."""
+    world_size = distributed.get_world_size()
+    share, rest = divmod(recipe.batch_size, world_size)
     if rest or share % min(recipe.micro_batch_size, share):
         raise ValueError(
-            f"batch_size={recipe.batch_size} on {processes.get_world_size()} processes does not make whole "
-            f"micro-batches of micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
+            f"batch_size={recipe.batch_size} on {world_size} processes does not make whole micro-batches of "
+            f"micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
         )
     if mode is not None and recipe.is_third_party:
         raise ValueError(f"optimizer={recipe.optimizer!r}: only ours train on several processes, parallel={mode!r}")
-    if mode == "fsdp" and recipe.state_dtype == "int8":
-        raise ValueError("state_dtype='int8' cannot be cut into shards; with parallel='fsdp' take bf16, or take ddp")
 
 
-def _nobody(event: Event) -> None:
-    """Whom all processes but the first tell."""
+def _ignore(event: Event) -> None:
+    """Event handler of ranks above 0: does nothing."""
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The SIGTERM and SIGINT that came so far. A second one of a kind is no longer held back."""
-    came: list[int] = []
+def _catch_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT in a list. The second signal of a kind is handled as before."""
+    arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came  # only the main thread may ask for signals, and it gets them
+        yield arrived  # only the main thread can handle signals
         return
     before: dict[int, Any] = {}
 
-    def note(number: int, frame: object) -> None:
-        came.append(number)
+    def handle(number: int, frame: object) -> None:
+        arrived.append(number)
         signal.signal(number, before[number])
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, note)
+        before[number] = signal.signal(number, handle)
     try:
-        yield came
+        yield arrived
     finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
 
 @contextmanager
-def _memory(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
-    """Say what to change where the device is too small, and leave its memory to who tries again."""
+def _explain_out_of_memory(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
+    """Name the remedy if the device is too small, and free its memory for another attempt."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         clear_cache()
         name = "micro_batch_size" if "micro_batch_size" in recipe.settings else "batch_size"
-        size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // processes.get_world_size())}"
+        size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // distributed.get_world_size())}"
         raise torch.OutOfMemoryError(
             f"{recipe.key} does not fit the memory of {device}; make {size} smaller, or free memory that others hold "
             f"there ({str(error).splitlines()[0]})"
@@ -169,7 +169,7 @@ def _memory(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def configure_kernels(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
-    """Which kernels torch may choose: the fastest it finds by trying, or only such as give the same bits each time."""
+    """Let torch use its fastest kernels, found by trying, or for a deterministic recipe only deterministic ones."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product of a process
         torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())
@@ -182,6 +182,9 @@ def configure_kernels(recipe: TrainingRecipe, device: torch.device) -> Iterator[
     finally:
         torch.use_deterministic_algorithms(before[0])
         cudnn.benchmark, cudnn.deterministic = before[1:]
+
+
+# Many runs
 
 
 def require_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
@@ -201,22 +204,25 @@ def train_missing(
     data: Path | None,
     tick: Callable[[float], None],
     on_event: Callable[[Event], Any],
-    watched: Callable[[TrainingRecipe], bool] = lambda recipe: False,
+    is_monitored: Callable[[TrainingRecipe], bool] = lambda recipe: False,
 ) -> None:
-    """Train on the GPU every recipe that has no stored run, with a Monitor for those that are `watched`."""
+    """Train on the GPU every recipe that has no stored run, with a Monitor for those that are monitored."""
     finished = stored_keys(root)
     for number, recipe in enumerate(recipes, start=1):
         if recipe.key not in finished:
             try:
-                observe = make_monitor_observer(root / recipe.key) if watched(recipe) else None
+                observe = make_monitor_observer(root / recipe.key) if is_monitored(recipe) else None
                 train(recipe, root=root, data=data, device="cuda", compile=True, on_event=on_event, observe=observe)
             except Interrupted as stop:
                 raise KeyboardInterrupt from stop
         tick(number / len(recipes))
 
 
+# A Monitor for a run
+
+
 def check_monitorable(recipe: TrainingRecipe) -> None:
-    """Refuse an optimizer that a Monitor cannot read, before anything is trained with it."""
+    """Raise ValueError if a Monitor cannot read the recipe's optimizer."""
     try:
         Monitor(make_optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).detach()
     except TypeError:
@@ -226,17 +232,17 @@ def check_monitorable(recipe: TrainingRecipe) -> None:
 
 
 def make_monitor_observer(folder: Path) -> Observer:
-    """The `observe` of `train` that writes a Monitor's records, each once, however often the run was interrupted.
+    """The `observe` of `train` that writes monitor.jsonl in the run's folder, a record after each epoch.
 
-    It samples and does not follow spikes: a captured step calls no hook, and the loop has the norm of every gradient.
+    It does not track spikes: a captured step calls no hooks, and the loop records the norm of every gradient.
     """
-    kept: list[MetricsFile] = []
+    files: list[MetricsFile] = []
 
-    def observe(epoch: int, stepper: TrainingStep) -> None:
-        step = epoch * stepper.task.steps_per_epoch
-        if not kept:
-            kept.append(MetricsFile(folder / MONITOR, step - 1))
-        with Monitor(stepper.optimizer, every=step + 1, sink=kept[0].add, follow=False) as monitor:
+    def observe(epoch: int, training_step: TrainingStep) -> None:
+        step = epoch * training_step.task.steps_per_epoch
+        if not files:
+            files.append(MetricsFile(folder / MONITOR, step - 1))  # a resumed run writes later records again
+        with Monitor(training_step.optimizer, every=step + 1, sink=files[0].add, follow=False) as monitor:
             monitor.step = step
             monitor.record()
 

@@ -19,4 +19,4 @@ def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> N
             f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and pass the same FOLDER here"
         )
     watched = {recipe.key for recipe in (*table2(), *shortened()) if recipe.seed == 0}
-    train_missing(on_stand_in(), root, data, tick, on_event, watched=lambda recipe: recipe.key in watched)
+    train_missing(on_stand_in(), root, data, tick, on_event, is_monitored=lambda recipe: recipe.key in watched)

@@ -6,7 +6,17 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from mvngrad_lab.recipe import COUNT, COUPLED, NOT_NEGATIVE, SHARE, Bound, OptimizerName, StateDtype, TrainingRecipe
+from mvngrad_lab.recipe import (
+    COUNT,
+    COUPLED,
+    NOT_NEGATIVE,
+    SHARE,
+    Bound,
+    OptimizerName,
+    Preset,
+    StateDtype,
+    TrainingRecipe,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,8 +39,6 @@ class Cifar100(TrainingRecipe):
     """
 
     name: ClassVar[str] = "cifar100"
-    trained: ClassVar[str] = "cifar100"
-    outside_step: ClassVar[tuple[str, ...]] = (*TrainingRecipe.outside_step, "warmup_epochs", "mixup")
     bounds: ClassVar[dict[str, Bound]] = {
         **TrainingRecipe.bounds,
         "epochs": COUNT,
@@ -117,3 +125,11 @@ def table1() -> list[Cifar100]:
 def state_precision() -> list[Cifar100]:
     """MVN-Grad at batch 1024 with its state in each precision; those in float32 are runs of Table 1 as well."""
     return [dataclasses.replace(paper("mvngrad", 1024, seed), state_dtype=state) for state in STATES for seed in SEEDS]
+
+
+def _preset(optimizer: OptimizerName, batch_size: int | None) -> Cifar100:
+    """The paper's settings for the nearer of its two batch sizes, on a logarithmic scale."""
+    return paper(optimizer, 128 if (batch_size or 128) < 362 else 1024)
+
+
+PRESETS = (Preset(Cifar100, _preset, "mvngrad", "ResNet-18 on CIFAR-100, Table 1."),)

@@ -35,6 +35,7 @@ class Cifar100Task(Task):
     """ResNet-18 with crop, flip, RandAugment, MixUp and label smoothing."""
 
     train_metric = "train_accuracy_mixed"
+    outside_step = ("warmup_epochs", "mixup")
 
     def __init__(self, recipe: Cifar100, folder: Path | None, device: torch.device) -> None:
         images = _load(folder, device)
@@ -115,7 +116,7 @@ class Cifar100Task(Task):
         return metrics
 
 
-task = Cifar100Task
+TASK = Cifar100Task
 
 
 def _input(images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-from mvngrad_lab.recipe import COUNT, COUPLED, DECOUPLED, SHARE, Bound, OptimizerName, TrainingRecipe
+from mvngrad_lab.recipe import COUNT, COUPLED, DECOUPLED, SHARE, Bound, OptimizerName, Preset, TrainingRecipe
 
 Model = Literal["30M", "124M", "tiny"]
 
@@ -27,11 +27,6 @@ class Language(TrainingRecipe):
     - there is no dropout. The paper disables it for OpenWebText and does not speak of it for WikiText-103.
     """
 
-    trained: ClassVar[str] = "language"
-    outside_step: ClassVar[tuple[str, ...]] = (
-        *TrainingRecipe.outside_step, "steps", "warmup_steps", "lr_end", "nonfinite_limit",
-    )  # fmt: skip
-    of_optimizer: ClassVar[tuple[str, ...]] = (*TrainingRecipe.of_optimizer, "decayed")
     bounds: ClassVar[dict[str, Bound]] = {
         **TrainingRecipe.bounds,
         **dict.fromkeys(("steps", "epoch_steps", "micro_batch_size", "nonfinite_limit", "eval_windows"), COUNT),
@@ -239,3 +234,19 @@ def _selected(name: str, optimizer: str) -> dict[str, Any]:
             f"make {made} with lr and betas of your own"
         )
     return dict(zip(("lr", "beta1", "beta2", "eps_s"), SELECTED[name, optimizer], strict=True))
+
+
+PRESETS = (
+    Preset(
+        WikiText103,
+        lambda optimizer, batch_size: wikitext103(optimizer),
+        "mvngrad",
+        "GPT-2 30M on WikiText-103 with coupled decay, Table 2.",
+    ),
+    Preset(
+        OpenWebText,
+        lambda optimizer, batch_size: openwebtext(optimizer),
+        "mvngradw",
+        "GPT-2 124M on OpenWebText with decoupled decay, Table 2.",
+    ),
+)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,7 @@ class LanguageTask(Task):
     """
 
     supports_parallel = True
+    outside_step = ("steps", "warmup_steps", "lr_end", "nonfinite_limit", "decayed")
 
     def __init__(self, recipe: Language, folder: Path | None, device: torch.device) -> None:
         self.device, self.steps_per_epoch = device, recipe.epoch_steps
@@ -47,6 +51,21 @@ class LanguageTask(Task):
                 )
         manifest = self.train.manifest
         self.source = f"{manifest.source} ({len(self.train):,} tokens, sha256 {manifest.train.sha256[:12]})"
+
+    @classmethod
+    def prepare_recipe(cls, recipe: Any, data: Path | None, progress: Callable[[str], Any]) -> Any:
+        """Replace a folder in `text` by the name of its tokens, which are made if they are missing."""
+        from mvngrad_lab.tasks.language.data import prepare, text as texts
+
+        text, folder = recipe.text, Path(recipe.text)
+        if text in texts.TEXTS or (tokens.is_text_name(text) and not folder.is_dir()):
+            return recipe
+        if not text or not folder.is_dir():
+            raise FileNotFoundError(f"--text {text!r} is not a folder, and no name that `mvngrad data prepare` prints")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(f"--text {text!r}: not by several processes at once; `mvngrad data prepare` it before")
+        name, _ = prepare.prepare_folder_tokens(folder, data, on_progress=progress("tokens"))
+        return replace(recipe, text=name)
 
     def build_model(self) -> nn.Module:
         return GPT2(self.shape)
@@ -104,4 +123,4 @@ class LanguageTask(Task):
         return parallel.all_reduce_mean(total) * ranks / len(starts)
 
 
-task = LanguageTask
+TASK = LanguageTask

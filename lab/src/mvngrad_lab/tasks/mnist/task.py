@@ -69,7 +69,7 @@ class MnistTask(Task):
         return found
 
 
-task = MnistTask
+TASK = MnistTask
 
 
 def _digits(recipe: Mnist, folder: Path | None) -> data.Mnist:

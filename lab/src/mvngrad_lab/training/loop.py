@@ -1,0 +1,269 @@
+"""The training loop: from the start of a run, or its newest checkpoint, to its end or an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mvngrad.diagnostics import find_spikes
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.store.lock import Check, Locked
+from mvngrad_lab.store.metrics import MetricsFile, read_rows
+from mvngrad_lab.training import checkpoint, parallel
+from mvngrad_lab.training.events import EpochEnd, Event, Message, StepProgress
+from mvngrad_lab.training.step import TrainingStep
+from mvngrad_lab.training.task import EpochPlan
+
+Observer: TypeAlias = Callable[[int, TrainingStep], Any]
+"""Called with the number of epochs done and the training step, which it may read and must not change."""
+PROGRESS_EVERY = 1.0
+"""Seconds between `StepProgress` events."""
+CHECKPOINTS = 2
+"""Checkpoints kept while training, in case the newest is damaged; a finished run keeps one."""
+
+
+class Interrupted(Exception):
+    """A signal stopped the training after a checkpoint was written; `train` resumes it from there."""
+
+    def __init__(self, key: str, step: int, signal_number: int) -> None:
+        name = signal.Signals(signal_number).name
+        super().__init__(f"{key} was stopped by {name} after step {step}; start it again to resume from there")
+        self.key, self.step, self.signal_number = key, step, signal_number
+
+
+class Trainer:
+    """Trains one run in one process. In parallel training every process has one, and all take the same steps."""
+
+    def __init__(
+        self,
+        recipe: TrainingRecipe,
+        training_step: TrainingStep,
+        folder: Path,
+        checkpoint_every: float,
+        on_event: Callable[[Event], Any],
+        observe: Observer | None,
+        signals: list[int],
+        check: Check,
+    ) -> None:
+        self.recipe, self.training_step, self.checkpoints = recipe, training_step, folder / checkpoint.FOLDER
+        self.checkpoint_every, self.on_event, self.observe = checkpoint_every, on_event, observe
+        self.signals, self.check = signals, check
+        self.steps_per_epoch = training_step.task.steps_per_epoch
+        self.steps = recipe.epochs * self.steps_per_epoch
+        training_step.reset(recipe.seed)
+        self.step, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
+        self.evaluation_pending = False
+        """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
+        self._resume(folder)
+        self.first_step = self.step
+        self.final_metrics: dict[str, float | None] | None = None
+        self.metrics = MetricsFile(folder / "metrics.jsonl", self.step, check) if parallel.get_rank() == 0 else None
+        self.epoch = self.step // self.steps_per_epoch - self.evaluation_pending
+        self.plan = self._plan_epoch(self.step // self.steps_per_epoch)
+        if self.step < self.steps and not self.evaluation_pending:
+            training_step.set_plan(self.plan, self.step % self.steps_per_epoch)  # captures, before the clock starts
+        self.started = self.saved_at = self.reported_at = time.perf_counter()
+        self.observer_seconds = 0.0
+
+    def _resume(self, folder: Path) -> None:
+        """Load the newest checkpoint, if there is one."""
+        newest = checkpoint.find_newest(self.checkpoints, self._send) if parallel.get_rank() == 0 else None
+        path = parallel.broadcast_from_rank0(newest)
+        if path is None:
+            self._send(f"starts: {self.steps} steps of {self.recipe.batch_size}, in {folder}")
+            return
+        state, notes = checkpoint.load(path, self.training_step.state_dict())
+        try:
+            self.training_step.load_state_dict(state)
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"the checkpoint {path.name} is of another version of the model or optimizer ({error}); delete "
+                f"{folder} to train it again"
+            ) from error
+        self.step, self.seconds_before = notes["step"], notes["seconds"]
+        self.nonfinite_in_a_row = notes.get("missed", 0)
+        self.evaluation_pending = notes.get("untold", False)
+        self._send(f"resumes after step {self.step} of {self.steps}")
+
+    @property
+    def seconds(self) -> float:
+        """Training time of the run in all processes that worked on it, without capture, compilation and observers."""
+        return self.seconds_before + time.perf_counter() - self.started - self.observer_seconds
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; returns the result."""
+        for epoch in range(self.epoch, self.recipe.epochs):
+            if epoch > self.epoch:
+                self.training_step.set_plan(self.plan, 0)
+            diverged_at = self._train_epoch(epoch)
+            if diverged_at is not None:
+                return self._diverged_result(diverged_at)
+        metrics = self._evaluate(final=True) if self.final_metrics is None else self.final_metrics
+        if None in metrics.values():
+            return self._diverged_result(self.steps)
+        result = {"status": "finished", **metrics, "steps": self.steps, "seconds": self.seconds}
+        self._save(keep=1)
+        model, optimizer = self.training_step.model, self.training_step.optimizer
+        result["parameters"] = sum(p.numel() for p in model.parameters())
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        result["state_bytes"] = sum(value.nbytes for value in states if isinstance(value, Tensor))
+        result |= self._step_summary()
+        result["data"] = self.training_step.task.source
+        if self.training_step.step_index.is_cuda:
+            result["memory_bytes"] = torch.cuda.max_memory_reserved(self.training_step.step_index.device)
+        weights = {
+            f"{checkpoint.MODEL}{name}": parallel.full_tensor(value) for name, value in model.state_dict().items()
+        }
+        return {**result, "weights": hash_tensors(weights)}
+
+    def _diverged_result(self, step: int) -> dict[str, Any]:
+        known = {"steps": self.steps, "seconds": self.seconds, **self._step_summary()}
+        return {"status": "diverged", "step": step, **known}
+
+    def _step_summary(self) -> dict[str, Any]:
+        """Loss curve, spikes and skipped steps, of a run that records every step."""
+        if self.metrics is None or not self.training_step.guarded:
+            return {}
+        rows = read_rows(self.metrics.path)
+        return {
+            "nonfinite_steps": sum(row["nonfinite"] for row in rows),
+            "loss_spikes": find_spikes([value for row in rows for value in row["losses"]]),
+            "norm_spikes": find_spikes([value for row in rows for value in row["norms"]]),
+            "curve": [[row["step"], row["loss"]] for row in rows if row["loss"] is not None],
+        }
+
+    def _train_epoch(self, epoch: int) -> int | None:
+        """Train the rest of an epoch; returns the step at which the run diverged, if it did."""
+        training_step, start, first = self.training_step, time.perf_counter(), self.step
+        for at in range(self.step - epoch * self.steps_per_epoch, self.steps_per_epoch):
+            last = at + 1 == self.steps_per_epoch
+            training_step.step(training_step.task.last_batch_size if last else 0)
+            self.step += 1
+            if not last:  # a checkpoint after the last step also contains its metrics, below
+                self._between_steps()
+        self.plan = self._plan_epoch(epoch + 1)  # while the device is still busy
+        losses, norms = training_step.losses.tolist(), training_step.norms.tolist()
+        missing = self.recipe.batch_size - (training_step.task.last_batch_size or self.recipe.batch_size)
+        samples = max(0, (self.step - first) * self.recipe.batch_size - missing)
+        samples_per_second = samples / (time.perf_counter() - start)
+        bad = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
+        diverged_at, in_a_row = self._count_nonfinite(epoch, bad)
+        if diverged_at is not None:  # what the device computed after it is not part of the run
+            self.step, end = diverged_at, diverged_at - epoch * self.steps_per_epoch
+            losses, norms, bad = losses[:end], norms[:end], [at for at in bad if at < end]
+        finite = [losses[at] for at in range(len(losses)) if at not in bad]
+        loss = math.fsum(finite) / len(finite) if finite else None
+        row = {"step": self.step, "epoch": epoch + 1, "loss": loss}
+        per_step = (
+            {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(bad)}
+            if training_step.guarded
+            else {}
+        )
+        if diverged_at is not None:
+            if self.metrics is not None and per_step:
+                self.metrics.add({**row, "seconds": self.seconds, **per_step})
+            return diverged_at
+        if bad:
+            count, number = f"{len(bad)} of {self.steps_per_epoch}", epoch * self.steps_per_epoch + bad[-1] + 1
+            self._send(f"skipped, for a loss or gradient norm that was not finite: {count} steps, the last {number}")
+        final, self.evaluation_pending = epoch + 1 == self.recipe.epochs, True
+        metrics = self._evaluate(final) if final or (epoch + 1) % self.recipe.eval_every == 0 else {}
+        self.final_metrics = metrics if final else None
+        seconds = self.seconds
+        if self.metrics is not None:
+            self.metrics.add({**row, **metrics, "seconds": seconds, **per_step})
+        self.nonfinite_in_a_row, self.evaluation_pending = in_a_row, False
+        counts = epoch + 1, self.recipe.epochs, self.step, self.steps
+        left = self._seconds_left()
+        self.on_event(EpochEnd(self.recipe.key, *counts, loss, samples_per_second, seconds, left, metrics))
+        self.reported_at = time.perf_counter()
+        if self.observe is not None:
+            start = time.perf_counter()
+            self.observe(epoch + 1, training_step)
+            self.observer_seconds += time.perf_counter() - start
+        if self.step < self.steps:
+            self._between_steps()
+        return None
+
+    def _count_nonfinite(self, epoch: int, bad: list[int]) -> tuple[int | None, int]:
+        """The step at which `nonfinite_limit` steps in a row were not finite, if any, and how many are so at the end of
+        the epoch. Steps are counted across epochs.
+        """
+        in_a_row, limit = self.nonfinite_in_a_row, self.recipe.nonfinite_limit
+        for at in range(self.steps_per_epoch):
+            in_a_row = in_a_row + 1 if at in bad else 0
+            if in_a_row == limit:
+                return epoch * self.steps_per_epoch + at + 1, in_a_row
+        return None, in_a_row
+
+    def _plan_epoch(self, epoch: int) -> EpochPlan:
+        return {} if epoch == self.recipe.epochs else self.training_step.plan_epoch(self.recipe, epoch)
+
+    def _seconds_left(self) -> float:
+        """Seconds to the end, at the pace so far."""
+        seconds, steps = self.seconds - self.seconds_before, self.step - self.first_step
+        if not steps:  # in this process
+            seconds, steps = self.seconds, self.step
+        return seconds / steps * (self.steps - self.step)
+
+    def _evaluate(self, final: bool) -> dict[str, float | None]:
+        """Metrics by name; None is not finite."""
+        training_step = self.training_step
+        training_step.model.eval()
+        device = training_step.step_index.device.type
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
+            metrics = training_step.task.evaluate(self._forward, final) | training_step.train_metrics()
+        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+    def _forward(self, *batch: Tensor) -> Tensor:
+        """Apply the model to a batch of an evaluation, which a signal may stop. With several processes it may not:
+        they would have to agree at every batch.
+        """
+        if self.signals and parallel.get_world_size() == 1:
+            self._between_steps()
+        output: Tensor = self.training_step.model(*batch)
+        return output
+
+    def _between_steps(self) -> None:
+        """Report progress and save if it is time to; stop if a signal has arrived."""
+        now, stop = time.perf_counter(), bool(self.signals)
+        if now - self.reported_at >= PROGRESS_EVERY:
+            self.reported_at = now
+            self.on_event(StepProgress(self.recipe.key, self.step, self.steps, self._seconds_left()))
+        due, stop = parallel.any_rank(stop or now - self.saved_at >= self.checkpoint_every, stop)
+        if due:
+            with suppress(Locked) if stop else nullcontext():  # a process that must stop does so in any case
+                self._save(CHECKPOINTS)
+        if stop:
+            raise Interrupted(self.recipe.key, self.step, self.signals[0] if self.signals else signal.SIGTERM)
+
+    def _save(self, keep: int) -> None:
+        notes = {"seconds": self.seconds, "missed": self.nonfinite_in_a_row, "untold": self.evaluation_pending}
+        checkpoint.save(self.checkpoints, self.step, notes, self.training_step.state_dict(), keep, self.check)
+        self.saved_at = time.perf_counter()
+
+    def _send(self, text: str) -> None:
+        self.on_event(Message(self.recipe.key, text))
+
+
+def _round_all(values: list[float]) -> list[float | None]:
+    """Values for JSON with seven digits, about what float32 has; None is not finite."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
+
+
+def hash_tensors(tensors: dict[str, Tensor]) -> str:
+    """The sha256 of tensors: equal for equal bits, in any order and on any device."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
