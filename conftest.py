@@ -26,7 +26,7 @@ def pytest_addoption(parser):
 
 def pytest_terminal_summary(terminalreporter, config):
     if path := config.getoption("--record"):
-        from benchmarks.environment import environment
+        from benchmarks.report import environment
 
         counts = {kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")}
         record = {**environment("cuda"), "command": "pytest -m gpu", **counts}

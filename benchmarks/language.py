@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.environment import RESULTS, environment
 from benchmarks.overhead import OVERHEAD, make_fused_adamw, measure_overhead
-from benchmarks.report import markdown_table, write
+from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.rounds import Arm, reset_peak_memory, run_rounds
 from benchmarks.targets import verdict
 from benchmarks.timing import synchronize

@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.environment import RESULTS, environment
 from benchmarks.language import RECIPES
-from benchmarks.report import markdown_table
+from benchmarks.report import RESULTS, environment, markdown_table
 from benchmarks.timing import synchronize
 from mvngrad_lab.tasks.language.kernels.cross_entropy import cross_entropy
 from mvngrad_lab.tasks.language.model import PADDED_VOCABULARY, VOCABULARY

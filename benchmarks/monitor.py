@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.environment import RESULTS, environment
-from benchmarks.report import markdown_table, write
+from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.timing import synchronize
 from mvngrad.diagnostics import Monitor
 

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import mvngrad
-from benchmarks.environment import RESULTS, environment
 from benchmarks.paired import (
     FAILED_BELOW,
     MARGINS,
@@ -40,7 +39,7 @@ from benchmarks.paired import (
     deviation as deviation_of,
     worst_verdict,
 )
-from benchmarks.report import markdown_table, write
+from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad import rule
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.tasks.mnist import data as mnist, model as mlp

@@ -1,4 +1,4 @@
-"""Write the results of a benchmark as JSON and as Markdown."""
+"""The environment of a benchmark, and its results as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 from benchmarks.models import MODELS
 from benchmarks.targets import Row
+from mvngrad_lab.store import environment as lab
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 INTRODUCTION = """\
 Measured by `python -m benchmarks.step`. Every round steps every candidate once; times are medians over rounds, ratios
@@ -37,6 +40,11 @@ FIGURES = [  # label, key, digits
     ("graph, ms", "graph_milliseconds", 3),
     ("graph, of copy", "graph_of_copy", 2),
 ]
+
+
+def environment(device: str) -> dict[str, Any]:
+    """The machine, versions and commit of a benchmark."""
+    return lab.environment(device, RESULTS.parent / "benchmarks")
 
 
 def markdown_table(head: list[str], body: Iterable[list[str]]) -> str:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import RESULTS
 from benchmarks.models import MODELS
-from benchmarks.report import markdown_table
+from benchmarks.report import RESULTS, markdown_table
 
 RANKS = (8, 64, 512)
 MASTER, GRADIENT, GATHERED = 4, 4, 2

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.candidates import Candidate, Unavailable, describe_error, get_candidates
-from benchmarks.environment import RESULTS, environment
 from benchmarks.models import MODELS, Shapes
-from benchmarks.report import markdown, table, write
+from benchmarks.report import RESULTS, environment, markdown, table, write
 from benchmarks.targets import Row, judge_targets, machine
 from benchmarks.timing import copy_bandwidth, count_launches, graph_seconds, profile_host, time_step
 from benchmarks.traffic import bytes_needed, bytes_touched, held_bytes, state_bytes

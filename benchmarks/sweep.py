@@ -25,8 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.environment import RESULTS, environment
-from benchmarks.report import markdown_table, write
+from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import FinishedRun

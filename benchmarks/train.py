@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.environment import RESULTS, environment
 from benchmarks.plain_loop import PlainLoop
-from benchmarks.report import markdown_table, write
+from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.rounds import run_rounds
 from benchmarks.targets import verdict
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
