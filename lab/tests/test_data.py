@@ -11,6 +11,7 @@ import pytest
 import torch
 from real import unpacked
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import DamagedFile, DownloadError, KnownFile
 from mvngrad_lab.tasks.mnist import data as mnist
@@ -328,10 +329,10 @@ def test_download_verifies_and_keeps_existing_raw_files(server, tmp_path, subfol
 
 def test_file_in_place_of_the_data_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"file', given as --data or folder, is not a folder; name one"):
+    with pytest.raises(InvalidInput, match=r"file', given as --data or folder, is not a folder; name one"):
         mnist.download(tmp_path / "file")
     monkeypatch.setenv("MVNGRAD_DATA", str(tmp_path / "file"))
-    with pytest.raises(OSError, match=r"MVNGRAD_DATA=.*file is not a folder; name one"):
+    with pytest.raises(InvalidInput, match=r"MVNGRAD_DATA=.*file is not a folder; name one"):
         mnist.download()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from real import DATA
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.files import DamagedFile, KnownFile
 from mvngrad_lab.tasks.language.data import prepare, text, tokens
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens, prepare_tokens, write_tokens
@@ -437,7 +438,7 @@ def test_unknown_or_missing_text_and_a_file_in_place_of_the_folder_are_refused(t
     mine = write(tmp_path / "mine" / "a.txt", "one").parent
     write(mine / "validation.txt", "two")
     for make, given in ((prepare_tokens, "wikitext103"), (prepare_folder_tokens, mine)):
-        with pytest.raises(OSError, match=r"file', given as --data or folder, is not a folder; name one"):
+        with pytest.raises(InvalidInput, match=r"file', given as --data or folder, is not a folder; name one"):
             make(given, tmp_path / "file")
 
 

@@ -8,3 +8,11 @@ class UserError(Exception):
 
     The command prints the message alone and exits with 2. Any other exception is a bug and keeps its traceback.
     """
+
+
+class InvalidInput(UserError, ValueError):
+    """An argument, or the content of a file, is invalid."""
+
+
+class MissingFile(UserError, FileNotFoundError):
+    """A file or folder is missing."""

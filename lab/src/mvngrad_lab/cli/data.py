@@ -14,10 +14,11 @@ from tyro.conf import Positional, arg, subcommand
 
 from mvngrad_lab import tasks
 from mvngrad_lab.cli.options import DataOrSample
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.files import OnProgress
 from mvngrad_lab.tasks.language.data.text import TEXTS
 
-IMAGES = tuple(path.parent.name for path in sorted(Path(tasks.__path__[0]).glob("*/data.py")))
+IMAGES = tuple(sorted(path.parent.name for folder in tasks.__path__ for path in Path(folder).glob("*/data.py")))
 """Tasks whose data.py has `download(folder, on_progress)` and `load(folder)`."""
 DATA_SETS = (*IMAGES, *TEXTS)
 REPORT_EVERY = 30.0
@@ -43,7 +44,7 @@ class Get:
         from mvngrad_lab.tasks.language.data.prepare import prepare_tokens
 
         if self.name not in DATA_SETS:
-            raise ValueError(f"NAME={self.name!r} is no data set; there are {', '.join(DATA_SETS)}")
+            raise InvalidInput(f"NAME={self.name!r} is no data set; there are {', '.join(DATA_SETS)}")
         with progress() as bar:
             if self.name in IMAGES:
                 module = _data_module(self.name)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
 from mvngrad_lab.store import DISK_FULL, read_chunks
 
 FOLDER_VARIABLE = "MVNGRAD_DATA"
@@ -43,11 +44,11 @@ class KnownFile:
     """True if size and sha256 are those of the archive itself, because only these are published."""
 
 
-class DamagedFile(ValueError):
+class DamagedFile(InvalidInput):
     """A file does not have the expected content."""
 
 
-class DownloadError(RuntimeError):
+class DownloadError(UserError, RuntimeError):
     """No mirror delivered a file."""
 
 
@@ -96,18 +97,18 @@ def data_folder(folder: Path | None = None) -> Path:
     """Where downloads and tokens are written: `folder`, else that of MVNGRAD_DATA, else the cache."""
     path = Path(folder or os.environ.get(FOLDER_VARIABLE) or cache_folder())
     if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"{_origin(folder)} is not a folder; name one, which is created if it does not exist")
+        raise InvalidInput(f"{_origin(folder)} is not a folder; name one, which is created if it does not exist")
     return path
 
 
 def search_folders(dataset: str, folder: Path | None = None) -> list[Path]:
     """Where the files of a data set are looked for: in `folder`, else in that of MVNGRAD_DATA and then in the cache; in
-    each, first in the subfolder named after the data set. Raises FileNotFoundError if a named folder does not exist,
+    each, first in the subfolder named after the data set. Raises MissingFile if a named folder does not exist,
     because the cache may hold other data than was asked for.
     """
     named = folder if folder is not None else os.environ.get(FOLDER_VARIABLE)
     if named and not Path(named).is_dir():
-        raise FileNotFoundError(f"{_origin(folder)} is not a folder; name one that holds {dataset}/ or its files")
+        raise MissingFile(f"{_origin(folder)} is not a folder; name one that holds {dataset}/ or its files")
     folders = ([Path(named)] if named else []) + ([cache_folder()] if folder is None else [])
     return [place for parent in folders for place in (parent / dataset, parent)]
 
@@ -121,22 +122,22 @@ def _origin(folder: Path | None) -> str:
 
 
 def find_in_folder(dataset: str, files: Sequence[KnownFile], folder: Path) -> list[Path] | None:
-    """Paths of `files`, raw or .gz, in one folder; None if it has none, FileNotFoundError if it has only some."""
+    """Paths of `files`, raw or .gz, in one folder; None if it has none, MissingFile if it has only some."""
     candidates = [(folder / file.name, folder / f"{file.name}.gz") for file in files]
     paths = [next((path for path in pair if path.is_file()), None) for pair in candidates]
     missing = [file.name for file, path in zip(files, paths, strict=True) if path is None]
     if missing and len(missing) < len(files):
-        raise FileNotFoundError(f"{folder} has some files of {dataset} but not {', '.join(missing)}")
+        raise MissingFile(f"{folder} has some files of {dataset} but not {', '.join(missing)}")
     return None if missing else [path for path in paths if path is not None]
 
 
 def find_files(dataset: str, files: Sequence[KnownFile], folder: Path | None = None) -> list[Path] | None:
-    """Paths of the `files` of a data set; None if they are nowhere, FileNotFoundError if they are not in `folder`."""
+    """Paths of the `files` of a data set; None if they are nowhere, MissingFile if they are not in `folder`."""
     for place in search_folders(dataset, folder):
         if (paths := find_in_folder(dataset, files, place)) is not None:
             return paths
     if folder is not None:
-        raise FileNotFoundError(f"{folder} has no files of {dataset}: {', '.join(file.name for file in files)}")
+        raise MissingFile(f"{folder} has no files of {dataset}: {', '.join(file.name for file in files)}")
     return None
 
 

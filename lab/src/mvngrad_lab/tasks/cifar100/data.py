@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import KnownFile, OnProgress
 
@@ -65,7 +66,7 @@ def load(folder: Path | None = None) -> Cifar100:
     """
     folders = files.search_folders("cifar100", folder)
     if (located := _find(folders)) is None:
-        raise FileNotFoundError(
+        raise MissingFile(
             f"CIFAR-100 is not in {', '.join(map(str, folders))}. Download it with `mvngrad data get cifar100`, or "
             f"name the folder that has {ARCHIVE.name} with --data or {files.FOLDER_VARIABLE}"
         )

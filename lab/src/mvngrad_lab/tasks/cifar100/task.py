@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.cifar100 import augment, data as data
 from mvngrad_lab.tasks.cifar100.model import resnet18
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
@@ -50,7 +51,7 @@ class Cifar100Task(Task):
         self.last_batch_size = 0 if recipe.drop_last else count % size
         self.steps_per_epoch = count // size + (self.last_batch_size > 0)
         if not self.steps_per_epoch:
-            raise ValueError(
+            raise InvalidInput(
                 f"batch_size={size} is more than the {count} training images, and drop_last=True leaves no batch; "
                 "make it smaller"
             )

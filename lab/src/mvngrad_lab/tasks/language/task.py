@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.data.tokens import Tokens
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY
@@ -45,7 +46,7 @@ class LanguageTask(Task):
             self.validation["wikitext103"] = Tokens.open(official, "validation")
         for split, part in (("train", self.train), ("validation", self.validation["validation"])):
             if len(part) <= self.shape.context:
-                raise ValueError(
+                raise InvalidInput(
                     f"text={recipe.text!r} has {len(part)} tokens in {split}.bin, and model={recipe.model!r} needs "
                     f"{self.shape.context + 1}; prepare more text, or put what to validate on into its validation.txt"
                 )

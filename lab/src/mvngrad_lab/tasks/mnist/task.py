@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mvngrad_lab.errors import InvalidInput, MissingFile
 from mvngrad_lab.tasks.mnist import data as data
 from mvngrad_lab.tasks.mnist.model import two_layer_mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
@@ -39,7 +40,7 @@ class MnistTask(Task):
         }
         self.steps_per_epoch = len(rest) // recipe.batch_size
         if not self.steps_per_epoch:
-            raise ValueError(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
+            raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
 
     def _placed(self, images: Tensor, labels: Tensor) -> Labelled:
         return images.to(self.device), labels.to(self.device)
@@ -76,7 +77,7 @@ def _digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
     if recipe.digits == "mnist-5k":
         return data.load_sample()
     if not (found := data.load(folder)).complete:
-        raise FileNotFoundError(
+        raise MissingFile(
             "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "
             "or use digits='mnist-5k'"
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mvngrad_lab import pool
+from mvngrad_lab.errors import InvalidInput, UserError
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import KnownFile, OnProgress, name_full_disk
@@ -96,7 +97,7 @@ def prepare_folder_tokens(
     tokens. Arguments are those of `prepare_tokens`.
 
     Raises:
-        ValueError: nothing would be left for training or validation; raised before anything is tokenized.
+        InvalidInput: nothing would be left for training or validation; raised before anything is tokenized.
     """
     corpus = folder_corpus(folder)
     _check_splits(corpus, folder, check_validation=True)
@@ -116,7 +117,7 @@ def _prepare_corpus(corpus: Corpus, name: str, data: Path | None, workers: int |
 
 
 def _check_splits(corpus: Corpus, folder: Path, check_validation: bool) -> None:
-    """Raise ValueError if a split would be empty. Reads documents only until that is known."""
+    """Raise InvalidInput if a split would be empty. Reads documents only until that is known."""
     if isinstance(share := corpus.validation, tuple):
         train, validation = any(read_documents(*corpus.files)), not check_validation or any(read_documents(*share))
         reason = f"{VALIDATION_FILE} is blank"
@@ -127,9 +128,9 @@ def _check_splits(corpus: Corpus, folder: Path, check_validation: bool) -> None:
         )
         reason = f"none of its documents is among the {share:.1%} that are held out"
     if not train:
-        raise ValueError(f"{folder} has nothing to train on: its text is blank, or held out; put text there")
+        raise InvalidInput(f"{folder} has nothing to train on: its text is blank, or held out; put text there")
     if not validation:
-        raise ValueError(
+        raise InvalidInput(
             f"{folder} has nothing to validate on: {reason}; put some of its text into {folder / VALIDATION_FILE}"
         )
 
@@ -187,7 +188,7 @@ def write_tokens(
         on_progress: called with the bytes of text that are tokenized, and with all.
 
     Raises:
-        ValueError: nothing is left to train on, though not all is for validation; raised before anything is written.
+        InvalidInput: nothing is left to train on, though not all is for validation; raised before anything is written.
     """
     validation = corpus.validation if isinstance(corpus.validation, tuple) else ()
     share = 0.0 if isinstance(corpus.validation, tuple) else float(corpus.validation)
@@ -310,7 +311,7 @@ def load_encoding(vocabulary: Path | None = None) -> Encoding:
         try:
             return tiktoken.get_encoding("gpt2")
         except OSError as error:
-            raise RuntimeError(
+            raise UserError(
                 f"GPT-2's vocabulary cannot be downloaded ({type(error).__name__}); put "
                 f"{' and '.join(file.name for file in VOCABULARY)} into gpt2_bpe/ of the folder of data"
             ) from error

@@ -23,6 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
+from mvngrad_lab.errors import InvalidInput, MissingFile
 from mvngrad_lab.store import read_chunks
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import DamagedFile, KnownFile, OnProgress
@@ -74,9 +75,9 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if not isinstance(self.validation, tuple) and not 0 <= self.validation <= 1:
-            raise ValueError(f"validation={self.validation} is not a share; give a number from 0 to 1, or files")
+            raise InvalidInput(f"validation={self.validation} is not a share; give a number from 0 to 1, or files")
         if not self.files:
-            raise ValueError("files is empty: there is no text to prepare")
+            raise InvalidInput("files is empty: there is no text to prepare")
 
 
 # Where text comes from
@@ -89,7 +90,7 @@ def find_corpus(name: str, folder: Path | None = None) -> Corpus:
     could be verified: no checksum of it is published, only that of its archive.
     """
     if name not in TEXTS:
-        raise ValueError(f"name={name!r} is no known text; there are {', '.join(TEXTS)}, or name a folder")
+        raise InvalidInput(f"name={name!r} is no known text; there are {', '.join(TEXTS)}, or name a folder")
     dataset = name.removesuffix("-validation")
     folders = files.search_folders(dataset, folder)
     for place in folders:
@@ -100,7 +101,7 @@ def find_corpus(name: str, folder: Path | None = None) -> Corpus:
             status = f"as published, {VERIFIED}" if verified else "not verified"
             return replace(corpus, source=f"{corpus.source}, training text {status}")
     remedy = f"`mvngrad data get {dataset}` downloads it" if dataset in ARCHIVES else "name a folder that has it"
-    raise FileNotFoundError(f"{name} is not in {', '.join(map(str, folders))}; {remedy}")
+    raise MissingFile(f"{name} is not in {', '.join(map(str, folders))}; {remedy}")
 
 
 def _corpus_in(folder: Path, name: str) -> Corpus | None:
@@ -126,11 +127,11 @@ def _corpus_in(folder: Path, name: str) -> Corpus | None:
 def folder_corpus(folder: Path) -> Corpus:
     """All .txt files of a folder and its subfolders, sorted by name; its validation.txt is used for validation."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"folder={str(folder)!r} is not a folder; name one that has .txt files")
+        raise MissingFile(f"folder={str(folder)!r} is not a folder; name one that has .txt files")
     validation = folder / VALIDATION_FILE
     paths = [path for path in folder.rglob("*.txt") if path.is_file() and path != validation]
     if not paths:
-        raise FileNotFoundError(f"{folder} has no .txt files to train on")
+        raise MissingFile(f"{folder} has no .txt files to train on")
     return Corpus(
         f"text of the folder {folder.resolve().name}",
         tuple(sorted(paths, key=lambda path: path.parts)),
@@ -144,7 +145,7 @@ def download_text(name: str, folder: Path | None = None, on_progress: OnProgress
     existing archive, there or in `folder` itself, is verified, kept and unpacked where it is.
     """
     if name not in ARCHIVES:
-        raise ValueError(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
+        raise InvalidInput(f"name={name!r} cannot be downloaded; there are {', '.join(ARCHIVES)}")
     archive = ARCHIVES[name]
     target = files.download_folder(name, [archive.name], folder) / archive.name
     files.download(MIRRORS[name], target, archive, on_progress)
@@ -215,7 +216,7 @@ class Piece:
 def split_file(path: Path) -> list[Piece]:
     """The pieces of a file, which do not depend on the number of workers."""
     if path.suffix not in (*BOUNDARIES, ".tar"):
-        raise ValueError(f"{path} is no text by its name; it ends in {', '.join(BOUNDARIES)} or .tar")
+        raise InvalidInput(f"{path} is no text by its name; it ends in {', '.join(BOUNDARIES)} or .tar")
     if path.suffix == ".tar":
         return _split_tar(path)
     cuts, size = [0], path.stat().st_size
@@ -233,7 +234,7 @@ def _split_tar(path: Path) -> list[Piece]:
         with tarfile.open(path, "r:") as tar:
             members = [member for member in tar if member.isfile() and member.name.endswith(".xz")]
     except tarfile.ReadError as error:
-        raise ValueError(
+        raise InvalidInput(
             f"{path} is not a plain tar archive ({error}); if it is compressed, unpack it first"
         ) from error
     return [Piece(path, member.offset_data, member.offset_data + member.size) for member in members]
@@ -254,7 +255,7 @@ def read_piece(piece: Piece) -> Iterator[str]:
         try:
             text = document.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{piece.path}, in bytes {piece.start} to {piece.stop}: not UTF-8: {error}") from error
+            raise InvalidInput(f"{piece.path}, in bytes {piece.start} to {piece.stop}: not UTF-8: {error}") from error
         if is_tar:  # as OpenWebText is usually prepared: at most one blank line in a row
             text = re.sub(r"\n{3,}", "\n\n", text).strip()
         if text.strip():

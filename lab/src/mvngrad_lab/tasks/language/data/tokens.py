@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mvngrad_lab.errors import InvalidInput, MissingFile
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks.files import DamagedFile, search_folders, sha256
 from mvngrad_lab.tasks.language.data.text import TEXTS
@@ -55,10 +56,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a folder; raises FileNotFoundError or DamagedFile with the remedy."""
+        """The manifest of a folder; raises MissingFile or DamagedFile with the remedy."""
         path = folder / MANIFEST
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no {MANIFEST}: its text is not prepared, or not to the end")
+            raise MissingFile(f"{folder} has no {MANIFEST}: its text is not prepared, or not to the end")
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             parts = {split: Part(**fields.pop(split)) for split in SPLITS}
@@ -86,7 +87,7 @@ class Tokens:
         The sha256 is computed once and again when size or time of change of the file differ; always with `checksum`.
         """
         if split not in SPLITS:
-            raise ValueError(f"split={split!r} is not one of {', '.join(SPLITS)}")
+            raise InvalidInput(f"split={split!r} is not one of {', '.join(SPLITS)}")
         if sys.byteorder != "little":
             raise RuntimeError("token files are little-endian, and this machine is not")
         manifest = Manifest.read(folder)
@@ -132,7 +133,7 @@ def find_tokens(text: str, folder: Path | None = None) -> Path | None:
 
 
 def require_tokens(text: str, folder: Path | None = None) -> Path:
-    """As `find_tokens`, but raises FileNotFoundError with the remedy if there are none."""
+    """As `find_tokens`, but raises MissingFile with the remedy if there are none."""
     if (place := find_tokens(text, folder)) is not None:
         return place
     remedy = (
@@ -140,7 +141,7 @@ def require_tokens(text: str, folder: Path | None = None) -> Path:
         if text in TEXTS
         else "`mvngrad data prepare FOLDER` prepares any text and prints the name to use here"
     )
-    raise FileNotFoundError(
+    raise MissingFile(
         f"no tokens of text={text!r} are in {', '.join(map(str, _token_folders(text, folder)))}; {remedy}. "
         f"Prepared are: {', '.join(list_texts(folder)) or 'none'}"
     )
@@ -161,7 +162,7 @@ def is_text_name(text: str) -> bool:
 
 def _token_folders(text: str, folder: Path | None) -> list[Path]:
     if not is_text_name(text):
-        raise ValueError(
+        raise InvalidInput(
             f"text={text!r} is not the name of a text; for a folder of your own it is the one that "
             "`mvngrad data prepare FOLDER` prints"
         )
@@ -188,7 +189,7 @@ def window_starts(seed: int, step: int, batch: int, context: int, tokens: int) -
     [464, 712, 326, 617]
     """
     if tokens <= context:
-        raise ValueError(f"tokens={tokens} are too few for one window of context={context} + 1")
+        raise InvalidInput(f"tokens={tokens} are too few for one window of context={context} + 1")
     drawn = hashlib.shake_256(f"mvngrad offsets {seed} {step}".encode()).digest(8 * batch)
     return (torch.frombuffer(bytearray(drawn), dtype=torch.int64) & (2**63 - 1)) % (tokens - context)
 
