@@ -116,9 +116,7 @@ def test_training_imports_neither_command_nor_report(pattern):
     sorted(path for path in (LAB / "experiments").iterdir() if (path / "__init__.py").exists()),
     ids=lambda path: path.name,
 )
-def test_experiments_do_not_import_each_other(folder, request):
-    if folder.name in ("cifar100", "state_precision"):
-        request.applymarker(pytest.mark.xfail(reason="still import mnist.gap and cifar100.judge"))
+def test_experiments_do_not_import_each_other(folder):
     ours = f"mvngrad_lab.experiments.{folder.name}"
     others = {path.name for path in folder.parent.iterdir() if path.is_dir()} - {folder.name}
     for path in sorted(folder.rglob("*.py")):
