@@ -43,14 +43,14 @@ def judge_fair(result):
     return decided(result["heads"] == 5, f"{result['heads']} heads of 10")
 """,
     "figure.py": """
-from mvngrad_lab.report.figures.style import axes
-from mvngrad_lab.report.figures.svg import Figure, panel
+from mvngrad_lab.report.figures.style import make_axes
+from mvngrad_lab.report.figures.svg import Figure, make_panel
 
 
 def draw(result):
-    panel_axes = axes("throw", "heads")
+    panel_axes = make_axes("throw", "heads")
     panel_axes.plot([0, 10], [0, result["heads"]])
-    return [Figure("Heads of a coin", "A line.", (panel(panel_axes, "Heads", "They grow to 5."),))]
+    return [Figure("Heads of a coin", "A line.", (make_panel(panel_axes, "Heads", "They grow to 5."),))]
 
 
 FIGURES = {"coin": draw}

@@ -77,7 +77,8 @@ class TableResult:
 
     @property
     def title(self) -> str:
-        return f"{find_experiments()[self.name].summary}: {len(self.run_keys)} done"
+        experiment = find_experiments().get(self.name)
+        return f"{experiment.summary if experiment else self.name}: {len(self.run_keys)} done"
 
 
 @dataclass(frozen=True)

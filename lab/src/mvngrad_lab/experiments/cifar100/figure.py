@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.figures.style import LIGHT, axes, band, cell as mark, curve
-from mvngrad_lab.report.figures.svg import Figure, Table, panel
+from mvngrad_lab.report.figures.style import LIGHT, cell_mark, draw_band, draw_curve, make_axes
+from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.tables import format_count, format_mean, format_seconds
 
 
@@ -36,15 +36,15 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
 
 def draw_gap(result: dict[str, Any]) -> list[Figure]:
     epochs, trained = result["epochs"], result["trained_with"]
-    left = axes("epoch", "Var(AdaBelief's update) − Var(MVN-Grad's)")
-    right = axes("epoch", "gap / Var(AdaBelief's update)")
+    left = make_axes("epoch", "Var(AdaBelief's update) − Var(MVN-Grad's)")
+    right = make_axes("epoch", "gap / Var(AdaBelief's update)")
     right.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.2%}"))
     parts = []
     for name, measured in trained.items():
         gap, error, before = (np.array(measured[key], dtype=float) for key in ("gap", "error", "before"))
         for at, scale in ((left, 1.0), (right, before)):
-            band(at, mark(name), epochs, (gap - 2 * error) / scale, (gap + 2 * error) / scale)
-            curve(at, mark(name), epochs, gap / scale)
+            draw_band(at, cell_mark(name), epochs, (gap - 2 * error) / scale, (gap + 2 * error) / scale)
+            draw_curve(at, cell_mark(name), epochs, gap / scale)
         parts.append(f"trained with {name}, the gap is {(gap / before).min():.2%} to {(gap / before).max():.2%}")
     for at in (left, right):
         at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
@@ -55,8 +55,8 @@ def draw_gap(result: dict[str, Any]) -> list[Figure]:
             f"After these epochs the state is frozen, {result['K']} augmented mini-batches are drawn, and the "
             "variances of the next update are averaged over all parameters. One run each; band: two standard errors "
             f"over batches. In short: {words}. Data: {result['data']}.",
-            (panel(left, "The gap on CIFAR-100", words), panel(right, "As a share, on CIFAR-100", words)),
-            tuple(mark(name).named(f"trained with {name}") for name in trained),
+            (make_panel(left, "The gap on CIFAR-100", words), make_panel(right, "As a share, on CIFAR-100", words)),
+            tuple(cell_mark(name).with_label(f"trained with {name}") for name in trained),
         )
     ]
 

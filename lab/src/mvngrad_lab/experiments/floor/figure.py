@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
-from mvngrad_lab.report.figures.style import BOUND, MARKS, Mark, axes, curve, number
-from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
+from mvngrad_lab.report.figures.style import BOUND, MARKS, Mark, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.tables import OPTIMIZERS
 
 NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
-SGD = BOUND.named("SGD at 1,000 times the rate")
+SGD = BOUND.with_label("SGD at 1,000 times the rate")
 TITLES = {"floor": "A floor of 10⁻³ under the divisor", "none": "No floor"}
 
 
@@ -27,7 +27,7 @@ def draw(result: dict[str, Any]) -> list[Figure]:
 
 
 def _panel(arms: dict[str, list[dict[str, Any]]], kind: str) -> Panel:
-    at = axes("learning rate", "test accuracy, %", log="x")
+    at = make_axes("learning rate", "test accuracy, %", log="x")
     parts = []
     for arm, cell in GRID_ARMS.items():
         if arm.endswith(f"-{kind}") and arms[arm]:
@@ -37,13 +37,13 @@ def _panel(arms: dict[str, list[dict[str, Any]]], kind: str) -> Panel:
         _draw_best(at, SGD, arms["sgd"], 1 / SGD_SCALE)
         parts.append(f"SGD {_best(arms['sgd'])['test_accuracy']:.2f}")
     at.set_ylim(60, 76)
-    return panel(at, TITLES[kind], f"Best: {', '.join(parts)}.")
+    return make_panel(at, TITLES[kind], f"Best: {', '.join(parts)}.")
 
 
 def _draw_best(at: Any, mark: Mark, rows: list[dict[str, Any]], scale: float) -> None:
     rates = sorted({row["lr"] for row in rows})
     best = [max(row["test_accuracy"] for row in rows if row["lr"] == lr) for lr in rates]
-    curve(at, mark, [lr * scale for lr in rates], best)
+    draw_curve(at, mark, [lr * scale for lr in rates], best)
 
 
 def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.figures.style import axes, cell as mark, curve
-from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
+from mvngrad_lab.report.figures.style import cell_mark, draw_curve, make_axes
+from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.tables import Row, format_count, format_mean, format_seconds
 from mvngrad_lab.tasks.language.recipe import shortened
 
@@ -82,20 +82,20 @@ def _draw_large(result: dict[str, Any]) -> Figure:
     curves = {cell: row["curve"][0] for cell, row in result["large"].items() if row["seeds"] and not row["diverged"]}
     panels: tuple[Panel, ...] = ()
     if curves:
-        at = axes("step", f"training loss on the stand-in, mean of {LARGE.epoch_steps} steps")
+        at = make_axes("step", f"training loss on the stand-in, mean of {LARGE.epoch_steps} steps")
         for cell, points in curves.items():
-            curve(at, mark(cell), *zip(*points, strict=True))
+            draw_curve(at, cell_mark(cell), *zip(*points, strict=True))
         words = f"Mean training loss of the last {LARGE.epoch_steps} steps, on the stand-in: " + ", ".join(
             f"{cell} {points[-1][1]:.3f}" for cell, points in curves.items()
         )
-        panels = (panel(at, "Training loss, 124M on the stand-in", words),)
+        panels = (make_panel(at, "Training loss, 124M on the stand-in", words),)
     caption = (
         f"{STAND_IN} One run each of {LARGE.steps} steps instead of the paper's 120,000: they show that each trains "
         f"at full size, not which is better. Decoupled weight decay of 0.1. {SPIKES} "
         f"Here only the last {LARGE.steps - 100} steps have 100 before them."
     )
     table = _make_table("124M, on the stand-in", result["large"])
-    return Figure("GPT-2 124M on the stand-in", caption, panels, tuple(map(mark, curves)), table)
+    return Figure("GPT-2 124M on the stand-in", caption, panels, tuple(map(cell_mark, curves)), table)
 
 
 def _draw_monitored(monitored: list[dict[str, Any]]) -> Figure:

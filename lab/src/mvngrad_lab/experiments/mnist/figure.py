@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from mvngrad_lab.experiments.mnist import gap_figure
-from mvngrad_lab.report.figures.style import MARKS, axes, band, cell, curve, number
-from mvngrad_lab.report.figures.svg import Figure, Panel, Table, panel
+from mvngrad_lab.report.figures.style import MARKS, cell_mark, draw_band, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
@@ -44,15 +44,15 @@ def _losses(panels: dict[str, Any], seeds: int, data: str) -> Figure:
     drawn: list[Panel] = []
     rows: list[tuple[str, ...]] = []
     for name, shown in panels.items():
-        at = axes("step", "training loss, mean of a bin of batches", log="y")
+        at = make_axes("step", "training loss, mean of a bin of batches", log="y")
         for label, of in shown["cells"].items():
-            mark, losses = cell(label), np.array(of["loss"], dtype=float)
+            mark, losses = cell_mark(label), np.array(of["loss"], dtype=float)
             steps = of["steps"]
-            band(at, mark, steps, losses.min(axis=0), losses.max(axis=0))
-            curve(at, mark, steps, losses.mean(axis=0))
+            draw_band(at, mark, steps, losses.min(axis=0), losses.max(axis=0))
+            draw_curve(at, mark, steps, losses.mean(axis=0))
             rows.append((name, label, *(spread(of[key]) for key in ("final_loss", "test_accuracy", "spikes"))))
         finals = ", ".join(f"{label} {spread(of['final_loss'])}" for label, of in shown["cells"].items())
-        drawn.append(panel(at, _setting(shown).capitalize(), f"Loss over the last tenth of the run: {finals}."))
+        drawn.append(make_panel(at, _setting(shown).capitalize(), f"Loss over the last tenth of the run: {finals}."))
     return Figure(
         "Training loss of a two-layer network on MNIST",
         f"Line: mean over {seeds} seeds. Band: from the lowest to the highest seed. Data: {data}.",
@@ -70,18 +70,18 @@ def _spikes(panels: dict[str, Any], seeds: int, rule: str) -> Figure:
     drawn = []
     for name, shown in panels.items():
         cells = list(shown["cells"])
-        at = axes("", "loss spikes in a run")
+        at = make_axes("", "loss spikes in a run")
         for place, label in enumerate(cells):
             counts = sorted(shown["cells"][label]["spikes"])
             offsets = np.linspace(-0.14, 0.14, len(counts)) if len(counts) > 1 else [0.0]
-            at.plot(place + np.asarray(offsets), counts, **cell(label).points)
+            at.plot(place + np.asarray(offsets), counts, **cell_mark(label).points)
         at.xaxis.set_major_locator(FixedLocator(range(len(cells))))
         at.xaxis.set_major_formatter(FuncFormatter(lambda place, _, cells=cells: cells[round(place)]))
         at.set_xlim(-0.5, len(cells) - 0.5)
         top = max(5, *(count for of in shown["cells"].values() for count in of["spikes"]))
         at.set_ylim(-0.05 * top, 1.05 * top)
         counts_of = ", ".join(f"{label} {spread(shown['cells'][label]['spikes'])}" for label in cells)
-        drawn.append(panel(at, f"Spikes, {name}", f"Loss spikes in a run: {counts_of}."))
+        drawn.append(make_panel(at, f"Spikes, {name}", f"Loss spikes in a run: {counts_of}."))
     return Figure(
         "Smoothness, counted", f"One mark for each of {seeds} seeds. {rule[:1].upper()}{rule[1:]}.", tuple(drawn)
     )

@@ -6,8 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from mvngrad_lab.report.figures.style import BOUND, LAPROP, MVNGRAD, NARROW, Mark, axes, curve, level, number, upright
-from mvngrad_lab.report.figures.svg import Figure, Table, panel
+from mvngrad_lab.report.figures.style import (
+    BOUND,
+    LAPROP,
+    MVNGRAD,
+    NARROW,
+    Mark,
+    draw_curve,
+    draw_level,
+    draw_vertical,
+    make_axes,
+    number,
+)
+from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 
 READINGS = {
     "LaProp, signs": LAPROP,
@@ -38,12 +49,12 @@ def _draw_steps(result: dict[str, Any]) -> Figure:
     panels, marks = [], dict[str, Mark]()
     for key, title in STARTS.items():
         counted = result[key]
-        at = axes("dimension d", "steps", log="xy", size=NARROW)
+        at = make_axes("dimension d", "steps", log="xy", size=NARROW)
         for name, steps in counted["steps"].items():
-            marks[name] = READINGS.get(name, BOUND).named(name.replace("beta2", "β₂"))
-            curve(at, marks[name], counted["dimensions"], [count or np.nan for count in steps])
+            marks[name] = READINGS.get(name, BOUND).with_label(name.replace("beta2", "β₂"))
+            draw_curve(at, marks[name], counted["dimensions"], [count or np.nan for count in steps])
         growth = ", ".join(f"{_growth(counted, name)} for {marks[name].label}" for name in counted["exponents"])
-        panels.append(panel(at, f"{title}, |∇F| ≤ {counted['target']:g}", f"Steps grow as {growth}."))
+        panels.append(make_panel(at, f"{title}, |∇F| ≤ {counted['target']:g}", f"Steps grow as {growth}."))
     laprop, mvngrad = (_growth(result["proofs_start"], name) for name in ("LaProp, signs", "MVN-Grad, s fixed"))
     return Figure(
         "Steps until the gradient is small, against the dimension",
@@ -62,15 +73,15 @@ def _draw_steps(result: dict[str, Any]) -> Figure:
 
 def _draw_lemmas(lemmas: dict[str, Any], rest: dict[str, Any]) -> Figure:
     bound, ratios, observed = lemmas["bound"], rest["ratios"], rest["observed"]
-    sums = axes("step t", "sum of |∇F|² so far")
-    curve(sums, MVNGRAD, range(1, len(lemmas["sums"]) + 1), lemmas["sums"])
+    sums = make_axes("step t", "sum of |∇F|² so far")
+    draw_curve(sums, MVNGRAD, range(1, len(lemmas["sums"]) + 1), lemmas["sums"])
     sums.set_ylim(0, 1.2 * bound)
-    level(sums, bound, f"2 (F(x₀)−F*) / (α (1−δ²)) = {number(bound)}")
-    noise = axes("|∇F| / σ, on the way down", "s, over its value from noise alone", log="xy")
-    curve(noise, MVNGRAD, ratios, observed)
+    draw_level(sums, bound, f"2 (F(x₀)−F*) / (α (1−δ²)) = {number(bound)}")
+    noise = make_axes("|∇F| / σ, on the way down", "s, over its value from noise alone", log="xy")
+    draw_curve(noise, MVNGRAD, ratios, observed)
     noise.invert_xaxis()
-    level(noise, 1.0, "s from noise alone", x=0.9)
-    upright(noise, rest["limit"], f"K = {number(rest['limit'])}", y=0.5)
+    draw_level(noise, 1.0, "s from noise alone", x=0.9)
+    draw_vertical(noise, rest["limit"], f"K = {number(rest['limit'])}", y=0.5)
     sums_text = f"The sum ends at {number(lemmas['sums'][-1])}, under its bound of {number(bound)}."
     noise_text = (
         f"s is up to {number(max(observed))} times its value from noise alone, and {number(observed[-1])} times where "
@@ -83,7 +94,7 @@ def _draw_lemmas(lemmas: dict[str, Any], rest: dict[str, Any]) -> Figure:
         f"{number(min(lemmas['slack']))} of Φ₀). But if s changes, m lags behind a gradient that shrinks, and s counts "
         f"the lag as noise: where the gradient is down to {number(ratios[-1])} σ, s is still {number(observed[-1])} "
         "times its value from noise alone.",
-        (panel(sums, "Potential descent", sums_text), panel(noise, "Does s come to rest at σ²?", noise_text)),
+        (make_panel(sums, "Potential descent", sums_text), make_panel(noise, "Does s come to rest at σ²?", noise_text)),
         (MVNGRAD, BOUND),
     )
 

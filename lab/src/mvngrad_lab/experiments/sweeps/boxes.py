@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from mvngrad_lab.report.figures.style import LIGHT, NARROW, SIZE, Mark, axes as make_axes
+from mvngrad_lab.report.figures.style import LIGHT, NARROW, SIZE, Mark, make_axes
 
 GOLDEN = 0.6180339887498949
 """The fractional parts of its multiples are evenly spread, however many: they spread the marks over a box."""

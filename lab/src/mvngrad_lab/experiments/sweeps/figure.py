@@ -11,8 +11,8 @@ from typing import Any
 
 from mvngrad_lab.experiments.sweeps.boxes import draw_boxes, draw_medians
 from mvngrad_lab.experiments.sweeps.records import LABELS, Row, SweepExport, get_label
-from mvngrad_lab.report.figures.style import BOUND, Mark, cell, number
-from mvngrad_lab.report.figures.svg import Figure, Table, panel
+from mvngrad_lab.report.figures.style import BOUND, Mark, cell_mark, number
+from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
 from mvngrad_lab.sweep.records import CODE, DONE, OPEN
 
@@ -30,7 +30,7 @@ def draw(export: SweepExport) -> list[Figure]:
 
 def get_mark(optimizer: str) -> Mark:
     """Its own for a cell of the paper; all others look alike, and are named below them or in words."""
-    return cell(optimizer) if optimizer in LABELS.values() else replace(BOUND, label=optimizer, marker="o")
+    return cell_mark(optimizer) if optimizer in LABELS.values() else replace(BOUND, label=optimizer, marker="o")
 
 
 def format_metric(metric: str) -> str:
@@ -85,7 +85,7 @@ def _draw_runs(export: SweepExport, metrics: Sequence[str]) -> Figure:
             row = (metric.replace("_", " "), name, str(len(found)), failures[name] or "0", *numbers)
             table.append((*row, format_value(high - low, "not finite")))
         title = f"{format_metric(metric).capitalize()}, all runs of {export.sweep}"
-        panels.append(panel(axes, title, "; ".join(texts) + "."))
+        panels.append(make_panel(axes, title, "; ".join(texts) + "."))
     outside = len(export.swept) - sum(len(export.judged(name)) for name in export.optimizers)
     caption = (
         f"{describe_progress(export)}Every run of the sweep, one mark each, without those that repeat a selected "
@@ -120,7 +120,7 @@ def _draw_settings(export: SweepExport, metric: str) -> Figure:
             for mark, row in medians.items()
         )
         axes = draw_medians(title, f"median {format_metric(metric)}", ticks, medians, export.higher)
-        panels.append(panel(axes, f"Against {title}, {export.sweep}", f"Medians. {text}."))
+        panels.append(make_panel(axes, f"Against {title}, {export.sweep}", f"Medians. {text}."))
     caption = (
         f"{describe_progress(export)}Median over all runs with the value, whatever their other settings. {FAILURES}"
     )

@@ -6,8 +6,17 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from mvngrad_lab.report.figures.style import BOUND, LIGHT, Mark, axes, curve, level, number, upright
-from mvngrad_lab.report.figures.svg import Figure, Table, panel
+from mvngrad_lab.report.figures.style import (
+    BOUND,
+    LIGHT,
+    Mark,
+    draw_curve,
+    draw_level,
+    draw_vertical,
+    make_axes,
+    number,
+)
+from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 
 GAP = "Var(AdaBelief's update) − Var(MVN-Grad's)"
 MEASURED = Mark("Monte Carlo, 99% interval", "mvngrad", marker="D", line=False)
@@ -27,11 +36,11 @@ def _draw_interval(at: Any, x: float, estimate: dict[str, Any], unit: float = 1.
 
 
 def _draw_symmetric(noises: list[dict[str, Any]]) -> Figure:
-    at = axes("", "gap by Monte Carlo / closed form")
+    at = make_axes("", "gap by Monte Carlo / closed form")
     positive = [noise for noise in noises if noise["closed_form"] > 0]
     for x, noise in enumerate(positive):
         _draw_interval(at, x, noise["estimate"], noise["closed_form"])
-    level(at, 1.0, "the theorem")
+    draw_level(at, 1.0, "the theorem")
     at.xaxis.set_major_locator(FixedLocator(range(len(positive))))
     at.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{positive[round(x)]['noise']} noise"))
     at.set_xlim(-0.7, len(positive) - 0.3)
@@ -46,23 +55,23 @@ def _draw_symmetric(noises: list[dict[str, Any]]) -> Figure:
         f"From one fixed past, {noises[0]['estimate']['samples']:,} draws of the next gradient for each distribution "
         "of the noise, and the theorem's closed form. With random signs |g − m| is always the same, and so is s: both "
         "orders vary equally.",
-        (panel(at, "Symmetric noise", "; ".join(f"{row[0]}: {row[2]} against {row[1]}" for row in rows)),),
-        (MEASURED, BOUND.named("closed form")),
+        (make_panel(at, "Symmetric noise", "; ".join(f"{row[0]}: {row[2]} against {row[1]}" for row in rows)),),
+        (MEASURED, BOUND.with_label("closed form")),
         Table(GAP, ("noise", "closed form", "Monte Carlo", "99% interval"), tuple(rows)),
     )
 
 
 def _draw_errors(tracking: dict[str, Any]) -> Figure:
-    at = axes("error of m as an estimate of the mean, in σ", GAP)
-    curve(at, EXACT, tracking["errors"], tracking["gaps"])
-    curve(at, SHARP, tracking["errors"], tracking["sharp"])
+    at = make_axes("error of m as an estimate of the mean, in σ", GAP)
+    draw_curve(at, EXACT, tracking["errors"], tracking["gaps"])
+    draw_curve(at, SHARP, tracking["errors"], tracking["sharp"])
     at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
     places = []
     for name, turn in tracking["turning"].items():
         place = "never" if turn is None else f"at {number(turn)}"
         places.append(f"{place} where m {DIRECTIONS[name]} the mean")
         if turn is not None:
-            upright(at, turn, f"turns at {number(turn)}", y=0.99, side="right")
+            draw_vertical(at, turn, f"turns at {number(turn)}", y=0.99, side="right")
             for side, factor in (("before", 0.8), ("after", 1.25)):
                 _draw_interval(at, factor * turn, tracking["around"][f"{name}, {side}"])
     lowest = min(value for value in tracking["bound"] if value is not None)
@@ -72,19 +81,19 @@ def _draw_errors(tracking: dict[str, Any]) -> Figure:
         "The gap where m misses the mean",
         f"The sign of the error matters: the gap {turns}. The proposition's bound is as low as {number(lowest)} with "
         "this ε, because it uses σ/ε²; our sharper version of the same proof uses a bound on s.",
-        (panel(at, "Over the tracking error", f"The gap ranges from {low} to {high}. It {turns}."),),
-        (EXACT, MEASURED, SHARP, BOUND.named("turning point")),
+        (make_panel(at, "Over the tracking error", f"The gap ranges from {low} to {high}. It {turns}."),),
+        (EXACT, MEASURED, SHARP, BOUND.with_label("turning point")),
     )
 
 
 def _draw_pasts(pasts: list[dict[str, Any]]) -> Figure:
-    at = axes("size of the mean, μ/σ", "share of pasts with a negative gap", log="x")
+    at = make_axes("size of the mean, μ/σ", "share of pasts with a negative gap", log="x")
     marks = (Mark("", "mvngrad", marker="D", width=2.2), Mark("", "laprop", (7, 2, 1.2, 2), "o"))
     legend = []
     for mark, beta2 in zip(marks, sorted({past["beta2"] for past in pasts}), strict=False):
         chosen = [past for past in pasts if past["beta2"] == beta2]
-        curve(at, mark, [past["mu"] for past in chosen], [past["negative"] for past in chosen])
-        legend.append(mark.named(f"β₂ = {beta2:g}"))
+        draw_curve(at, mark, [past["mu"] for past in chosen], [past["negative"] for past in chosen])
+        legend.append(mark.with_label(f"β₂ = {beta2:g}"))
     at.set_ylim(-0.02, 1)
     at.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
     rows = []
@@ -97,7 +106,7 @@ def _draw_pasts(pasts: list[dict[str, Any]]) -> Figure:
         "As in training: m averages independent gradients μ + ξ, and its error has either sign. The mean gap is "
         f"positive in {sum(past['low'] > 0 for past in pasts)} of {len(pasts)} settings with 99% confidence, but from "
         f"up to {max(past['negative'] for past in pasts):.0%} of the single pasts the gap is negative.",
-        (panel(at, "How often the gap is negative", text),),
+        (make_panel(at, "How often the gap is negative", text),),
         tuple(legend),
         Table("Mean gap over pasts", ("β₂", "μ/σ", "mean gap", "99% interval", "negative"), tuple(rows)),
     )

@@ -10,13 +10,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from mvngrad_lab.report.figures.style import ADAM, BOUND, LIGHT, RC, Mark, axes, band, cell, curve, number
-from mvngrad_lab.report.figures.svg import Figure, Panel, panel
+from mvngrad_lab.report.figures.style import (
+    ADAM,
+    BOUND,
+    LIGHT,
+    RC,
+    Mark,
+    cell_mark,
+    draw_band,
+    draw_curve,
+    make_axes,
+    number,
+)
+from mvngrad_lab.report.figures.svg import Figure, Panel, make_panel
 
 COLLAPSE = Mark("sign collapse", "mvngrad", marker="D", width=2.2)
 FLOOR = Mark("epsilon's floor", "laprop", (7, 2, 1.2, 2), "o")
 DEAD = Mark("never had a gradient", "adam", (5, 2.4), "s")
-LARGEST = ADAM.named("largest since the last record")
+LARGEST = ADAM.with_label("largest since the last record")
 SPIKE = Mark("spike, as high as its norm", "mvngrad", marker="^", line=False)
 
 Entries = Sequence[tuple[int, dict[str, Any]]]
@@ -27,7 +38,7 @@ def draw(name: str, entries: Entries) -> list[Figure]:
     """`name` tells this group from the others on a page."""
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
         last = entries[-1][1]
-        mark = cell(last["cell"])
+        mark = cell_mark(last["cell"])
         slot = "s" if last["cell"] in ("AdaBelief", "MVN-Grad") else "v"
         quantiles = [
             shown
@@ -44,7 +55,7 @@ def draw(name: str, entries: Entries) -> list[Figure]:
                 "Coordinates, over steps",
                 "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them.",
                 tuple(quantiles),
-                (mark.named(f"{mark.label}, median"),),
+                (mark.with_label(f"{mark.label}, median"),),
             ),
             Figure(
                 "Where normalizing is at its limits",
@@ -57,7 +68,7 @@ def draw(name: str, entries: Entries) -> list[Figure]:
                 "Gradient norms",
                 "Of all steps since the last record: their median and their largest.",
                 tuple(gradients),
-                (mark.named("median"), LARGEST, *([SPIKE] if spikes else [])),
+                (mark.with_label("median"), LARGEST, *([SPIKE] if spikes else [])),
             ),
         ]
         return [figure for figure in found if figure.panels]
@@ -82,41 +93,41 @@ def _quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -
     low, lower, middle, upper, high = (_column(entries, key, q) for q in ("0.05", "0.25", "0.5", "0.75", "0.95"))
     if not np.isfinite(middle).any():
         return None
-    at = axes("step", label, log="y")
+    at = make_axes("step", label, log="y")
     for bottom, top in ((low, high), (lower, upper)):
         positive = np.where(bottom > 0, bottom, np.nan)  # a quantile of 0 has no place on this axis
-        band(at, mark, _steps(entries), positive, top)
-    curve(at, mark, _steps(entries), np.where(middle > 0, middle, np.nan))
+        draw_band(at, mark, _steps(entries), positive, top)
+    draw_curve(at, mark, _steps(entries), np.where(middle > 0, middle, np.nan))
     known = middle[np.isfinite(middle)]
     words = f"The median goes from {number(float(known[0]))} to {number(float(known[-1]))}."
-    return panel(at, title, words)
+    return make_panel(at, title, words)
 
 
 def _shares(entries: Entries) -> Panel:
-    at = axes("step", "share of coordinates")
+    at = make_axes("step", "share of coordinates")
     words = []
     for mark, key in ((COLLAPSE, "sign_collapse"), (FLOOR, "epsilon_floor"), (DEAD, "dead")):
         shares = _column(entries, key)
-        curve(at, mark, _steps(entries), shares)
+        draw_curve(at, mark, _steps(entries), shares)
         if np.isfinite(shares[-1]):
             words.append(f"{mark.label} {shares[-1]:.1%}")
     at.set_ylim(-0.03, 1.03)
     at.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
-    return panel(at, "Shares", "At the end: " + ", ".join(words) + ".")
+    return make_panel(at, "Shares", "At the end: " + ", ".join(words) + ".")
 
 
 def _gradients(mark: Mark, entries: Entries) -> Panel | None:
     middle, largest = (_column(entries, "gradient_norm", key) for key in ("median", "max"))
     if not np.isfinite(middle).any():
         return None
-    at = axes("step", "norm of the gradient", log="y")
-    curve(at, LARGEST, _steps(entries), largest)
-    curve(at, mark, _steps(entries), middle)
+    at = make_axes("step", "norm of the gradient", log="y")
+    draw_curve(at, LARGEST, _steps(entries), largest)
+    draw_curve(at, mark, _steps(entries), middle)
     found = {spike["step"]: spike for _, entry in entries for spike in entry["spikes"]}
     _spikes(at, list(found.values()))
     sizes = [spike["multiple"] for spike in found.values() if spike["multiple"] is not None]
     words = f"{len(found)} spikes" + (f", the largest {number(max(sizes))} times the median." if sizes else ".")
-    return panel(at, "Gradients and their spikes", words)
+    return make_panel(at, "Gradients and their spikes", words)
 
 
 def _spikes(at: Axes, spikes: list[dict[str, Any]]) -> None:

@@ -79,7 +79,7 @@ class Mark:
     line: bool = True
     """Whether it has a line beside its marker."""
 
-    def named(self, label: str) -> Mark:
+    def with_label(self, label: str) -> Mark:
         return replace(self, label=label)
 
     @property
@@ -105,12 +105,12 @@ BOUND = Mark("bound", "ink", dash=(2.5, 2.5), width=1.1)
 CLIPPED = Mark("MVN-Grad with z_clip", "mvngrad", dash=(1.2, 2.2), width=1.5)
 
 
-def cell(label: str) -> Mark:
+def cell_mark(label: str) -> Mark:
     """The mark of a cell whose name `label` starts with, under that label."""
-    return next((mark for name, mark in MARKS.items() if label.startswith(name)), BOUND).named(label)
+    return next((mark for name, mark in MARKS.items() if label.startswith(name)), BOUND).with_label(label)
 
 
-def axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56) -> Axes:
+def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56) -> Axes:
     """One panel. The label of y lies above it, where it is read without turning one's head.
 
     Margins are fixed, the left one as given, in inches: so axes that stand side by side begin at the same height.
@@ -134,7 +134,7 @@ def axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: 
     return axes
 
 
-def refine(axes: Axes) -> None:
+def add_ticks(axes: Axes) -> None:
     """Ticks between the powers of ten, where a logarithmic axis spans hardly more than one of them."""
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())
@@ -152,7 +152,7 @@ def number(value: float, digits: int = 3) -> str:
         return (f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.{digits}g}").replace("-", "−")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    return f"{mantissa}×10{raised(int(exponent))}".replace("-", "−").replace("1×10", "10", mantissa in ("1", "-1"))
+    return f"{mantissa}×10{superscript(int(exponent))}".replace("-", "−").replace("1×10", "10", mantissa in ("1", "-1"))
 
 
 def power(value: float) -> str:
@@ -164,21 +164,21 @@ def power(value: float) -> str:
     return number(value) if 1e-2 <= value <= 1e3 else number(value, 1)
 
 
-def raised(exponent: int) -> str:
+def superscript(exponent: int) -> str:
     return str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def curve(axes: Axes, mark: Mark, x: Any, y: Any) -> None:
+def draw_curve(axes: Axes, mark: Mark, x: Any, y: Any) -> None:
     """With a marker on every point, or, where there are many, here and there: about eight across the panel."""
     every = {"markevery": None if len(x) <= FEW else (0.04, 0.14)} if mark.marker else {}
     axes.plot(x, y, **{**(mark.points if mark.marker else {}), **mark.stroke, **every})
 
 
-def band(axes: Axes, mark: Mark, x: Any, low: Any, high: Any) -> None:
+def draw_band(axes: Axes, mark: Mark, x: Any, low: Any, high: Any) -> None:
     axes.fill_between(x, low, high, color=LIGHT[mark.color], alpha=0.16, linewidth=0)
 
 
-def level(axes: Axes, y: float, label: str, x: float = 0.99, above: bool = True) -> None:
+def draw_level(axes: Axes, y: float, label: str, x: float = 0.99, above: bool = True) -> None:
     """A horizontal line that is not a measurement, with its name on it; `x` from 0 to 1."""
     axes.axhline(y, **BOUND.stroke)
     axes.annotate(
@@ -192,7 +192,7 @@ def level(axes: Axes, y: float, label: str, x: float = 0.99, above: bool = True)
     )
 
 
-def upright(axes: Axes, x: float, label: str, y: float = 0.97, side: str = "left") -> None:
+def draw_vertical(axes: Axes, x: float, label: str, y: float = 0.97, side: str = "left") -> None:
     """A vertical line with its name beside it; `y` from 0 to 1."""
     axes.axvline(x, **BOUND.stroke)
     axes.annotate(

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from mvngrad_lab.report.figures.style import LIGHT, Mark, refine
+from mvngrad_lab.report.figures.style import LIGHT, Mark, add_ticks
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 LINK = "{http://www.w3.org/1999/xlink}href"
@@ -51,9 +51,9 @@ class Figure:
     table: Table | None = None
 
 
-def panel(axes: Axes, title: str, description: str) -> Panel:
+def make_panel(axes: Axes, title: str, description: str) -> Panel:
     """The panel of `axes`. Ids depend on `title`, and on the salt that is set where a run is drawn."""
-    refine(axes)
+    add_ticks(axes)
     text, salt = io.StringIO(), f"{matplotlib.rcParams['svg.hashsalt']} {title}"
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         cast(Canvas, axes.figure).savefig(text, format="svg", transparent=True)
