@@ -55,3 +55,14 @@ def equal(left, right):
         a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(a != a, b != b)
         for a, b in zip(left, right, strict=True)
     )
+
+
+def jax_in_float64():
+    """A context in which JAX computes in float64. The newest jax for Python 3.10 has it only in jax.experimental."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64
+
+    return enable_x64(True)

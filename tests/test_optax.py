@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from family import jax_in_float64
 
 import mvngrad
 from mvngrad import optax as ours, rule
@@ -19,7 +20,7 @@ STEPS = 1000
 
 @pytest.fixture
 def float64():
-    with jax.enable_x64(True):
+    with jax_in_float64():
         yield
 
 

@@ -4,6 +4,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from family import jax_in_float64
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ class Problem:
         """The same for the gradient transformation that `transform(optax)` makes."""
         jax, optax = self.peer("jax"), self.peer("optax")
         path = []
-        with jax.enable_x64(True):
+        with jax_in_float64():
             transform = transform(optax)
             x = jax.numpy.asarray(self.x)
             state = transform.init(x)
