@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -18,6 +18,7 @@ from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
 
 if TYPE_CHECKING:
     from mvngrad_lab.sweep.database import Address
+    from mvngrad_lab.sweep.grids import Sweep
     from mvngrad_lab.sweep.queue import Queue
 
 URLS: dict[str, str] = {}
@@ -54,6 +55,10 @@ Storage = Annotated[
 ]
 
 
+def _seconds(help: str, default: int) -> Any:
+    return arg(metavar="SECONDS", help=help, help_behavior_hint=f"(default: as the store has it, else {default})")
+
+
 @dataclass
 class Init:
     """Write a sweep's configurations to a store, and say what they will take. What is there already stays."""
@@ -61,29 +66,15 @@ class Init:
     name: Name
     storage: Storage = None
     unequal: Annotated[bool, arg(help="optimizers may have different budgets", help_behavior_hint="")] = False
-    heartbeat: Annotated[
-        int | None,
-        arg(
-            metavar="SECONDS",
-            help="between two heartbeats of a worker",
-            help_behavior_hint="(default: as the store has it, else 60)",
-        ),
-    ] = None
-    grace: Annotated[
-        int | None,
-        arg(
-            metavar="SECONDS",
-            help="without a heartbeat until another worker takes the run",
-            help_behavior_hint="(default: as the store has it, else 600)",
-        ),
-    ] = None
+    heartbeat: Annotated[int | None, _seconds("between two heartbeats of a worker", 60)] = None
+    grace: Annotated[int | None, _seconds("without a heartbeat until another worker takes the run", 600)] = None
 
     def __call__(self) -> int:
         with _open_address(self.storage) as address:
             from mvngrad_lab.sweep.stages import init_sweep
 
-            sweep = find_sweep(self.name)
-            init_sweep(address, self.name, sweep, unequal=self.unequal, heartbeat=self.heartbeat, grace=self.grace)
+            sweep, pace = find_sweep(self.name), {"heartbeat": self.heartbeat, "grace": self.grace}
+            init_sweep(address, self.name, sweep, unequal=self.unequal, say=print, **pace)
         return 0
 
 
@@ -122,16 +113,14 @@ class Work:
 
             options = WorkerOptions(self.name, find_sweep, self.runs, self.data, self.device, self.compile)
             if self.slurm:
-                storage = None if self.storage is None else URLS.get(self.storage, self.storage)
-                jobs = submit_jobs(self.slurm, storage, options, self.slurm_options)
+                jobs = submit_jobs(self.slurm, _get_url(self.storage), options, self.slurm_options)
                 print(f"jobs {', '.join(job.job_id for job in jobs)}; their logs are in {self.runs / 'jobs'}")
                 return 0
             try:
-                succeeded = run_local_workers(self.workers, address, options)
+                return 0 if run_local_workers(self.workers, address, options) else 1
             except KeyboardInterrupt:
                 print("Interrupted. What is done is kept; run the same command to continue.")
                 return 130
-        return 0 if succeeded else 1
 
 
 @dataclass
@@ -153,71 +142,66 @@ class Status:
 
 
 @dataclass
-class Select:
-    """Say which configuration of each optimizer is best, by the metric that was named before."""
+class QueueCommand:
+    """Do something with a sweep that `init` wrote, and say what."""
 
     name: Name
     storage: Storage = None
 
     def __call__(self) -> int:
         with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.summary import describe_selection
-
-            find_sweep(self.name)  # its recipes' classes
-            print("\n".join(describe_selection(queue)))
+            print(self.act(queue, find_sweep(self.name)))
         return 0
+
+    def act(self, queue: Queue, sweep: Sweep) -> str:
+        raise NotImplementedError
 
 
 @dataclass
-class Rerun:
+class Select(QueueCommand):
+    """Say which configuration of each optimizer is best, by the metric that was named before."""
+
+    def act(self, queue: Queue, sweep: Sweep) -> str:
+        from mvngrad_lab.sweep.summary import describe_selection
+
+        return "\n".join(describe_selection(queue))
+
+
+@dataclass
+class Rerun(QueueCommand):
     """Queue the selected configuration of each optimizer with more seeds. Then start workers."""
 
-    name: Name
-    storage: Storage = None
     seeds: Annotated[
         int | None, arg(help="of each, in all", help_behavior_hint="(default: as many as the paper has)")
     ] = None
 
-    def __call__(self) -> int:
-        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.stages import add_seeds
+    def act(self, queue: Queue, sweep: Sweep) -> str:
+        from mvngrad_lab.sweep.stages import add_seeds
 
-            seeds = queue.notes["seeds"] if self.seeds is None else self.seeds
-            new = add_seeds(queue, find_sweep(self.name), seeds)
-            print(f"{len(new)} runs are new; start `mvngrad sweep work {self.name}`")
-        return 0
+        new = add_seeds(queue, sweep, queue.notes["seeds"] if self.seeds is None else self.seeds)
+        return f"{len(new)} runs are new; start `mvngrad sweep work {self.name}`"
 
 
 @dataclass
-class Retry:
+class Retry(QueueCommand):
     """Queue again the runs that raised an error, after its cause is mended."""
 
-    name: Name
-    storage: Storage = None
+    def act(self, queue: Queue, sweep: Sweep) -> str:
+        from mvngrad_lab.sweep.stages import requeue_errors
 
-    def __call__(self) -> int:
-        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.stages import requeue_errors
-
-            print(f"{len(requeue_errors(queue))} runs are queued again")
-        return 0
+        return f"{len(requeue_errors(queue))} runs are queued again"
 
 
 @dataclass
-class Export:
+class Export(QueueCommand):
     """Write every run of a sweep to a file: configuration, status, metrics, seconds, worker, commit."""
 
-    name: Name
-    out: Annotated[Positional[Path], arg(metavar="FILE", help="a .json or .csv file")]
-    storage: Storage = None
+    out: Annotated[Positional[Path], arg(metavar="FILE", help="a .json or .csv file")] = field(kw_only=True)
 
-    def __call__(self) -> int:
-        with _open_address(self.storage) as address, _open_queue(address, self.name) as queue:
-            from mvngrad_lab.sweep.summary import export
+    def act(self, queue: Queue, sweep: Sweep) -> str:
+        from mvngrad_lab.sweep.summary import export
 
-            find_sweep(self.name)  # its recipes' classes
-            print(f"{export(queue, self.out)} runs are in {self.out}")
-        return 0
+        return f"{export(queue, self.out)} runs are in {self.out}"
 
 
 @dataclass
@@ -238,6 +222,11 @@ class SweepCommand:
         return self.command()
 
 
+def _get_url(storage: str | None) -> str | None:
+    """The URL with its password, as it was given on the command line."""
+    return None if storage is None else URLS.get(storage, storage)
+
+
 @contextmanager
 def _open_address(storage: str | None) -> Iterator[Address]:
     """The store's address; errors inside do not name its password. Sweeps in the current folder are importable."""
@@ -246,7 +235,7 @@ def _open_address(storage: str | None) -> Iterator[Address]:
     except ModuleNotFoundError as error:
         raise RuntimeError(f"sweeps need {error.name}: pip install mvngrad-lab") from None
     sys.path.insert(0, "")
-    address = parse_address(None if storage is None else URLS.get(storage, storage))
+    address = parse_address(_get_url(storage))
     try:
         yield address
     except (ValueError, LookupError, OSError, RuntimeError) as error:

@@ -7,8 +7,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -154,13 +154,11 @@ def open_database(address: Address, create: bool = False) -> RDBStorage:
         options = {"pool_pre_ping": True, "connect_args": {"connect_timeout": CONNECT_SECONDS}}
     url = address.url.render_as_string(hide_password=False)
     try:
-        storage = _make_storage(url.replace("{", "{{").replace("}", "}}"), options, create)  # optuna formats the URL
+        with translate_errors(address):
+            storage = _make_storage(url.replace("{", "{{").replace("}", "}}"), options, create)  # optuna formats it
     except ImportError:
         raise RuntimeError(f"{address} needs a driver: pip install 'mvngrad-lab[postgres]'") from None
     except (StorageInternalError, DBAPIError) as error:
-        raise_if_damaged(address, error)
-        if (reason := describe_transient(error)) is not None:
-            raise StoreUnavailable(address.hide_passwords(f"{address}: {reason}")) from None
         message = address.hide_passwords(f"{address}: {_database_message(error)}")
         if not address.is_sqlite and isinstance(error.__cause__, OperationalError):
             raise ConnectionError(message) from None
@@ -197,11 +195,18 @@ def _damage_message(address: Address, reason: str) -> str:
     return f"{address} is damaged, or not a store: {reason}; restore a copy of the file, or use another storage"
 
 
-def raise_if_damaged(address: Address, error: BaseException) -> None:
-    """Raise DamagedStore if that is what an error of the database means."""
-    message = _database_message(error)
-    if address.is_sqlite and any(text in message for text in DAMAGE):
-        raise DamagedStore(_damage_message(address, message)) from None
+@contextmanager
+def translate_errors(address: Address) -> Iterator[None]:
+    """Raise DamagedStore or StoreUnavailable for errors of the database that mean that."""
+    try:
+        yield
+    except (StorageInternalError, DBAPIError) as error:
+        message = _database_message(error)
+        if address.is_sqlite and any(text in message for text in DAMAGE):
+            raise DamagedStore(_damage_message(address, message)) from None
+        if (reason := describe_transient(error)) is not None:
+            raise StoreUnavailable(address.hide_passwords(f"{address}: {reason}")) from None
+        raise
 
 
 def _database_message(error: BaseException) -> str:

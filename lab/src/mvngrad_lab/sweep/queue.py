@@ -28,23 +28,13 @@ from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.exceptions import (
-    DuplicatedStudyError,
-    ExperimentalWarning,
-    StorageInternalError,
-    UpdateFinishedTrialError,
-)
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from mvngrad_lab.store.lock import process_start
-from mvngrad_lab.sweep.database import (
-    Address,
-    StoreUnavailable,
-    call_with_retries,
-    describe_transient,
-    open_database,
-    raise_if_damaged,
-)
+from mvngrad_lab.sweep.database import Address, call_with_retries, describe_transient, open_database, translate_errors
 from mvngrad_lab.sweep.records import FAILED, LIVE, Record, Status
 
 T = TypeVar("T")
@@ -71,30 +61,23 @@ class Claim:
 
 def create_study(address: Address, name: str, higher: bool) -> None:
     """Create the tables and the study, unless they exist."""
-    storage = open_database(address, create=True)
-    try:
-        optuna.create_study(
-            study_name=name, storage=storage, direction="maximize" if higher else "minimize", load_if_exists=True
-        )
-    except DuplicatedStudyError:
-        pass  # another process created it between Optuna's check and its insert
-    except StorageInternalError as error:
-        raise_if_damaged(address, error)
-        if (reason := describe_transient(error)) is None:
-            raise
-        raise StoreUnavailable(f"{address}: {reason}") from None
-    finally:
-        storage.engine.dispose()
+    direction = StudyDirection.MAXIMIZE if higher else StudyDirection.MINIMIZE
+    with _storage(address, create=True) as storage, suppress(DuplicatedStudyError):  # created by another at this moment
+        optuna.create_study(study_name=name, storage=storage, direction=direction, load_if_exists=True)
 
 
 def get_sweep_names(address: Address) -> list[str]:
     """All sweeps in a store."""
-    storage = open_database(address)
-    try:
+    with _storage(address) as storage:
         return sorted(optuna.get_all_study_names(storage))
-    except StorageInternalError as error:
-        raise_if_damaged(address, error)
-        raise
+
+
+@contextmanager
+def _storage(address: Address, create: bool = False) -> Iterator[RDBStorage]:
+    storage = open_database(address, create)
+    try:
+        with translate_errors(address):
+            yield storage
     finally:
         storage.engine.dispose()
 
@@ -107,13 +90,12 @@ class Queue:
         self.say: Say = lambda text: say(address.hide_passwords(text))
         self.storage = open_database(address)
         try:
-            self.study = optuna.load_study(
-                study_name=name, storage=self.storage, sampler=optuna.samplers.RandomSampler()
-            )
-            self.study_id, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
+            with translate_errors(address):
+                sampler = optuna.samplers.RandomSampler()
+                self.study = optuna.load_study(study_name=name, storage=self.storage, sampler=sampler)
+                self.study_id, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
         except BaseException as error:
             self.close()
-            raise_if_damaged(address, error)
             if not isinstance(error, KeyError):
                 raise
             others = ", ".join(get_sweep_names(address)) or "none"
@@ -277,11 +259,8 @@ class Queue:
             self._postpone_requeue()
             self.say(text)
 
-        try:
+        with translate_errors(self.address):
             return call_with_retries(call, say, self.patience)
-        except StorageInternalError as error:
-            raise_if_damaged(self.address, error)
-            raise
 
     def _trials(self) -> list[FrozenTrial]:
         trials = self._call(lambda: self.study.get_trials(deepcopy=False))

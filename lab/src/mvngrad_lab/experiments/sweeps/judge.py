@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mvngrad_lab.experiments.sweeps.records import SweepExport
@@ -42,6 +42,15 @@ def find_obstacle(export: SweepExport, cells: Sequence[str]) -> Verdict | None:
     return None
 
 
+def needs(cells: Iterable[str]) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+    """Judge only a sweep that has all runs of these optimizers."""
+
+    def decorate(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        return lambda export, **options: find_obstacle(export, list(cells)) or judge(export, **options)
+
+    return decorate
+
+
 def compute(export: SweepExport, cells: Sequence[str], statistic: Statistic, metric: str = "") -> dict[str, float]:
     """A statistic of each optimizer's values, by default of the sweep's metric."""
     return {cell: statistic(export.values(export.judged(cell), metric or export.metric)) for cell in cells}
@@ -62,9 +71,8 @@ def describe(export: SweepExport, values: dict[str, float], what: str) -> str:
 
 
 @judges("sweep-cifar-128")
+@needs(OPTIMIZERS)
 def judge_batch_128(export: SweepExport) -> Verdict:
-    if (obstacle := find_obstacle(export, list(OPTIMIZERS))) is not None:
-        return obstacle
     cells = ("MVN-Grad", "AdaBelief")
     medians, tails = compute(export, cells, median), compute(export, cells, partial(quantile, share=0.1))
     text = f"{describe(export, medians, 'median')}; {describe(export, tails, '10th percentile')}"
@@ -72,10 +80,9 @@ def judge_batch_128(export: SweepExport) -> Verdict:
     return decided(near and tails["MVN-Grad"] >= tails["AdaBelief"], text)
 
 
+@needs(OPTIMIZERS)
 def judge_order(export: SweepExport, train: bool) -> Verdict:
     """MVN-Grad's median above AdaBelief's, and that above the others'."""
-    if (obstacle := find_obstacle(export, list(OPTIMIZERS))) is not None:
-        return obstacle
     if (metric := export.train_metric if train else export.metric) is None:
         return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no train metric.")
     medians = compute(export, list(OPTIMIZERS), median, metric)
@@ -88,18 +95,16 @@ judges("sweep-cifar-1024-train")(partial(judge_order, train=True))
 
 
 @judges("openwebtext-sweep")
+@needs(DECOUPLED_CELLS)
 def judge_openwebtext_medians(export: SweepExport) -> Verdict:
-    if (obstacle := find_obstacle(export, DECOUPLED_CELLS)) is not None:
-        return obstacle
     medians = compute(export, DECOUPLED_CELLS, median)
     holds = max(medians[f"{cell}W"] for cell in VARIANCE) < min(medians[f"{cell}W"] for cell in SECOND_MOMENT)
     return decided(holds, describe(export, medians, "median validation loss"))
 
 
 @judges("openwebtext-quartiles")
+@needs(DECOUPLED_CELLS)
 def judge_openwebtext_ranges(export: SweepExport) -> Verdict:
-    if (obstacle := find_obstacle(export, DECOUPLED_CELLS)) is not None:
-        return obstacle
     ranges = compute(export, DECOUPLED_CELLS, interquartile)
     holds = all(ranges[f"{last}W"] < ranges[f"{first}W"] for last, first in MOMENTUM_LAST_AND_FIRST)
     return decided(holds, describe(export, ranges, "interquartile range of validation loss"))
@@ -126,10 +131,9 @@ def judge_pairs(
     return _transfer(p_for, p_against, describe(export, medians, "median " + metric.replace("_", " ")), note)
 
 
+@needs(OPTIMIZERS)
 def judge_ranges(export: SweepExport, note: str) -> Verdict:
     """Whether momentum after normalizing has the narrower interquartile ranges, for both normalizers."""
-    if (obstacle := find_obstacle(export, list(OPTIMIZERS))) is not None:
-        return obstacle
     ranges = compute(export, list(OPTIMIZERS), interquartile)
     text = describe(export, ranges, f"interquartile range of {export.metric.replace('_', ' ')}")
     if not all(map(math.isfinite, ranges.values())):
