@@ -9,7 +9,6 @@ import torch
 from mvngrad.diagnostics import gap
 from mvngrad.rule import ADABELIEF
 from mvngrad_lab.experiments import find_experiments
-from mvngrad_lab.experiments.memory import run as memory
 from mvngrad_lab.experiments.mnist import curves as mnist_curves, digits as mnist, gap as mnist_gap
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 
@@ -26,16 +25,6 @@ def run(module, recipe):
 
 def status(claim, result):
     return JUDGES[claim](result).status
-
-
-# Memory
-
-
-def test_memory_is_counted(monkeypatch):
-    result = run(memory, memory.Memory(size=1 << 16))
-    assert {status(c, result) for c in ("memory-states", "memory-total")} == {REPRODUCED}
-    monkeypatch.setitem(memory.OPTIMIZERS, "AdamW", memory.MVNGradW)
-    assert status("memory-states", run(memory, memory.Memory(size=1 << 16))) == NOT_REPRODUCED
 
 
 # MNIST

@@ -1,4 +1,4 @@
-"""MVN-Grad and LaProp in the low-variance limit (thm:separation_MVN-Grad_LaProp_smallvar), and the verdicts on it."""
+"""MVN-Grad and LaProp in the low-variance limit (thm:separation_MVN-Grad_LaProp_smallvar)."""
 
 import math
 from itertools import islice
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mvngrad.rule import LAPROP, MVNGRAD
-from mvngrad_lab.experiments.separation import run as separation
 from mvngrad_lab.experiments.separation.simulation import (
     PROOF,
     Quadratic,
@@ -17,7 +16,6 @@ from mvngrad_lab.experiments.separation.simulation import (
     count_from_proofs_start,
     simulate_s,
 )
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 
 START = np.linspace(0.5, 1.5, 50)
 
@@ -121,16 +119,3 @@ def test_s_rests_at_the_noise_only_while_the_lag_of_m_is_smaller():
         near = [s for s, ratio in zip(result["observed"], result["ratios"], strict=True) if ratio < 5]
         assert (max(near) < 1.2) == rests
         assert (result["limit"] > 100) == rests
-
-
-def test_the_claims_hold_with_their_caveats_and_other_numbers_are_noticed():
-    result = separation.run(separation.Dimensions(largest=100, steps=50, horizon=100), None, lambda share: None)
-    judges = {claim: judge for claim, judge in find_judges().items() if claim.startswith("separation-")}
-    assert len(judges) == 5
-    for claim, judge in judges.items():
-        expected = CAVEAT if claim in ("separation-upper", "separation-lower") else REPRODUCED
-        assert judge(result).status == expected
-    worse = {**result, "stable": {**result["stable"], "heavy_ball_error": 1e-3, "slack": [-1e-3]}}
-    short = {**result, "smallest_gradient": 0.9 * result["lower_bound"]}
-    for claim, changed in (("heavy-ball", worse), ("descent", worse), ("lower", short)):
-        assert judges[f"separation-{claim}"](changed).status == NOT_REPRODUCED

@@ -29,13 +29,15 @@ class Spike:
     u: float = 1e-3
     horizon: int = 1000
 
-    def run_rule(self, rule: Rule, gradients: Iterable[Floats], **hyper: Any) -> Iterator[tuple[Floats, Floats]]:
-        """The update Delta_t of each gradient, and the momentum after it."""
+    def run_rule(
+        self, rule: Rule, gradients: Iterable[Floats], **hyper: Any
+    ) -> Iterator[tuple[Floats, dict[str, Any]]]:
+        """The update Delta_t of each gradient, and the state after it."""
         settings = Hyper(**{"lr": 1.0, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, **hyper})
         state: dict[str, Any] = {name: self.d if name in "vs" else 0.0 for name in rule.state_names}
         for g in gradients:
             x, state = rule.update(0.0, g, state, math.inf, settings, NUMPY)
-            yield -x, state.get("u", 0.0)
+            yield -x, state
 
     def updates(self, rule: Rule, sizes: Floats, z_clip: float | None = None) -> Iterator[Floats]:
         """Delta_t for t = 0, ..., horizon."""
@@ -49,7 +51,7 @@ class Spike:
     def normalized_gradients(self, rule: Rule, gradients: Floats, z_clip: float | None = None) -> Floats:
         """z_t of gradients[t]. With beta1 = 0 in the momentum, and beta_mean in the mean, u is z."""
         path = self.run_rule(rule, gradients, beta1=0.0, beta_mean=self.beta1, z_clip=z_clip)
-        return np.array([z for _, z in path])
+        return np.array([state["u"] for _, state in path])
 
     @property
     def resonance(self) -> float:
@@ -150,14 +152,6 @@ def simulate_spike(panel: Spike, per_decade: int = 20, z_clip: float = 5.0) -> d
     }
 
 
-def get_average(beta: float, values: Floats) -> Floats:
-    """The EMA of values[t] from 0."""
-    averages, last = np.empty_like(values), np.zeros(values.shape[1:])
-    for t, value in enumerate(values):
-        averages[t] = last = beta * last + (1 - beta) * value
-    return averages
-
-
 def simulate_spike_trains(
     panel: Spike = LONG_HORIZON, per_decade: int = 4, rate: float = 0.05, steps: int = 300, seed: int = 0
 ) -> dict[str, Any]:
@@ -172,8 +166,8 @@ def simulate_spike_trains(
     is_drawn = generator.random((steps, len(sizes))) < rate
     factors = generator.uniform(1, 10, is_drawn.shape) * generator.choice([-1.0, 1.0], is_drawn.shape)
     g = panel.u * np.where(is_drawn, factors * sizes, 1.0)
-    means = get_average(panel.beta1, g)
-    means_before = np.concatenate([np.zeros((1, len(sizes))), means[:-1]])
+    updates, states = zip(*panel.run_rule(MVNGRAD, g), strict=True)
+    means_before = np.array([np.zeros(len(sizes)), *[state["m"] for state in states[:-1]]])
     is_spike = is_drawn & (abs(g) >= 2 * abs(means_before))
     z = panel.normalized_gradients(MVNGRAD, g)
     shift = np.broadcast_to(panel.u * sizes, g.shape)
@@ -186,7 +180,7 @@ def simulate_spike_trains(
         "laprop_bound": 1 / root,
         "mvngrad": np.where(is_spike, abs(z), 0.0).max(0),
         "mvngrad_bound": bound,
-        "mvngrad_update": abs(get_average(panel.beta1, z)).max(0),
+        "mvngrad_update": np.abs(updates).max(0),
         "mvngrad_update_bound": max(bound, panel.plateau),
         "shifted": abs(panel.normalized_gradients(MVNGRAD, shift)).max(0),
         "shifted_expected": sizes * panel.plateau,

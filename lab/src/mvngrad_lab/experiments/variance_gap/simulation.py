@@ -100,9 +100,9 @@ def variance_of_y(past: Past, noise: Noise, error: float) -> float:
     return float(variance(past.y(past.gradients(noise.points, error)), noise.weights))
 
 
-def closed_form(past: Past, noise: Noise = NORMAL, error: float = 0.0) -> float:
+def closed_form(past: Past, noise: Noise = NORMAL) -> float:
     """(2 beta1 - beta1^2) m^2 Var(Y): the gap where error = 0 (thm:var_adabelief_mvngrad)."""
-    spread = variance_of_y(past, noise, error)
+    spread = variance_of_y(past, noise, 0.0)
     return float(past.beta1 * (2 - past.beta1) * past.m**2 * spread / (1 - past.beta1**past.t) ** 2)
 
 
@@ -142,14 +142,8 @@ def estimate(
     g = past.gradients(noise.draw(np.random.default_rng(seed), samples), error).reshape(batches, -1)
     first, second = (past.update(rule, g).var(axis=1, ddof=1) for rule in cells)
     value, half = float((first - second).mean()), half_width(first - second, level)
-    return {
-        "value": value,
-        "low": value - half,
-        "high": value + half,
-        "samples": samples,
-        "batches": batches,
-        "level": level,
-    }
+    setting = {"samples": samples, "batches": batches, "level": level}
+    return {"value": value, "low": value - half, "high": value + half, **setting}
 
 
 def find_sign_change(
