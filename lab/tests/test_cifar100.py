@@ -84,14 +84,14 @@ ARRAYS = arrays()
 NAME = "cifar-100-python.tar.gz"
 
 
-def known(name, content, **options):
-    return KnownFile(name, len(content), hashlib.sha256(content).hexdigest(), **options)
+def known(name, content):
+    return KnownFile(name, len(content), hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, no_data):
     """A small CIFAR-100 of known content."""
-    monkeypatch.setattr(cifar100, "ARCHIVE", known(NAME, ARCHIVE, packed=True))
+    monkeypatch.setattr(cifar100, "ARCHIVE", known(NAME, ARCHIVE))
     monkeypatch.setattr(cifar100, "PICKLES", tuple(known(name, data) for name, data in PICKLES.items()))
     monkeypatch.setattr(cifar100, "ARRAYS", tuple(known(name, data) for name, data in ARRAYS.items()))
 

@@ -25,7 +25,7 @@ def expected(logits, targets, scale):
 @each_device
 @each_dtype
 @pytest.mark.parametrize("classes", [1, 100, 16384, 16385, 20000])
-def test_losses_and_gradient_are_those_in_float64(triton, device, dtype, classes):
+def test_losses_and_gradient_equal_float64(triton, device, dtype, classes):
     logits, targets = drawn(3, classes, dtype, device)
     losses, gradient = expected(logits, targets, 8.0)
     before = logits.clone()
@@ -37,7 +37,7 @@ def test_losses_and_gradient_are_those_in_float64(triton, device, dtype, classes
 
 
 @each_device
-def test_logits_that_an_exponential_would_overflow_at(triton, device):
+def test_large_logits_do_not_overflow(triton, device):
     logits, targets = drawn(4, 300, torch.float32, device, scale=1e4)
     losses, gradient = expected(logits, targets, 1.0)
     torch.testing.assert_close(softmax_losses_(logits, targets, 1.0, True), losses.float(), rtol=1e-6, atol=1e-3)
@@ -46,7 +46,7 @@ def test_logits_that_an_exponential_would_overflow_at(triton, device):
 
 @each_device
 @pytest.mark.parametrize("target", [-1, 300, 2**40])
-def test_a_target_that_is_no_class_makes_its_loss_nan(triton, device, target):
+def test_invalid_target_gives_a_loss_of_nan(triton, device, target):
     logits, targets = drawn(3, 300, torch.float32, device)
     targets[1] = target
     assert softmax_losses_(logits, targets, 1.0, True).isnan().tolist() == [False, True, False]
@@ -54,7 +54,7 @@ def test_a_target_that_is_no_class_makes_its_loss_nan(triton, device, target):
 
 @each_device
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numpy, in the interpreter
-def test_what_is_not_finite_is_told(triton, device):
+def test_logits_that_are_not_finite_give_nan(triton, device):
     logits, targets = drawn(3, 300, torch.float32, device)
     logits[0, 7], logits[1, 7] = float("nan"), float("inf")
     losses = softmax_losses_(logits, targets, 1.0, True)
@@ -67,7 +67,7 @@ def test_what_is_not_finite_is_told(triton, device):
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # float32 is meant
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("bfloat16", [False, True])
-def test_on_a_gpu_the_loss_in_parts_is_the_plain_one(compiled, bfloat16):
+def test_loss_in_parts_on_a_gpu_equals_the_plain_one(compiled, bfloat16):
     hidden = torch.randn(100, 64, device="cuda", requires_grad=True)
     weight = torch.randn(9000, 64, device="cuda", requires_grad=True)
     targets = torch.randint(9000, (100,), device="cuda")

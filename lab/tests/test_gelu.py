@@ -14,7 +14,7 @@ each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mar
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # of numpy, in the interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 100), (128, 512), (129, 513)])
-def test_the_gradient_and_its_sums_are_those_in_float64(triton, device, dtype, shape):
+def test_gradient_and_sums_equal_float64(triton, device, dtype, shape):
     x, grad = (scale * torch.randn(shape, dtype=torch.float64) for scale in (3.0, 1.0))
     x, grad = x.to(device, dtype), grad.to(device, dtype)
     exact = x.double().requires_grad_()
@@ -25,7 +25,7 @@ def test_the_gradient_and_its_sums_are_those_in_float64(triton, device, dtype, s
     torch.testing.assert_close(sums.sum(0).double(), rows.sum(0), rtol=1e-5, atol=1e-6 * len(rows))
 
 
-def test_what_is_not_contiguous_is_taken_as_it_reads(triton):
+def test_tensors_that_are_not_contiguous(triton):
     x, grad = torch.randn(5, 7), torch.randn(5, 7)
     found, right = gelu_backward(x.T, grad.T), gelu_backward(x.T.contiguous(), grad.T.contiguous())
     assert all(map(torch.equal, found, right))
@@ -35,7 +35,7 @@ def test_what_is_not_contiguous_is_taken_as_it_reads(triton):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # float32 is meant
 @pytest.mark.parametrize("bfloat16", [False, True])
-def test_compiled_on_a_gpu_it_is_the_plain_one(bfloat16):
+def test_compiled_on_a_gpu_equals_the_plain_one(bfloat16):
     layer = nn.Linear(64, 256, device="cuda")
     x = torch.randn(4, 100, 64, device="cuda", requires_grad=True)
     wanted = [x, layer.weight, layer.bias]

@@ -81,7 +81,7 @@ def numpy_logits(weights, sequence, layers, heads):
     return norm(x, "final_norm") @ weights["token_embedding.weight"].T
 
 
-def test_logits_are_those_of_a_forward_pass_written_out_in_numpy():
+def test_logits_equal_a_forward_pass_in_numpy():
     model, (inputs, _) = tiny(), tokens(batch=2, length=11)
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_logits_are_those_of_a_forward_pass_written_out_in_numpy():
 @pytest.mark.parametrize(
     ("shape", "padded", "unpadded"), [(GPT2_30M, 30_160_896, 30_142_848), (GPT2_124M, 124_475_904, 124_439_808)]
 )
-def test_sizes_are_the_published_ones(shape, padded, unpadded):
+def test_sizes_are_as_published(shape, padded, unpadded):
     """124,439,808 is Hugging Face's count for gpt2, whose vocabulary is not padded."""
     with torch.device("meta"):
         model = GPT2(shape)
@@ -102,7 +102,7 @@ def test_sizes_are_the_published_ones(shape, padded, unpadded):
     assert (count, count - (shape.vocabulary - VOCABULARY) * shape.width) == (padded, unpadded)
 
 
-def test_initial_weights_have_the_deviations_of_gpt2():
+def test_initial_weights_have_gpt2s_deviations():
     shape = Shape(layers=8, width=128, heads=4, context=64, vocabulary=500)
     for name, parameter in GPT2(shape).named_parameters():
         if name.endswith("bias"):
@@ -114,12 +114,12 @@ def test_initial_weights_have_the_deviations_of_gpt2():
             assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
 
-def test_an_untrained_network_predicts_all_tokens_evenly():
+def test_untrained_network_predicts_all_tokens_equally():
     model, (inputs, targets) = GPT2(TINY), tokens(batch=8)
     assert model(inputs, targets).item() == pytest.approx(np.log(TINY.vocabulary), abs=0.05)
 
 
-def test_it_learns_a_sequence_by_heart():
+def test_network_memorizes_a_sequence():
     model, (inputs, targets) = GPT2(TINY), tokens(batch=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
@@ -130,7 +130,7 @@ def test_it_learns_a_sequence_by_heart():
     assert loss.item() < 0.1
 
 
-def test_errors_say_what_does_not_fit():
+def test_invalid_shapes_are_refused():
     with pytest.raises(ValueError, match="width=10 is not a multiple of heads=3"):
         GPT2(Shape(1, 10, 3, 8))
     with pytest.raises(ValueError, match="loss_rows=0"):
@@ -143,7 +143,7 @@ def test_errors_say_what_does_not_fit():
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 48, 1000])
-def test_the_loss_in_parts_is_the_plain_one(rows):
+def test_loss_in_parts_equals_the_plain_one(rows):
     model, batch = tiny(loss_rows=rows), tokens()
     expected = plain(model, *batch)
     loss = model(*batch)
@@ -155,7 +155,7 @@ def test_the_loss_in_parts_is_the_plain_one(rows):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_the_loss_in_parts_is_the_plain_one_under_autocast():
+def test_loss_in_parts_equals_the_plain_one_under_autocast():
     model, batch = GPT2(TINY, loss_rows=20), tokens(batch=4)
     exact = gradients(model, plain(model, *batch))
     with torch.autocast("cpu", torch.bfloat16):
@@ -169,7 +169,7 @@ def test_the_loss_in_parts_is_the_plain_one_under_autocast():
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_under_autocast_the_residual_stream_has_its_dtype(enabled):
+def test_residual_stream_has_autocasts_dtype(enabled):
     model, seen = GPT2(TINY), []
     model.blocks[-1].register_forward_pre_hook(lambda block, given: seen.append(given[0].dtype))
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
@@ -178,7 +178,7 @@ def test_under_autocast_the_residual_stream_has_its_dtype(enabled):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler itself
-def test_the_loss_is_one_graph_for_the_compiler():
+def test_loss_compiles_to_one_graph():
     model, batch = tiny(loss_rows=20), tokens()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
     ours, theirs = (gradients(model, loss(*batch)) for loss in (compiled, model))
@@ -197,7 +197,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-def test_the_logits_of_the_whole_batch_are_never_in_memory():
+def test_logits_of_the_whole_batch_are_never_in_memory():
     shape = Shape(layers=1, width=8, heads=2, context=32, vocabulary=1000)
     model, batch = GPT2(shape, loss_rows=16), tokens(batch=8, length=32, vocabulary=1000)
     saved = []
@@ -240,7 +240,7 @@ def real_text(length):
     return torch.tensor([load_encoding(DATA / "gpt2_bpe").encode_ordinary(text)[:length]])
 
 
-def test_weights_of_124m_go_to_hugging_face_and_back_and_predict_the_same_on_real_text():
+def test_124m_predicts_the_same_as_hugging_faces_on_real_text():
     theirs, text = huggingface(GPT2_124M), real_text(200)
     ours = GPT2(GPT2_124M)
     ours.load_state_dict(from_huggingface(theirs.state_dict()))
@@ -255,7 +255,7 @@ def test_weights_of_124m_go_to_hugging_face_and_back_and_predict_the_same_on_rea
         torch.testing.assert_close(ours(text)[..., :VOCABULARY], theirs(text).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_come_back_from_hugging_faces_names_as_they_were():
+def test_conversion_to_hugging_face_and_back_changes_nothing():
     state = tiny().state_dict()
     exported = to_huggingface(state, vocabulary=60)
     assert exported["transformer.h.0.attn.c_attn.weight"].shape == (24, 72)

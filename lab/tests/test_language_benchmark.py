@@ -41,7 +41,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_run_writes_both_parts(run, capsys):
+def test_run_writes_both_parts(run, capsys):
     result, page = run()
     assert capsys.readouterr().out.strip() == page.strip()
     rows = {row["name"]: row for row in result["throughput"]["tiny"]}
@@ -67,7 +67,7 @@ def test_a_run_writes_both_parts(run, capsys):
     assert result["notes"] == result["targets"] == []
 
 
-def test_real_tokens_are_trained_on_where_there_are_some(run, tmp_path):
+def test_real_tokens_are_used_if_there_are_some(run, tmp_path):
     folder, content = tmp_path / "data" / "tokens" / STAND_IN, bytes([7, 0]) * 200
     part = Part(tokens=200, documents=1, sha256=hashlib.sha256(content).hexdigest())
     folder.mkdir(parents=True)
@@ -80,14 +80,14 @@ def test_real_tokens_are_trained_on_where_there_are_some(run, tmp_path):
     assert "Data: sevens" in page
 
 
-def test_what_there_is_no_time_for_is_a_note(run):
+def test_arms_skipped_for_lack_of_time_are_notes(run):
     result, page = run("--within", "0")
     assert result["throughput"] == {"tiny": []}
     assert result["overhead"] == {}
     assert "- tiny, ours: no time left of --within 0" in page
 
 
-def test_the_optimizers_left_when_time_is_out_are_notes():
+def test_optimizers_skipped_for_lack_of_time_are_notes():
     args, notes = argparse.Namespace(rounds=1, within=5.0), []
     *_, found = language.measure_overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
     low, high = found["whole_ratio_range"]
@@ -96,7 +96,7 @@ def test_the_optimizers_left_when_time_is_out_are_notes():
     assert len(notes) == 13
 
 
-def test_an_arm_that_cannot_run_is_a_note_and_the_others_share_the_rounds():
+def test_failing_arm_is_a_note_and_the_others_share_the_rounds():
     class Arm:
         def train(self, seconds):
             shares.append(seconds)
@@ -112,7 +112,7 @@ def test_an_arm_that_cannot_run_is_a_note_and_the_others_share_the_rounds():
     assert notes == ["b, tiny: RuntimeError: no such kernel"]
 
 
-def test_the_plain_loop_trains_as_ours_does():
+def test_plain_loop_trains_as_ours_does():
     """With our AdamW in place of MVN-Grad: the same windows, rates, clipping and decay give the same weights."""
     recipe = dataclasses.replace(
         RECIPE, optimizer="adamw", eps_s=None, precision="float32", epoch_steps=4, lr=1e-2, weight_decay=0.5
@@ -146,7 +146,7 @@ def test_torchs_adamw_steps_the_shared_model():
         assert [group["weight_decay"] for group in each.optimizer.param_groups] == [0.1, 0.0]
 
 
-def test_torchs_adamw_takes_every_step_as_it_does_elsewhere():
+def test_torchs_adamw_takes_steps_that_are_not_finite():
     """Nobody else has an optimizer ask whether a step is finite; asking costs time that it would be charged with."""
     bench = CompiledTask(RandomText(RECIPE, CPU))
     timed = TimedSteps(dict(optimizers(RECIPE))[TORCH], bench, torch_adamw=True)
@@ -156,7 +156,7 @@ def test_torchs_adamw_takes_every_step_as_it_does_elsewhere():
     assert weight[1:].isnan().all()
 
 
-def test_random_tokens_are_those_of_the_vocabulary():
+def test_random_tokens_are_in_the_vocabulary():
     task = RandomText(dataclasses.replace(RECIPE, batch_size=400), CPU)
     inputs, targets = task.make_batch({"tokens": task.plan_epoch(RECIPE, 0)["tokens"][0]})
     assert inputs.shape == targets.shape == (RECIPE.batch_size, SMALL.context)
@@ -167,7 +167,7 @@ def test_random_tokens_are_those_of_the_vocabulary():
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "met"), (1.0037, "missed")])
-def test_targets_are_judged_on_their_machine(ratio, verdict):
+def test_targets_are_judged_on_their_machine_alone(ratio, verdict):
     row = {"name": "ours", "tokens_per_second": 1.8e6, "tokens_per_second_range": [1.7e6, 1.9e6]}
     row |= {"projected_seconds": 3600.0, "setup_seconds": 1.0, "memory_bytes": 0}
     both = {
@@ -188,7 +188,7 @@ def test_targets_are_judged_on_their_machine(ratio, verdict):
     assert judge_targets(result | {"environment": {"device": "NVIDIA L4"}}) == []
 
 
-def test_the_losses_that_are_compared_are_one_loss(tmp_path):
+def test_compared_losses_are_equal(tmp_path):
     hidden, weight = torch.randn(40, 8), torch.randn(30, 8)
     targets = torch.randint(30, (40,))
     values = [made(hidden, weight, targets) for made in loss.arms([7, 16, 64], 40, compiled=False).values()]

@@ -27,7 +27,7 @@ def test_size_and_shapes():
     assert (512, 4, 4) in shapes
 
 
-def test_convolutions_begin_kaiming_normal_by_their_outputs():
+def test_convolutions_are_kaiming_normal_with_fan_out():
     for module in resnet18().modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * module.kernel_size[0] ** 2
@@ -36,7 +36,7 @@ def test_convolutions_begin_kaiming_normal_by_their_outputs():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_with_the_same_weights_torchvision_says_the_same(reference, training):
+def test_outputs_equal_torchvisions_with_the_same_weights(reference, training):
     """The two have the same tensors in the same order, under other names."""
     ours = resnet18().train(training)
     ours.load_state_dict(dict(zip(ours.state_dict(), reference.state_dict().values(), strict=True)))

@@ -326,7 +326,7 @@ def published(mirror, monkeypatch):
         "openwebtext": lzma.compress(openwebtext({"1.txt": b"one"}, {"2.txt": b"two"})),
     }
     for name, content in contents.items():
-        known = KnownFile(text.ARCHIVES[name].name, len(content), hashlib.sha256(content).hexdigest(), packed=True)
+        known = KnownFile(text.ARCHIVES[name].name, len(content), hashlib.sha256(content).hexdigest())
         monkeypatch.setitem(text.ARCHIVES, name, known)
         monkeypatch.setitem(text.MIRRORS, name, (f"{mirror.url}/{known.name}",))
         mirror.files[f"/{known.name}"] = content

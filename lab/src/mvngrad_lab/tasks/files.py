@@ -35,13 +35,14 @@ OnProgress: TypeAlias = Callable[[int, "int | None"], Any]
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A file identified by its unpacked content, so that raw and gzipped copies count as the same file."""
+    """A file identified by its unpacked content, so that raw and gzipped copies count as the same file.
+
+    If its name ends in .gz, size and sha256 are those of the packed file, because only these are published.
+    """
 
     name: str
     size: int
     sha256: str
-    packed: bool = False
-    """True if size and sha256 are those of the archive itself, because only these are published."""
 
 
 class DamagedFile(InvalidInput):
@@ -63,7 +64,7 @@ def sha256(path: Path) -> str:
 def verify(path: Path, known: KnownFile, take: Callable[[bytes], Any] = lambda chunk: None) -> None:
     """Raise DamagedFile unless `path`, raw or gzipped, is the `known` file. `take` receives the content in chunks."""
     with path.open("rb") as file:
-        gzipped = not known.packed and file.read(2) == b"\x1f\x8b"
+        gzipped = not known.name.endswith(".gz") and file.read(2) == b"\x1f\x8b"
     size, digest, reason = 0, hashlib.sha256(), ""
     with gzip.open(path, "rb") if gzipped else path.open("rb") as stream:
         try:

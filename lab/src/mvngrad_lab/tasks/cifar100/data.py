@@ -23,10 +23,7 @@ from mvngrad_lab.tasks.files import KnownFile, OnProgress
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = KnownFile(
-    "cifar-100-python.tar.gz",
-    169001437,
-    "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    packed=True,
+    "cifar-100-python.tar.gz", 169001437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"
 )
 UNPACKED = "cifar-100-python"
 """The folder in the archive that has PICKLES."""

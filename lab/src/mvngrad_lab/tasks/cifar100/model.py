@@ -8,7 +8,7 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut, the "basic block" of He et al., 2016."""
+    """Two 3x3 convolutions and a shortcut: the "basic block" of He et al., 2016."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -25,9 +25,9 @@ class Block(nn.Module):
 
 
 def resnet18(classes: int = 100) -> nn.Sequential:
-    """ResNet-18 for 32x32 images: the first convolution is 3x3 with stride 1, and no pooling follows it.
+    """ResNet-18 (He et al., 2016) for 32x32 images: the first convolution is 3x3 with stride 1, without pooling.
 
-    He et al., 2016, in torchvision's initialization: convolutions Kaiming-normal by their outputs (fan_out).
+    Initialized as in torchvision: convolutions are Kaiming-normal with fan_out.
 
     >>> sum(p.numel() for p in resnet18().parameters())
     11220132

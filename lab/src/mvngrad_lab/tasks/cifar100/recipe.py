@@ -23,11 +23,10 @@ from mvngrad_lab.recipe import (
 class Cifar100(TrainingRecipe):
     """The paper's vision experiment: 200 epochs, warm-up, then a cosine to 0 (subsec:cifar).
 
-    The paper names warm-up, weight decay, RandAugment, MixUp and label smoothing and gives no value of any of them.
-    The defaults here are ours, fixed once and for all optimizers: coupled decay of 5e-4 on every parameter, 5 epochs of
-    linear warm-up, RandAugment of 2 operations at magnitude 9, MixUp with Beta(0.2, 0.2) and one draw a step, label
-    smoothing of 0.1, crops from a border of 4 and flips, bfloat16 products, and the last partial batch of an epoch
-    dropped.
+    The paper names warm-up, weight decay, RandAugment, MixUp and label smoothing without values. The defaults here are
+    ours, fixed once for all optimizers: coupled decay of 5e-4 on every parameter, 5 epochs of linear warm-up,
+    RandAugment of 2 operations at magnitude 9, MixUp with Beta(0.2, 0.2) and one draw a step, label smoothing of 0.1,
+    crops from a border of 4 and flips, bfloat16 products, and the last partial batch of an epoch dropped.
 
     "Train accuracy" under MixUp can be read in two ways: on the mixed and augmented images of the last epoch, or on the
     training images as they are. We report both: `train_accuracy_mixed`, with the network as it is in training, and
@@ -55,18 +54,18 @@ class Cifar100(TrainingRecipe):
     eval_every: int = 10
     warmup_epochs: int = 5
     crop: int = 4
-    """Pixels of border from which a crop may come; 0 crops nothing."""
+    """Pixels of border around an image before it is cropped; 0 crops nothing."""
     flip: bool = True
-    """Whether half of the images, at random, are mirrored; --no-flip mirrors none."""
+    """Whether half of the images, at random, are flipped horizontally; --no-flip flips none."""
     randaugment_operations: int = 2
     randaugment_magnitude: int = 9
     mixup: float = 0.2
     """Both parameters of the Beta distribution; 0 mixes nothing."""
     label_smoothing: float = 0.1
     drop_last: bool = True
-    """Whether an epoch's last batch is left out where it is smaller than the others; --no-drop-last trains on it."""
+    """Whether an epoch's last batch is skipped if it is smaller than the others; --no-drop-last trains on it."""
     train_limit: int | None = None
-    """Train on so many images, the first of a fixed shuffle; None is all 50,000."""
+    """Number of training images, the first of a fixed shuffle; None is all 50,000."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +97,7 @@ SELECTED: dict[tuple[str, int], tuple[float, float, float, float | None]] = {
     ("laprop", 1024): (1e-3, 0.95, 0.999, None),
     ("mvngrad", 1024): (4e-3, 0.7, 0.99, 1e-8),
 }
-"""lr, beta1, beta2 and eps_s as the paper selected them: tab:hparams-cifar-bs128 and tab:hparams-cifar-bs1024."""
+"""lr, beta1, beta2 and eps_s selected by the paper: tab:hparams-cifar-bs128 and tab:hparams-cifar-bs1024."""
 
 
 SEEDS = (0, 1, 2)
@@ -118,12 +117,12 @@ def paper(optimizer: OptimizerName, batch_size: int, seed: int = 0) -> Cifar100:
 
 
 def table1() -> list[Cifar100]:
-    """The 24 runs of Table 1, seeds innermost: neighbours share what is compiled and captured."""
+    """The 24 runs of Table 1, seeds innermost: consecutive runs share their compiled and captured step."""
     return [paper(optimizer, batch, seed) for batch in BATCH_SIZES for optimizer in COUPLED for seed in SEEDS]
 
 
 def state_precision() -> list[Cifar100]:
-    """MVN-Grad at batch 1024 with its state in each precision; those in float32 are runs of Table 1 as well."""
+    """MVN-Grad at batch 1024 with its state in each precision; the runs in float32 are also runs of Table 1."""
     return [dataclasses.replace(paper("mvngrad", 1024, seed), state_dtype=state) for state in STATES for seed in SEEDS]
 
 

@@ -15,8 +15,8 @@ from mvngrad_lab.tasks.language.kernels.gelu import gelu
 VOCABULARY = 50257
 """Tokens of GPT-2's byte pair encoding."""
 PADDED_VOCABULARY = 50304
-"""The next multiple of 128, which matrix products on a GPU prefer. The 47 rows more are ordinary classes that no target
-ever names: their logits enter the loss, and training makes them small."""
+"""The next multiple of 128, for faster matrix products on a GPU. The 47 additional rows are classes that are never a
+target: their logits enter the loss, and training makes them small."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Shape:
 
 
 GPT2_TINY = Shape(layers=2, width=64, heads=4, context=64)
-"""Nobody's model: what a CPU trains in a minute, to try a text or a change."""
+"""For tests: a CPU trains it in a minute."""
 GPT2_30M = Shape(layers=6, width=384, heads=6, context=512)
 GPT2_124M = Shape(layers=12, width=768, heads=12, context=1024)
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each normalized before and added to its input."""
+    """Attention and a two-layer perceptron, each with a layer norm before it and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -64,24 +64,25 @@ class Block(nn.Module):
         return projected
 
 
-def _autocast(x: Tensor) -> Tensor:
-    """In the dtype of products under autocast: blocks add to it what they have in that dtype.
+def _cast_residual(x: Tensor) -> Tensor:
+    """Cast to autocast's dtype, so that the residual stream has it.
 
     Autocast alone leaves the residual stream in float32. FSDP with bfloat16 parameters has it in bfloat16, as most
-    training of language models does; so have all ways to train here, and memory moves half the bytes.
+    training of language models does; so it is in all modes here, and half the bytes are moved.
     """
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class GPT2(nn.Module):
-    """Radford et al., 2019: learned positions, normalization first, one matrix for the tokens read and predicted.
+    """Radford et al., 2019: learned positions, layer norm first, tied input and output embeddings.
 
-    Weights are normal with deviation 0.02, those that end in the residual stream with 0.02/sqrt(2 layers); biases 0.
+    Weights are normal with standard deviation 0.02, those that write to the residual stream with 0.02/sqrt(2 layers);
+    biases are 0.
 
     Args:
-        shape: how large it is.
-        loss_rows: tokens whose logits the loss holds at a time; fewer cost less memory, and more time.
+        shape: layers, width, heads, context and vocabulary.
+        loss_rows: tokens whose logits the loss holds at a time; fewer need less memory and more time.
 
     >>> sum(p.numel() for p in GPT2(GPT2_30M).parameters())
     30160896
@@ -108,13 +109,12 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits [batch, time, vocabulary], or the mean loss if there are `targets` [batch, time].
 
-        The logits of the whole batch are never in memory for a loss. It is in forward, and not in a method of its own,
-        because that is what DDP and FSDP wrap.
+        The loss never holds the logits of the whole batch. It is computed in forward because DDP and FSDP wrap that.
         """
         length = tokens.shape[1]
         if length > self.shape.context:
             raise ValueError(f"tokens of shape {tuple(tokens.shape)} are longer than the context {self.shape.context}")
-        x = _autocast(self.token_embedding(tokens) + self.position_embedding.weight[:length])
+        x = _cast_residual(self.token_embedding(tokens) + self.position_embedding.weight[:length])
         for block in self.blocks:
             x = block(x)
         x = self.final_norm(x)
@@ -124,31 +124,24 @@ class GPT2(nn.Module):
 
 
 def from_huggingface(state: Mapping[str, Tensor], vocabulary: int = PADDED_VOCABULARY) -> dict[str, Tensor]:
-    """The state of a GPT2LMHeadModel for `GPT2.load_state_dict`: matrices transposed, rows added to the vocabulary.
-
-    The rows added are zero, so that their logits are.
+    """Convert the state_dict of a GPT2LMHeadModel to one of `GPT2`: matrices are transposed, and the vocabulary is
+    padded with zero rows, whose logits are 0.
     """
     layers = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("transformer.h."))
-    found = {}
-    for ours, theirs in _names(layers).items():
-        value = state[theirs]
-        found[ours] = value.T.contiguous() if _transposed(ours) else value.clone()
-    words = found["token_embedding.weight"]
-    if len(words) > vocabulary:
-        raise ValueError(f"vocabulary={vocabulary} is smaller than the {len(words)} rows of {_TOKENS}")
-    found["token_embedding.weight"] = F.pad(words, (0, 0, 0, vocabulary - len(words)))
-    return found
+    converted = {ours: _convert(state[theirs], ours) for ours, theirs in _names(layers).items()}
+    rows = len(embedding := converted["token_embedding.weight"])
+    if rows > vocabulary:
+        raise ValueError(f"vocabulary={vocabulary} is smaller than the {rows} rows of {_TOKENS}")
+    converted["token_embedding.weight"] = F.pad(embedding, (0, 0, 0, vocabulary - rows))
+    return converted
 
 
 def to_huggingface(state: Mapping[str, Tensor], vocabulary: int = VOCABULARY) -> dict[str, Tensor]:
-    """The state of a `GPT2` for `GPT2LMHeadModel.load_state_dict`, without the rows that pad the vocabulary."""
+    """Convert the state_dict of a `GPT2` to one of a GPT2LMHeadModel, without the rows that pad the vocabulary."""
     layers = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
-    found = {
-        theirs: state[ours].T.contiguous() if _transposed(ours) else state[ours].clone()
-        for ours, theirs in _names(layers).items()
-    }
-    found[_TOKENS] = found[_TOKENS][:vocabulary].contiguous()
-    return {**found, "lm_head.weight": found[_TOKENS]}
+    converted = {theirs: _convert(state[ours], ours) for ours, theirs in _names(layers).items()}
+    converted[_TOKENS] = converted[_TOKENS][:vocabulary].contiguous()
+    return {**converted, "lm_head.weight": converted[_TOKENS]}
 
 
 _TOKENS = "transformer.wte.weight"
@@ -163,7 +156,7 @@ _PARTS = {
 
 
 def _names(layers: int) -> dict[str, str]:
-    """Our names of all weights, and theirs."""
+    """Hugging Face's name of each of our weights."""
     modules = {"final_norm": "transformer.ln_f"} | {
         f"blocks.{layer}.{ours}": f"transformer.h.{layer}.{theirs}"
         for layer in range(layers)
@@ -173,6 +166,6 @@ def _names(layers: int) -> dict[str, str]:
     return {"token_embedding.weight": _TOKENS, "position_embedding.weight": "transformer.wpe.weight", **names}
 
 
-def _transposed(name: str) -> bool:
-    """Whether Hugging Face keeps a matrix as [inputs, outputs]: all but the embeddings."""
-    return name.endswith(("_input.weight", "_output.weight"))
+def _convert(value: Tensor, name: str) -> Tensor:
+    """A copy of a weight by our name, transposed if it is a matrix: Hugging Face stores these as [inputs, outputs]."""
+    return value.T.contiguous() if name.endswith(("_input.weight", "_output.weight")) else value.clone()

@@ -1,4 +1,4 @@
-"""GPT-2 on WikiText-103 and OpenWebText: the paper's language models, and what we run of them on the stand-in."""
+"""GPT-2 on WikiText-103 and OpenWebText: the paper's language models, and the runs of them on the stand-in text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Model = Literal["30M", "124M", "tiny"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Language(TrainingRecipe):
-    """What both language recipes have: windows of a text, a length counted in steps, and a cosine after a warm-up.
+    """The fields of both language recipes: windows of a text, a length in steps, and a cosine after a warm-up.
 
-    A sample is a window of the model's context and one token more, drawn evenly and with repetition. What the paper
-    leaves open, and both recipes have, is ours:
+    A sample is a window of the model's context plus one token, drawn uniformly and with repetition. The paper leaves
+    open the following; both recipes have:
 
-    - the 30M model is 6 layers, 384 wide, 6 heads; vocabularies are padded to 50,304 rows, none of the added ones is
-      ever a target;
-    - weight decay is for matrices, embeddings among them: biases and norms get none, as in nanoGPT. The paper says of
-      neither text what is decayed;
-    - the cosine ends at `lr_end` = 0.1 of its height, after the last step, as in nanoGPT;
-    - up to 9 steps in a row whose loss or gradient is not finite are left out; the tenth ends a run as diverged;
-    - there is no dropout. The paper disables it for OpenWebText and does not speak of it for WikiText-103.
+    - a 30M model of 6 layers, width 384 and 6 heads; vocabularies padded to 50,304 rows, whose additional rows are
+      never a target;
+    - weight decay for matrices, embeddings included, but not for biases and norms, as in nanoGPT. The paper does not
+      say what is decayed;
+    - a cosine that ends at `lr_end` = 0.1 of its height, after the last step, as in nanoGPT;
+    - up to 9 steps in a row whose loss or gradient is not finite are skipped; the tenth ends a run as diverged;
+    - no dropout. The paper disables it for OpenWebText and does not mention it for WikiText-103.
     """
 
     bounds: ClassVar[dict[str, Bound]] = {
@@ -35,27 +35,27 @@ class Language(TrainingRecipe):
     }
 
     text: str
-    """Whose tokens to train on: wikitext103, openwebtext, wikipedia_en, or NAME-HASH of a folder of your own. The
-    command line also takes the folder, and names and prepares it."""
+    """The text to train on: wikitext103, openwebtext, wikipedia_en, or NAME-HASH of a folder of your own. The command
+    line also takes the folder itself, and prepares it."""
     model: Model
     """30M has a context of 512, 124M of 1,024; tiny, of 64, is for a CPU and for tests."""
     steps: int
     warmup_steps: int
     epoch_steps: int = 100
-    """Steps that are planned and logged together, and counted as one epoch."""
+    """Steps of one epoch, which are planned and logged together."""
     eval_every: int = 10
     lr_end: float = 0.1
     """Share of `lr` at the end of the cosine."""
     micro_batch_size: int = 12
-    """Windows that are on a device at a time; the gradients of a step's micro-batches are added up."""
+    """Windows on a device at a time; the gradients of a step's micro-batches are added."""
     clip: float | None = 1.0
     """The largest norm of a step's gradient; a larger one is scaled down to it."""
     nonfinite_limit: int = 10
-    """So many steps in a row without a finite loss and gradient norm end a run as diverged; fewer are left out."""
+    """Steps in a row without a finite loss and gradient norm that end a run as diverged; fewer are skipped."""
     decayed: Literal["matrices", "all"] = "matrices"
     """Which parameters get weight decay: those of two or more dimensions, or all."""
     eval_windows: int | None = None
-    """Windows of a validation text that are evaluated, evenly spaced; None is all of them."""
+    """Evenly spaced windows of a validation text to evaluate; None is all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,13 +102,13 @@ class WikiText103(Language):
     warm-up and clipping at 1, both as for OpenWebText, products and residual stream in bfloat16, and a coefficient of
     1e-6.
 
-    That coefficient decides more than the optimizer does. Coupled decay is normalized with the gradient: for a weight
-    whose gradient is small beside it, as in the rows of rare tokens, it becomes a step of nearly `lr` towards 0,
-    however small it is. In a pilot of 1,500 steps, which was not run with this code, 1e-4 cost Adam 0.54 nats, where
-    the four cells differed by 0.02. At 1e-6 the decay is coupled as in the paper, and meant to be too weak to drown
-    what is compared; that it is has not been measured at this size. The paper's own was probably larger: its perplexity
-    on the *training* text is 70 after 6.6 billion tokens, and the pilot without decay, on the stand-in, validates at 62
-    after 0.1 billion.
+    That coefficient matters more than the optimizer. Coupled decay is normalized with the gradient: for a weight whose
+    gradient is small compared with the decay, as in the rows of rare tokens, it becomes a step of nearly `lr` towards
+    0, however small the coefficient is. In a pilot of 1,500 steps, which was not run with this code, 1e-4 cost Adam
+    0.54 nats, while the four cells differed by 0.02. At 1e-6 the decay is coupled as in the paper, and meant to be too
+    weak to hide the differences between optimizers; that has not been measured at this size. The paper's own was
+    probably larger: its perplexity on the *training* text is 70 after 6.6 billion tokens, and that of the pilot without
+    decay, on the validation text of the stand-in, 62 after 0.1 billion.
 
     >>> recipe = wikitext103("mvngrad")
     >>> recipe.lr, recipe.beta1, recipe.beta2, recipe.eps_s, recipe.epochs
@@ -130,8 +130,8 @@ class WikiText103(Language):
 class OpenWebText(Language):
     """GPT-2 124M for 120,000 steps of 480 x 1,024 tokens, with decoupled decay: tab:GPT-Open-loss.
 
-    All numbers are the paper's but those that `Language` lists. A step of 480 windows is 40 micro-batches of 12; any
-    other size that divides 480 gives the same gradient to rounding.
+    All numbers are the paper's except those that `Language` lists. A step of 480 windows is 40 micro-batches of 12; any
+    other size that divides 480 gives the same gradient up to rounding.
 
     >>> recipe = openwebtext("mvngradw")
     >>> recipe.lr, recipe.beta1, recipe.beta2, recipe.eps_s, recipe.weight_decay
@@ -161,12 +161,12 @@ SELECTED: dict[tuple[str, str], tuple[float, float, float, float | None]] = {
 """lr, beta1, beta2 and eps_s as the paper selected them: tab:hparams-gpt-wiki and tab:hparams-gpt-owt."""
 
 SEEDS = (0, 1, 2)
-"""Of what we run; the paper has four for WikiText-103."""
+"""Of our runs; the paper has four for WikiText-103."""
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 TUNED: dict[str, float] = dict.fromkeys(COUPLED, 3e-3)
-"""Of those the one with which each had its lowest validation loss after 1,000 steps on the stand-in."""
+"""The rate of RATES with the lowest validation loss of each after 1,000 steps on the stand-in."""
 STAND_IN = "wikipedia_en"
-"""What we train on where the paper's texts cannot be had: compare optimizer with optimizer, nothing with the paper."""
+"""The text of our runs where the paper's are not available: compare optimizers with each other, not with the paper."""
 
 
 def wikitext103(optimizer: OptimizerName, seed: int = 0) -> WikiText103:
@@ -189,7 +189,7 @@ def table2() -> list[WikiText103]:
 
 
 def rates() -> list[WikiText103]:
-    """Whether the paper's lr of 1e-3 suits each optimizer on the stand-in too: lower and higher ones."""
+    """Lower and higher rates than the paper's 1e-3 on the stand-in."""
     return [
         dataclasses.replace(wikitext103(optimizer), text=STAND_IN, steps=1_000, warmup_steps=200, lr=lr)
         for optimizer in COUPLED
@@ -198,13 +198,13 @@ def rates() -> list[WikiText103]:
 
 
 def tuned() -> list[WikiText103]:
-    """`table2` with the rate that suited each optimizer in `rates`."""
+    """`table2` with the best rate of each optimizer in `rates`."""
     return [dataclasses.replace(recipe, lr=TUNED[recipe.optimizer]) for recipe in table2()]
 
 
 def shortened() -> list[OpenWebText]:
-    """tab:GPT-Open-loss in 120 steps on the stand-in: too few to rank optimizers, enough to see each train
-    at full size. Micro-batches are of 96, of which a GPU makes more than of 12.
+    """tab:GPT-Open-loss in 120 steps on the stand-in: too few to rank optimizers, enough to see each train at full
+    size. Micro-batches of 96 are faster on a GPU than of 12.
     """
     return [
         dataclasses.replace(
@@ -221,7 +221,7 @@ def shortened() -> list[OpenWebText]:
 
 
 def on_stand_in() -> list[WikiText103 | OpenWebText]:
-    """All that we run: at the paper's rate, at others, at the best of these, and at full size."""
+    """All our runs: at the paper's rate, at others, at the best of these, and at full size."""
     return [*table2(), *rates(), *tuned(), *shortened()]
 
 

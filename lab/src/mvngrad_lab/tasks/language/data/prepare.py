@@ -8,10 +8,10 @@ import os
 import re
 import shutil
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from mvngrad_lab import pool
 from mvngrad_lab.errors import InvalidInput, UserError
@@ -36,8 +36,6 @@ from mvngrad_lab.tasks.language.data.tokens import END_OF_TEXT, MANIFEST, SPLITS
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-OnTokens: TypeAlias = Callable[[int, int], Any]
-"""Called with the bytes of text that are tokenized, and with all."""
 VOCABULARY = (
     KnownFile("encoder.json", 1042301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
     KnownFile("vocab.bpe", 456318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
@@ -53,7 +51,7 @@ def prepare_tokens(
     data: Path | None = None,
     *,
     workers: int | None = None,
-    on_progress: OnTokens = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
     on_download: OnProgress | None = None,
 ) -> Path:
     """Tokenize wikitext103, openwebtext, wikipedia_en or wikitext103-validation; returns the folder with the tokens.
@@ -89,15 +87,13 @@ def prepare_folder_tokens(
     data: Path | None = None,
     *,
     workers: int | None = None,
-    on_progress: OnTokens = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> tuple[str, Path]:
     """Tokenize all .txt files of a folder; returns the name for a recipe's `text` and the folder with the tokens.
 
     The name ends in a hash of the text, the split and the tokenizer, so that two runs with the same `text` saw the same
-    tokens. Arguments are those of `prepare_tokens`.
-
-    Raises:
-        InvalidInput: nothing would be left for training or validation; raised before anything is tokenized.
+    tokens. The other arguments are those of `prepare_tokens`.
+    Raises InvalidInput, before anything is tokenized, if a split would be empty.
     """
     corpus = folder_corpus(folder)
     _check_splits(corpus, folder, check_validation=True)
@@ -109,7 +105,7 @@ def prepare_folder_tokens(
     return name, _prepare_corpus(corpus, name, data, workers, on_progress)
 
 
-def _prepare_corpus(corpus: Corpus, name: str, data: Path | None, workers: int | None, on_progress: OnTokens) -> Path:
+def _prepare_corpus(corpus: Corpus, name: str, data: Path | None, workers: int | None, on_progress: OnProgress) -> Path:
     folder = find_tokens(name, data) or files.data_folder(data) / "tokens" / name
     vocabulary = data if data is not None and (data / "gpt2_bpe").is_dir() else None
     write_tokens(corpus, folder, vocabulary, pool.count_cores() if workers is None else workers, on_progress)
@@ -171,7 +167,7 @@ def write_tokens(
     folder: Path,
     vocabulary: Path | None = None,
     workers: int = 1,
-    on_progress: OnTokens = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Manifest:
     """Write train.bin, validation.bin and manifest.json of a corpus into `folder`; tokens of the same text are kept.
 
@@ -179,16 +175,7 @@ def write_tokens(
     the others. The files get their names when all shards are done, the manifest last; while shards are joined, twice
     the space is needed. A document is held out for validation by its content alone: the order of documents does not
     matter, and of two equal documents none is trained on.
-
-    Args:
-        corpus: the text.
-        folder: where to write.
-        vocabulary: a folder that has GPT-2's encoder.json and vocab.bpe; None looks where data is, then downloads.
-        workers: processes.
-        on_progress: called with the bytes of text that are tokenized, and with all.
-
-    Raises:
-        InvalidInput: nothing is left to train on, though not all is for validation; raised before anything is written.
+    Raises InvalidInput, before anything is written, if nothing is left to train on though not all is for validation.
     """
     validation = corpus.validation if isinstance(corpus.validation, tuple) else ()
     share = 0.0 if isinstance(corpus.validation, tuple) else float(corpus.validation)
@@ -296,10 +283,8 @@ def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
 
 
 def load_encoding(vocabulary: Path | None = None) -> Encoding:
-    """GPT-2's encoding, from `vocabulary`, or gpt2_bpe in the folder of MVNGRAD_DATA or the cache, else downloaded.
-
-    Args:
-        vocabulary: a folder that has encoder.json and vocab.bpe, or gpt2_bpe/ with them.
+    """GPT-2's encoding from encoder.json and vocab.bpe in the folder `vocabulary` or its subfolder gpt2_bpe, by default
+    in that of MVNGRAD_DATA or the cache; otherwise downloaded by tiktoken.
     """
     try:
         import tiktoken

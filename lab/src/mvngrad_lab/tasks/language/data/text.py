@@ -31,16 +31,10 @@ from mvngrad_lab.tasks.files import DamagedFile, KnownFile, OnProgress
 TEXTS = ("wikitext103", "wikitext103-validation", "openwebtext", "wikipedia_en")
 ARCHIVES = {
     "wikitext103": KnownFile(
-        "wikitext-103-v1.zip",
-        190229076,
-        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-        packed=True,
+        "wikitext-103-v1.zip", 190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
     ),
     "openwebtext": KnownFile(
-        "openwebtext.tar.xz",
-        12880027468,
-        "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336",
-        packed=True,
+        "openwebtext.tar.xz", 12880027468, "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336"
     ),
 }
 MIRRORS = {
