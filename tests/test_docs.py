@@ -41,12 +41,12 @@ def resolve(name):
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
-            found = import_module(".".join(parts[:count]))
+            value = import_module(".".join(parts[:count]))
         except ModuleNotFoundError:
             continue
         for part in parts[count:]:
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
     raise AttributeError(name)
 
 
@@ -85,14 +85,15 @@ def test_the_readmes_numbers_of_smaller_state_are_those_of_results():
 def test_the_readmes_accuracies_are_those_of_results(batch):
     (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| batch {batch} |"))
     runs = [json.loads(row) for row in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
-    found = {}
+    accuracies = {}
     for run in runs:
         recipe = run["recipe"]
         if run["name"] == "cifar100" and recipe["batch_size"] == batch and recipe["state_dtype"] == "float32":
-            found.setdefault(recipe["optimizer"], []).append(run["result"]["test_accuracy"])
+            accuracies.setdefault(recipe["optimizer"], []).append(run["result"]["test_accuracy"])
     for name, cell in zip(("adam", "laprop", "adabelief", "mvngrad"), line.split("|")[2:-1], strict=True):
-        claimed, seen = cell.split("(")[0].replace("*", "").strip(), found.get(name)
-        assert claimed == (f"{sum(seen) / len(seen):.2f}, n={len(seen)}" if seen else "to come")
+        claimed, measured = cell.split("(")[0].replace("*", "").strip(), accuracies.get(name)
+        mean = f"{sum(measured) / len(measured):.2f}, n={len(measured)}" if measured else "to come"
+        assert claimed == mean
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,6 +1,6 @@
-"""What the paper proves, asked of the rule itself in float64.
+"""The paper's statements, tested on the rule in float64.
 
-Labels such as thm:spike are the paper's. Its theory leaves bias correction out, which is t = inf: 1 - beta^inf = 1.
+Labels such as thm:spike are the paper's. Its theory has no bias correction, which is t = inf: 1 - beta^inf = 1.
 """
 
 import math
@@ -39,7 +39,7 @@ extremes = st.lists(st.tuples(nonzero(1e-100, 1e100), st.integers(1, 200)), min_
 
 
 def walk(rule, hyper, gradients, start=None, corrected=True):
-    """The step x_t - x_{t-1} and the state after it, for each gradient. x itself matters to weight decay alone."""
+    """The step x_t - x_{t-1} and the state after it, for each gradient. x matters only for weight decay, so it is 0."""
     state = rule.init(0.0) | (start or {})
     for t, g in enumerate(gradients, start=1):
         step, state = rule.update(0.0, g, state, t if corrected else math.inf, hyper, SCALAR)

@@ -24,12 +24,7 @@ WORSE = {  # claim -> a change of the result that breaks it
 @pytest.mark.parametrize(
     ("run", "recipe", "count", "caveats"),
     [
-        (
-            run_spike,
-            Spikes(4, 2),
-            11,
-            {"spike-mvngrad", "spike-figure-long", "spike-figure-early", "multi-spike-mvngrad"},
-        ),
+        (run_spike, Spikes(per_decade=4, trains_per_decade=2), 11, SPIKE_CAVEATS),
         (run_variance_gap, Gap(points=9, samples=20_000), 4, {"gap-lower-bound", "gap-beyond"}),
         (run_separation, Dimensions(largest=100, steps=50, horizon=100), 5, {"separation-upper", "separation-lower"}),
         (run_convergence, Rates(longest=1000, runs=8, points=5), 4, {"convergence-bound", "convergence-floor"}),

@@ -166,25 +166,25 @@ def simulate_floor(problem: Problem = SKEWED, points: int = 7, runs: int = 500, 
     The exponent is that of (1-beta2), over its smaller half; the bound's is 1. It is None at p = 1/2: with symmetric
     noise the two signs of every past cancel, there is no floor, and the measured one is Monte Carlo error.
     """
-    rest = 2.0 ** -np.linspace(1, 9, points)
-    biases, covariances = np.array([measure_bias(problem, 1 - q, runs, seed=seed) for q in rest]).T
+    distances = 2.0 ** -np.linspace(1, 9, points)  # 1 - beta2
+    biases, covariances = np.array([measure_bias(problem, 1 - q, runs, seed=seed) for q in distances]).T
     floor = problem.d * biases**2
-    small = rest <= math.sqrt(rest[0] * rest[-1])
+    small = distances <= math.sqrt(distances[0] * distances[-1])
     return {
         "problem": problem,
-        "rest": rest,
+        "rest": distances,
         "floor": floor,
-        "bound": [problem.terms(1, 1.0, 1 - q)[3] for q in rest],
+        "bound": [problem.terms(1, 1.0, 1 - q)[3] for q in distances],
         "covariance": covariances,
-        "covariance_bound": [problem.covariance_bound(1 - q) for q in rest],
-        "exponent": fit_exponent(rest[small], floor[small]) if problem.p != 0.5 else None,
+        "covariance_bound": [problem.covariance_bound(1 - q) for q in distances],
+        "exponent": fit_exponent(distances[small], floor[small]) if problem.p != 0.5 else None,
     }
 
 
 def simulate_rest(
     problem: Problem, beta2: float, eta: float = 0.005, T: int = 4000, runs: int = 50, seed: int = 0
 ) -> dict[str, Any]:
-    """Where runs from the minimum come to rest, and where the bias says: the floor, by the dynamics themselves.
+    """Where runs that start at the minimum come to rest, and where they should by the measured bias.
 
     "mean" is that of grad_i F over the second half. A finite eta adds its noise to the squares, and O(eta) to the mean.
     """
