@@ -15,7 +15,7 @@ from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens, write_tokens
 from mvngrad_lab.tasks.language.data.text import Corpus
 from mvngrad_lab.tasks.language.data.tokens import Tokens
-from mvngrad_lab.tasks.language.recipe import WikiText103, openwebtext, wikitext103
+from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
 from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training import parallel, step
 from mvngrad_lab.training.optimizers import make_optimizer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.errors import InvalidInput, MissingFile
 from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.data.tokens import Tokens
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY
@@ -62,9 +62,9 @@ class LanguageTask(Task):
         if text in texts.TEXTS or (tokens.is_text_name(text) and not folder.is_dir()):
             return recipe
         if not text or not folder.is_dir():
-            raise FileNotFoundError(f"--text {text!r} is not a folder, and no name that `mvngrad data prepare` prints")
+            raise MissingFile(f"--text {text!r} is not a folder, and no name that `mvngrad data prepare` prints")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError(f"--text {text!r}: not by several processes at once; `mvngrad data prepare` it before")
+            raise InvalidInput(f"--text {text!r}: not by several processes at once; `mvngrad data prepare` it before")
         name, _ = prepare.prepare_folder_tokens(folder, data, on_progress=progress("tokens"))
         return replace(recipe, text=name)
 
