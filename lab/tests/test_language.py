@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from texts import write_text
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.store import metrics
@@ -32,22 +33,16 @@ def _apart(no_data, letters):
     step.clear_cache()
 
 
-def write(path, *documents):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("\n<|endoftext|>\n".join(documents).encode())
-    return path
-
-
 @pytest.fixture
 def data(tmp_path):
     """A folder of data with the tokens of two real texts: this project's own pages, and the official validation."""
     home = tmp_path / "data"
     first, second, *pages = [path.read_bytes().decode("ascii", "ignore") for path in sorted(DOCS.rglob("*.md"))]
-    write(tmp_path / "pages" / "a.txt", *pages)
-    write(tmp_path / "pages" / "validation.txt", second[:1500])
+    write_text(tmp_path / "pages" / "a.txt", *pages)
+    write_text(tmp_path / "pages" / "validation.txt", second[:1500])
     name, _ = prepare_folder_tokens(tmp_path / "pages", home, workers=1)
     (home / "tokens" / name).rename(home / "tokens" / "pages")
-    official = Corpus("official", (write(tmp_path / "official.txt", first[:700]),), validation=1.0)
+    official = Corpus("official", (write_text(tmp_path / "official.txt", first[:700]),), validation=1.0)
     write_tokens(official, home / "tokens" / "wikitext103-validation")
     return home
 
