@@ -14,6 +14,7 @@ pytest.importorskip("rich")
 
 from mvngrad_lab import cli, store
 from mvngrad_lab.cli import train
+from mvngrad_lab.errors import UserError
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language.data import prepare
 from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
@@ -176,7 +177,7 @@ def test_a_folder_of_text_is_named_and_prepared_in_every_spelling(folder, monkey
     monkeypatch.setattr("mvngrad_lab.pool.count_cores", lambda: 1)
 
     def refuse():
-        raise ValueError("enough")
+        raise UserError("enough")
 
     assert cli.main([*LANGUAGE, *words, "--data=d2"]) == 2
     (recipe,) = seen
@@ -278,15 +279,25 @@ def test_off_a_terminal_preparing_prints_what_it_made_and_no_empty_line(folder, 
 )
 def test_what_is_no_record_of_a_monitor_is_refused_and_has_no_page(capsys, tmp_path, content):
     (tmp_path / "record").write_bytes(content)
-    assert refused(capsys, "diagnose", "record").startswith("record has no records of a Monitor")
+    assert refused(capsys, "diagnose", "record").startswith("record does not consist of a Monitor's records")
     assert [path.name for path in tmp_path.iterdir()] == ["record"]
 
 
 @pytest.mark.parametrize(("given", "named"), [("run", "run/monitor.jsonl"), ("none.jsonl", "none.jsonl")])
 def test_a_run_without_a_monitor(capsys, tmp_path, given, named):
     (tmp_path / "run").mkdir()
-    says = f"{named} is not there; train with --monitored, or attach a Monitor"
+    says = f"{named} does not exist; train with --monitored, or attach a Monitor"
     assert refused(capsys, "diagnose", given) == says
+
+
+@pytest.mark.parametrize("bug", [ValueError, RuntimeError, KeyError])
+def test_a_bug_keeps_its_traceback(monkeypatch, bug):
+    def broken(self):
+        raise bug("in our code")
+
+    monkeypatch.setattr(cli.Report, "__call__", broken)
+    with pytest.raises(bug, match="in our code"):
+        cli.main(["report"])
 
 
 def test_on_request_an_error_is_a_traceback(monkeypatch, tmp_path):

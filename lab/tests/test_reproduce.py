@@ -263,7 +263,7 @@ def test_bars_estimate_what_is_left():
 
 
 def told(epoch, key="cifar100-0", **metrics):
-    return events.Progress(key, epoch, 200, 48 * epoch, 9600, 3.25, 41000.0, 60.0, 125.0, metrics)
+    return events.EpochEnd(key, epoch, 200, 48 * epoch, 9600, 3.25, 41000.0, 60.0, 125.0, metrics)
 
 
 def terminal():
@@ -293,7 +293,7 @@ def test_elsewhere_a_training_is_a_line_for_each_evaluation(capsys):
 
 def test_within_a_long_epoch_there_are_signs_of_life(capsys):
     """On a terminal each, elsewhere a line where none has come for long."""
-    sign = events.Step("cifar100-0", 40, 9600, 100.0)
+    sign = events.StepProgress("cifar100-0", 40, 9600, 100.0)
     with TrainingBar(terminal()) as live:
         live(sign)
         (bar,) = live.tasks

@@ -16,3 +16,11 @@ class InvalidInput(UserError, ValueError):
 
 class MissingFile(UserError, FileNotFoundError):
     """A file or folder is missing."""
+
+
+class NotPossible(UserError, RuntimeError):
+    """The machine, the environment or the store does not allow what was asked, for now."""
+
+
+class NotFound(UserError, LookupError):
+    """There is nothing with this name."""

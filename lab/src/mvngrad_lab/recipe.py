@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
+from mvngrad_lab.errors import InvalidInput
 
 _INTRODUCED = "introduced"
 
@@ -58,7 +59,7 @@ class Recipe:
     def key(self) -> str:
         """`name`-hash: the name of the run in a store."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
-            raise ValueError(f"name={self.name!r} of {type(self).__name__} is invalid; use a-z, 0-9 and -")
+            raise InvalidInput(f"name={self.name!r} of {type(self).__name__} is invalid; use a-z, 0-9 and -")
         content = json.dumps([self.name, _content(self)], sort_keys=True, separators=(",", ":"), allow_nan=False)
         return f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
@@ -149,36 +150,36 @@ class TrainingRecipe(Recipe, ABC):
         for name, kind in _field_types(type(self)).items():
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
-                raise ValueError(f"{name}={value!r} is invalid; choose of {', '.join(get_args(kind))}")
+                raise InvalidInput(f"{name}={value!r} is invalid; choose of {', '.join(get_args(kind))}")
             if isinstance(value, int) and float in (kind, *get_args(kind)):
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are equal and must have the same key
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name}={value!r} is invalid; it must be finite")
+                raise InvalidInput(f"{name}={value!r} is invalid; it must be finite")
         for name, bound in self.bounds.items():
             self._check_bound(name, bound)
         if self.is_third_party:
             for name, only in (("eps_s", None), ("state_dtype", "float32")):
                 if getattr(self, name) != only:
-                    raise ValueError(f"{name}={getattr(self, name)!r} is for our optimizers; with others it is {only}")
+                    raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
             return
         if self.optimizer not in get_args(OptimizerName):
             names = ", ".join(get_args(OptimizerName))
-            raise ValueError(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
+            raise InvalidInput(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
         for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):
             if getattr(self, name) is None:
-                raise ValueError(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
+                raise InvalidInput(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
             self._check_bound(name, bound)
         centered = CELLS[self.optimizer.removesuffix("w")].centered
         if centered != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if centered else "leave it None"
-            raise ValueError(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
+            raise InvalidInput(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
         if centered:
             self._check_bound("beta1", Bound(f"more than 0 with optimizer={self.optimizer!r}", lambda value: value > 0))
 
     def _check_bound(self, name: str, bound: Bound) -> None:
         value = getattr(self, name)
         if value is not None and not bound.holds(value):
-            raise ValueError(f"{name}={value!r} is invalid; it must be {bound.valid}")
+            raise InvalidInput(f"{name}={value!r} is invalid; it must be {bound.valid}")
 
     @property
     def is_third_party(self) -> bool:

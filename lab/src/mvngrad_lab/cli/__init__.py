@@ -18,12 +18,12 @@ from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs
 from mvngrad_lab.cli.sweep import SweepCommand, hide_passwords
-from mvngrad_lab.errors import UserError
+from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
 from mvngrad_lab.experiments import find_experiments
 
 DESCRIPTION = (
-    "MVN-Grad and the optimizers beside it: reproduce the paper, diagnose a training. "
-    "`mvngrad --version` says which version this is."
+    "MVN-Grad and three related optimizers: reproduce the paper, train, sweep, diagnose a training. "
+    "`mvngrad --version` prints the version."
 )
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
@@ -32,7 +32,7 @@ STDOUT = 1
 
 @dataclass
 class Reproduce:
-    """Run the paper's theorems and figures on this machine and write a report. What is done is not done again."""
+    """Run the paper's theorems and figures on this machine and write a report. Finished results are reused."""
 
     experiments: Annotated[
         Positional[tuple[str, ...]],
@@ -66,7 +66,7 @@ class Reproduce:
 
 @dataclass
 class Report:
-    """Write the report from the results there are: one HTML file that needs nothing else."""
+    """Write the report from the stored results: one HTML file that needs no other."""
 
     runs: Runs = store.ROOT
     out: Annotated[
@@ -77,7 +77,7 @@ class Report:
         Path | None,
         arg(
             metavar="FILE",
-            help=f"first put the trainings behind the tables there, as {store.RESULTS / store.BUNDLE}",
+            help=f"first add the training runs behind the tables to this file, as {store.RESULTS / store.BUNDLE}",
             help_behavior_hint="",
         ),
     ] = None
@@ -87,7 +87,7 @@ class Report:
         from mvngrad_lab.report.records import keep_runs
 
         if not self.runs.is_dir() and self.runs != store.ROOT:
-            raise UserError(f"--runs {self.runs} is not a folder; name the one that has your results")
+            raise MissingFile(f"--runs {self.runs} is not a folder; name the one that has your results")
         if self.keep is not None:
             print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
         if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
@@ -112,22 +112,25 @@ class Diagnose:
 
         path = self.record / store.MONITOR if self.record.is_dir() else self.record
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there; train with --monitored, or attach a Monitor")
-        records = read_records(path)
-        found = diagnose(records)
-        print(found)
+            raise MissingFile(f"{path} does not exist; train with --monitored, or attach a Monitor")
+        try:
+            records = read_records(path)
+        except ValueError as error:
+            raise InvalidInput(str(error)) from error
+        diagnosis = diagnose(records)
+        print(diagnosis)
         page = self.out or path.with_suffix(".html")
-        store.write_atomic(page, render_diagnosis(records, found, source=path.name))
+        store.write_atomic(page, render_diagnosis(records, diagnosis, source=path.name))
         print(page.resolve())
         return 0
 
 
 @dataclass
 class Train:
-    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run goes on."""
+    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run continues."""
 
     def __call__(self) -> int:
-        """Never: `main` asks `mvngrad_lab.cli.train` itself, whose defaults depend on the other arguments."""
+        """Not called: `_run_command` parses `mvngrad train` with mvngrad_lab.cli.train; this class is for --help."""
         raise AssertionError
 
 
@@ -142,19 +145,19 @@ Command = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; errors that a person can mend are one line on stderr and exit code 2, Ctrl-C is 130.
+    """Run a command and return its exit code: 2 for an error that the user can fix, 130 for Ctrl-C.
 
-    With MVNGRAD_DEBUG in the environment they are raised.
+    Such an error is one line on stderr, or a traceback with MVNGRAD_DEBUG in the environment. Any other one is raised.
     """
     try:
         try:
-            return _command(hide_passwords(sys.argv[1:] if arguments is None else arguments))
+            return _run_command(hide_passwords(sys.argv[1:] if arguments is None else arguments))
         finally:
             _flush()
-    except (UserError, ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, BrokenPipeError) and _unread():  # as by `head`: no error, and nothing to say at exit
+    except (UserError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _stdout_is_closed():  # as by `head`: not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
-            return 141  # that of a process that SIGPIPE ended
+            return 141  # as if ended by SIGPIPE
         if os.environ.get("MVNGRAD_DEBUG"):
             raise
         print(f"mvngrad: {error}", file=sys.stderr)
@@ -164,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _command(given: list[str]) -> int:
+def _run_command(given: list[str]) -> int:
     if given in (["--version"], ["-V"]):
         print(f"mvngrad {__version__}")
         return 0
@@ -188,8 +191,8 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _unread() -> bool:
-    """Whether standard output is a pipe that nobody reads any more."""
+def _stdout_is_closed() -> bool:
+    """Whether standard output is a pipe whose reader has gone."""
     watch = select.poll()
     watch.register(STDOUT, 0)
     return any(event & select.POLLERR for _, event in watch.poll(0))

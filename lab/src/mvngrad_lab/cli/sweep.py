@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg, subcommand
 
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
+from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible, UserError
 from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
 
 if TYPE_CHECKING:
@@ -99,15 +100,15 @@ class Work:
 
     def __call__(self) -> int:
         if self.workers < 1:
-            raise ValueError(f"workers={self.workers} is invalid; it must be at least 1")
+            raise InvalidInput(f"workers={self.workers} is invalid; it must be at least 1")
         if self.slurm < 0:
-            raise ValueError(f"slurm={self.slurm} is invalid; it is a number of jobs")
+            raise InvalidInput(f"slurm={self.slurm} is invalid; it is a number of jobs")
         if self.slurm and self.workers > 1:
-            raise ValueError("--workers is for one machine; of jobs of SLURM, --slurm says how many")
+            raise InvalidInput("--workers is for one machine; of jobs of SLURM, --slurm says how many")
         if self.slurm_options and not self.slurm:
-            raise ValueError("--slurm-options is for --slurm JOBS, which is not given")
+            raise InvalidInput("--slurm-options is for --slurm JOBS, which is not given")
         if self.data is not None and not self.data.is_dir():
-            raise FileNotFoundError(f"--data {self.data} is not a folder; name one that holds the data sets")
+            raise MissingFile(f"--data {self.data} is not a folder; name one that holds the data sets")
         with _open_address(self.storage) as address:
             from mvngrad_lab.sweep.local_workers import WorkerOptions, run_local_workers, submit_jobs
 
@@ -233,13 +234,13 @@ def _open_address(storage: str | None) -> Iterator[Address]:
     try:
         from mvngrad_lab.sweep.database import parse_address
     except ModuleNotFoundError as error:
-        raise RuntimeError(f"sweeps need {error.name}: pip install mvngrad-lab") from None
+        raise NotPossible(f"sweeps need {error.name}: pip install mvngrad-lab") from None
     sys.path.insert(0, "")
     address = parse_address(_get_url(storage))
     try:
         yield address
-    except (ValueError, LookupError, OSError, RuntimeError) as error:
-        raise RuntimeError(address.hide_passwords(str(error))) from None
+    except (UserError, OSError) as error:
+        raise NotPossible(address.hide_passwords(str(error))) from None
 
 
 @contextmanager

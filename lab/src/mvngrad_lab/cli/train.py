@@ -15,6 +15,7 @@ from tyro.conf import arg, subcommand
 
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import CELLS, Preset, TrainingRecipe
 from mvngrad_lab.tasks import find_presets, find_task_class
 
@@ -59,13 +60,13 @@ class Train(Generic[R]):
 
         world_size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
         if world_size > 1 and self.parallel is None:
-            raise ValueError(
+            raise InvalidInput(
                 f"{world_size} processes would each train the whole; add --parallel ddp or --parallel fsdp"
             )
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: this torch sees no GPU; use --device cpu")
+            raise InvalidInput("--device cuda: this torch sees no GPU; use --device cpu")
         if not self.checkpoint_every >= 0:
-            raise ValueError(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
+            raise InvalidInput(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
         if self.monitored:
             check_monitorable(self.recipe)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from mvngrad_lab.errors import NotPossible
+
 NAME = "lock"
 TAKING = "lock.taking"
 """Held for an instant by who takes over the lock of a dead process, so that two cannot."""
@@ -23,7 +25,7 @@ Check: TypeAlias = Callable[[], None]
 """Raises `Locked` where the folder has become another process's; asked before each thing that is written there."""
 
 
-class Locked(RuntimeError):
+class Locked(NotPossible):
     """Another process is at work in the folder."""
 
 

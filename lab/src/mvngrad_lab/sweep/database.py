@@ -20,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
+from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible
 from mvngrad_lab.store import DISK_FULL
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ DAMAGE = ("malformed", "not a database")
 SQLITE_HEADER = b"SQLite format 3\0"
 
 
-class RetriesExhausted(RuntimeError):
+class RetriesExhausted(NotPossible):
     """A transient error did not pass in the time that was given."""
 
 
@@ -52,7 +53,7 @@ class StoreUnavailable(ConnectionError):
     """A store could not be opened, because it does not answer or its disk is full."""
 
 
-class DamagedStore(RuntimeError):
+class DamagedStore(NotPossible):
     """The file of a store is no SQLite database, or a broken one."""
 
 
@@ -116,13 +117,13 @@ def parse_address(text: str | None = None) -> Address:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, ValueError):
-        raise ValueError(f"the storage is not a URL; {REMEDY}") from None
+        raise InvalidInput(f"the storage is not a URL; {REMEDY}") from None
     if backend in ("postgres", "postgresql"):
         return Address(url.set(drivername="postgresql+psycopg"))
     if backend != "sqlite":
-        raise ValueError(f"storage of {backend} is not supported; {REMEDY}")
+        raise InvalidInput(f"storage of {backend} is not supported; {REMEDY}")
     if url.database in (None, "", ":memory:"):
-        raise ValueError(f"storage={text!r} is in memory, where other processes cannot reach it; use sqlite:///FILE")
+        raise InvalidInput(f"storage={text!r} is in memory, where other processes cannot reach it; use sqlite:///FILE")
     return Address(url)
 
 
@@ -157,12 +158,12 @@ def open_database(address: Address, create: bool = False) -> RDBStorage:
         with translate_errors(address):
             storage = _make_storage(url.replace("{", "{{").replace("}", "}}"), options, create)  # optuna formats it
     except ImportError:
-        raise RuntimeError(f"{address} needs a driver: pip install 'mvngrad-lab[postgres]'") from None
+        raise NotPossible(f"{address} needs a driver: pip install 'mvngrad-lab[postgres]'") from None
     except (StorageInternalError, DBAPIError) as error:
         message = address.hide_passwords(f"{address}: {_database_message(error)}")
         if not address.is_sqlite and isinstance(error.__cause__, OperationalError):
             raise ConnectionError(message) from None
-        raise FileNotFoundError(f"there is no sweep in {message}; make one with `mvngrad sweep init`") from None
+        raise MissingFile(f"there is no sweep in {message}; make one with `mvngrad sweep init`") from None
     if address.is_sqlite:
         event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         if create:
@@ -184,7 +185,7 @@ def _check_file(address: Address, create: bool) -> None:
     if not path.exists():
         if create:
             return
-        raise FileNotFoundError(f"there is no sweep in {address}; make one with `mvngrad sweep init`")
+        raise MissingFile(f"there is no sweep in {address}; make one with `mvngrad sweep init`")
     with path.open("rb") as file:
         header = file.read(len(SQLITE_HEADER))
     if header not in (b"", SQLITE_HEADER):

@@ -13,6 +13,7 @@ from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import FinishedRun
 
@@ -76,7 +77,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if self.metric.startswith("test") and not self.test_because:
-            raise ValueError(
+            raise InvalidInput(
                 f"metric={self.metric!r} is of test data, which must not select anything; name one of validation data, "
                 "or give the reason in test_because"
             )
@@ -125,9 +126,9 @@ def load_sweep(path: str) -> Sweep:
     try:
         sweep = getattr(import_module(module), function)()
     except Exception as error:  # the user's code: anything
-        raise ValueError(f"the sweep {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise InvalidInput(f"the sweep {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(sweep, Sweep):
-        raise ValueError(f"{path!r} returned a {type(sweep).__name__}; it must return a Sweep")
+        raise InvalidInput(f"{path!r} returned a {type(sweep).__name__}; it must return a Sweep")
     return sweep
 
 
@@ -153,7 +154,7 @@ def check_equal_budgets(
         counts.update(stage.values())
         if not unequal and len(set(counts.values())) > 1:
             least, most = counts.most_common()[-1], counts.most_common()[0]
-            raise ValueError(
+            raise InvalidInput(
                 f"stage {number} of {where} has {most[1]} runs of {most[0]} and {least[1]} of {least[0]}: tuning "
                 "budgets must be equal; make them equal, use another storage for another grid, or pass --unequal to "
                 "`init`"

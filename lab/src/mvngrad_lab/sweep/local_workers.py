@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.sweep.database import VARIABLE, Address, parse_address
 from mvngrad_lab.sweep.grids import Sweep
@@ -112,7 +113,7 @@ def choose_device(device: str, index: int) -> str:
     if count == 0 and device == "auto":
         return "cpu"
     if count == 0:
-        raise ValueError("--device cuda: this torch sees no GPU; use --device cpu")
+        raise InvalidInput("--device cuda: this torch sees no GPU; use --device cpu")
     return f"cuda:{index % count}"
 
 
@@ -135,11 +136,11 @@ def submit_jobs(
     try:
         import submitit
     except ModuleNotFoundError:
-        raise ValueError("jobs of SLURM need submitit: pip install 'mvngrad-lab[slurm]'") from None
+        raise InvalidInput("jobs of SLURM need submitit: pip install 'mvngrad-lab[slurm]'") from None
     if storage is not None and parse_address(storage).passwords:
-        raise ValueError(f"the storage's password would be in the files of a job; put it into PGPASSWORD or {VARIABLE}")
+        raise InvalidInput(f"the storage's password would be in a job's files; put it into PGPASSWORD or {VARIABLE}")
     if wrong := [option for option in submitit_options if "=" not in option]:
-        raise ValueError(f"slurm_options={wrong[0]!r} is not KEY=VALUE; name one as timeout_min=600")
+        raise InvalidInput(f"slurm_options={wrong[0]!r} is not KEY=VALUE; name one as timeout_min=600")
     parameters = dict(option.split("=", 1) for option in submitit_options)
     options = options._replace(root=options.root.resolve())
     executor = submitit.AutoExecutor(folder=options.root / "jobs", cluster=cluster)

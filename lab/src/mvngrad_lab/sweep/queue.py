@@ -33,6 +33,7 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from mvngrad_lab.errors import NotFound
 from mvngrad_lab.store.lock import process_start
 from mvngrad_lab.sweep.database import Address, call_with_retries, describe_transient, open_database, translate_errors
 from mvngrad_lab.sweep.records import FAILED, LIVE, Record, Status
@@ -99,7 +100,7 @@ class Queue:
             if not isinstance(error, KeyError):
                 raise
             others = ", ".join(get_sweep_names(address)) or "none"
-            raise LookupError(
+            raise NotFound(
                 f"{address} has no sweep {name!r} (it has: {others}); make it with `mvngrad sweep init {name}`"
             ) from None
         self.heartbeat, self.grace = notes.get("heartbeat", HEARTBEAT), notes.get("grace", GRACE)
@@ -129,7 +130,7 @@ class Queue:
         """
         notes = self.notes
         if "grid" not in notes:
-            raise LookupError(
+            raise NotFound(
                 f"the sweep {self.name!r} of {self.address} is not whole; run `mvngrad sweep init {self.name}` again"
             )
         return {**notes["grid"], **notes["followed"]}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.sweep.grids import Outcome
 
@@ -22,7 +23,7 @@ CODE = ("commit", "mvngrad", "torch", "python")
 """What results that are compared should have in common."""
 
 
-class VersionMismatch(RuntimeError):
+class VersionMismatch(NotPossible):
     """This version of the code cannot make a recipe of the store."""
 
 
@@ -98,7 +99,7 @@ def make_entry(recipe: Recipe, stage: str) -> dict[str, Any]:
     except (LookupError, TypeError, ValueError):
         same = False
     if not same:
-        raise ValueError(
+        raise InvalidInput(
             f"{recipe!r} cannot be made again from its settings; a sweep's recipes have plain values, and their "
             "classes are at the top level of a module"
         )

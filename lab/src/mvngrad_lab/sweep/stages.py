@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mvngrad import __version__
+from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.recipe import Recipe, TrainingRecipe
 from mvngrad_lab.store.environment import commit
 from mvngrad_lab.sweep.database import Address
@@ -61,7 +62,7 @@ def init_sweep(
     try:
         notes, metric = queue.notes, {"metric": sweep.metric, "higher": sweep.higher}
         if any(notes.get(field, value) != value for field, value in metric.items()):
-            raise ValueError(
+            raise InvalidInput(
                 f"the sweep {name!r} of {address} chooses by {notes['metric']}, which was named before its runs; "
                 f"choosing by {sweep.metric} is another sweep: use another storage"
             )
@@ -91,7 +92,7 @@ def choose_pace(notes: Mapping[str, Any], heartbeat: int | None, grace: int | No
     given = {"heartbeat": (heartbeat, HEARTBEAT), "grace": (grace, GRACE)}
     pace = {name: notes.get(name, default) if value is None else value for name, (value, default) in given.items()}
     if not 1 <= pace["heartbeat"] < pace["grace"]:
-        raise ValueError(f"grace={pace['grace']} must be more than heartbeat={pace['heartbeat']}, and that at least 1")
+        raise InvalidInput(f"grace={pace['grace']} must exceed heartbeat={pace['heartbeat']}, and that be at least 1")
     for name, value in pace.items():
         if notes.get(name, value) != value:
             say(f"{name} was {notes[name]} s and is {value} s, for workers that start from now on")
@@ -116,7 +117,7 @@ def check_errors_retried(records: Sequence[Record], keys: Iterable[str], name: s
     """Raise RuntimeError if a run raised an error and was not tried again: bad luck must not decide a selection."""
     known, errors = latest_by_key(records), Counter(record.key for record in records if record.status == "raised")
     if once := [key for key in keys if known[key].status == "raised" and errors[key] == 1]:
-        raise RuntimeError(
+        raise NotPossible(
             f"{len(once)} runs of {name} raised an error, and nothing is chosen without them; mend its cause, then "
             f"`mvngrad sweep retry {name}` and `mvngrad sweep work {name}`. What raises again counts as done"
         )
@@ -193,17 +194,17 @@ def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
         ValueError: `seeds` is less than 1, or the recipes have no seed.
     """
     if seeds < 1:
-        raise ValueError(f"seeds={seeds} is invalid; it must be at least 1")
+        raise InvalidInput(f"seeds={seeds} is invalid; it must be at least 1")
     add_missing(queue, sweep)
     swept, records = get_runs(queue).swept, queue.records()
     if left := sum(record.status not in DONE for record in swept):
-        raise RuntimeError(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
+        raise NotPossible(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
     check_errors_retried(records, [record.key for record in swept], queue.name)
     known, entries = {record.key for record in records}, {}
     for record in select_best(queue).values():
         selected: Any = record.recipe
         if not hasattr(selected, "seed"):
-            raise ValueError(f"{record.maker} has no field seed, so it cannot be run with more of them")
+            raise InvalidInput(f"{record.maker} has no field seed, so it cannot be run with more of them")
         for seed in range(selected.seed, selected.seed + seeds):
             recipe = dataclasses.replace(selected, seed=seed)
             if recipe.key not in known:

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store import timestamp, write_atomic
 from mvngrad_lab.sweep.grids import format_duration
 from mvngrad_lab.sweep.queue import Queue
@@ -69,7 +70,7 @@ def export(queue: Queue, path: Path) -> int:
         }
         write_atomic(path, json.dumps(whole, indent=1) + "\n")
     else:
-        raise ValueError(f"{path} is neither a .json nor a .csv file")
+        raise InvalidInput(f"{path} is neither a .json nor a .csv file")
     return len(rows)
 
 

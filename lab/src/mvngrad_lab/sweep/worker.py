@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from mvngrad import __version__
+from mvngrad_lab.errors import NotPossible
 from mvngrad_lab.store import ROOT, FinishedRun, read_run, timestamp
 from mvngrad_lab.store.environment import commit
 from mvngrad_lab.store.lock import NAME, Locked, remove
@@ -130,7 +131,7 @@ def run_worker(
             counts[status] += 1
             raised = [*raised, attempt.record.optimizer] if status == "raised" else []
             if len(raised) == ERRORS_IN_A_ROW:
-                raise RuntimeError(
+                raise NotPossible(
                     f"{ERRORS_IN_A_ROW} runs in a row raised an error, the last one {attempt.reason}; this worker "
                     f"stops. Mend it, queue them again with `mvngrad sweep retry {name}`, and start it again"
                 )

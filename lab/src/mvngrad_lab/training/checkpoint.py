@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.store import read_chunks, write_atomic
 from mvngrad_lab.store.lock import Check
 from mvngrad_lab.training import parallel
@@ -128,7 +129,7 @@ def load_weights(run: Path) -> dict[str, Tensor]:
     """The model in the newest checkpoint of a run's folder, for `load_state_dict`."""
     path = find_newest(run / FOLDER)
     if path is None:
-        raise FileNotFoundError(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
+        raise MissingFile(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
     state = _read_folder(path, {}, MODEL) if path.is_dir() else load(path, {})[0]
     return {name.removeprefix(MODEL): value for name, value in state.items() if name.startswith(MODEL)}
 

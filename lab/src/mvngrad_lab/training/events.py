@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mvngrad_lab.errors import NotPossible
 from mvngrad_lab.recipe import TrainingRecipe
 
 
@@ -110,7 +111,7 @@ class TensorBoard:
         try:
             self._sink = diagnostics.TensorBoard(folder / recipe.key)
         except ImportError as error:
-            raise RuntimeError(str(error)) from error
+            raise NotPossible(str(error)) from error
         self.close = self._sink.close
 
     def __call__(self, event: Event) -> None:
@@ -128,7 +129,7 @@ class WandB:
         try:
             wandb: Any = import_module("wandb")
         except ImportError as error:
-            raise RuntimeError("Weights & Biases needs the package wandb: pip install wandb") from error
+            raise NotPossible("Weights & Biases needs the package wandb: pip install wandb") from error
         self._run: Any = wandb.init(
             project=project, id=recipe.key, name=recipe.key, config=recipe.settings, resume="allow"
         )

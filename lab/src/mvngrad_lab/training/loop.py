@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mvngrad.diagnostics import find_spikes
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store.lock import Check, Locked
 from mvngrad_lab.store.metrics import MetricsFile, read_rows
@@ -85,7 +86,7 @@ class Trainer:
         try:
             self.training_step.load_state_dict(state)
         except (ValueError, KeyError) as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"the checkpoint {path.name} is of another version of the model or optimizer ({error}); delete "
                 f"{folder} to train it again"
             ) from error

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import mvngrad
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import CELLS, TrainingRecipe
 
 CLASSES = {name: rule.name.replace("-", "") for name, rule in CELLS.items()}
@@ -127,7 +128,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         shared = {option: value for option, value in options.items() if option in option_names("torch:AdamW")}
         matrices, others = ([group for group in groups if group["use_muon"] == muon] for muon in (True, False))
         if not matrices:
-            raise ValueError("torch:Muon is for parameters of two dimensions, and there are none; take torch:AdamW")
+            raise InvalidInput("torch:Muon is for parameters of two dimensions, and there are none; take torch:AdamW")
         self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, **options)]
         if others:
             self.parts.append(torch.optim.AdamW(others, **shared))
@@ -150,17 +151,17 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
     name, named = parse_name(name)
     given = {option: value for option, value in options.items() if value is not None}
     for option in sorted(named.keys() & given.keys()):
-        raise ValueError(f"{option} is given twice: as {named[option]!r} with {name} and as {options[option]!r}")
+        raise InvalidInput(f"{option} is given twice: as {named[option]!r} with {name} and as {options[option]!r}")
     given |= named
     known, names = _signature(name), option_names(name)
     if (need := NEEDS.get(name.lower())) is not None:
-        raise ValueError(f"{name} needs {need}, which this training does not have; choose another optimizer")
+        raise InvalidInput(f"{name} needs {need}, which this training does not have; choose another optimizer")
     for option, value in given.items():
         if option not in names:
-            raise ValueError(f"{name} does not take {option}={value!r}; it takes {', '.join(names)}")
+            raise InvalidInput(f"{name} does not take {option}={value!r}; it takes {', '.join(names)}")
         default = known[option].default
         if isinstance(default, tuple) and (not isinstance(value, tuple) or len(value) != len(default)):
-            raise ValueError(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
+            raise InvalidInput(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
     return given
 
 
@@ -184,12 +185,12 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(f"_({name.partition(',')[2]})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("options have names and values")
+            raise InvalidInput("options have names and values")
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         if "None" in options:  # **
-            raise ValueError("options have names and values")
+            raise InvalidInput("options have names and values")
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
+        raise InvalidInput(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
     return name.partition(",")[0], options
 
 
@@ -230,16 +231,16 @@ def _find_class(name: str) -> Any:
         found = getattr(torch.optim, wanted, None)
         if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
             return found
-        raise ValueError(f"torch.optim has no optimizer {wanted!r}; names are as there: torch:RAdam, torch:Muon")
+        raise InvalidInput(f"torch.optim has no optimizer {wanted!r}; names are as there: torch:RAdam, torch:Muon")
     if source != "zoo":
-        raise ValueError(f"optimizer={name!r} is neither torch:NAME of torch.optim nor zoo:NAME of pytorch-optimizer")
+        raise InvalidInput(f"optimizer={name!r} is neither torch:NAME of torch.optim nor zoo:NAME of pytorch-optimizer")
     try:
         from pytorch_optimizer import get_supported_optimizers, load_optimizer
     except ModuleNotFoundError:
-        raise ValueError(f"{name} is of pytorch-optimizer: pip install 'mvngrad-lab[zoo]'") from None
+        raise InvalidInput(f"{name} is of pytorch-optimizer: pip install 'mvngrad-lab[zoo]'") from None
     known, lower = get_supported_optimizers(), ZOO_NAMES.get(wanted.lower(), wanted.lower())
     if lower not in known:
         near = ", ".join(f"zoo:{other}" for other in get_close_matches(lower, known))
         remedy = f"did you mean {near}?" if near else "pytorch_optimizer.get_supported_optimizers() lists what it has"
-        raise ValueError(f"pytorch-optimizer has no {wanted!r}; {remedy}")
+        raise InvalidInput(f"pytorch-optimizer has no {wanted!r}; {remedy}")
     return load_optimizer(lower)

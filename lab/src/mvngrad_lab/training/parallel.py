@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mvngrad_lab.errors import NotPossible
+
 Mode = Literal["ddp", "fsdp"]
 
 
@@ -35,7 +37,7 @@ def init_process_group(mode: Mode | None, device: torch.device) -> torch.device:
     if mode is None:
         return device
     if not dist.is_initialized() and "RANK" not in os.environ:
-        raise RuntimeError(
+        raise NotPossible(
             f"parallel={mode!r} needs a process group: "
             f"torchrun --nproc-per-node 2 -m mvngrad_lab train ... --parallel {mode}"
         )

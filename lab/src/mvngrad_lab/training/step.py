@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mvngrad import convert_state_dict
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.tasks import find_task_class
 from mvngrad_lab.training import parallel
@@ -35,7 +36,7 @@ class CompiledTask:
         self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
     ) -> None:
         if mode is not None and not task.supports_parallel:
-            raise ValueError(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
+            raise InvalidInput(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
         self.task, self.mode = task, mode
         self.model: nn.Module = build_initial_model(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parallel_model = parallel.wrap_model(self.model, mode, bfloat16, compiled)
@@ -112,7 +113,7 @@ class TrainingStep:
         own, optimizer = self._own_tensors(), self._make_optimizer()
         for name, value in own.items():
             if name not in saved or (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
-                raise ValueError(f"{name} does not fit")
+                raise InvalidInput(f"{name} does not fit")
         rest = {name: value for name, value in saved.items() if name not in own}
         pairs = [(value, saved[name]) for name, value in own.items()]
         if self.is_third_party:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from mvngrad.diagnostics import Monitor
+from mvngrad_lab.errors import InvalidInput, NotPossible, UserError
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, RunFolder, load_runs
 from mvngrad_lab.store.environment import changes, environment
@@ -76,7 +77,7 @@ def train(
     Raises:
         Interrupted: SIGTERM or SIGINT arrived; a checkpoint of the current step has been written.
         Locked: another process trains this recipe in this store, or took it from this one, which seemed dead.
-        torch.OutOfMemoryError: the step does not fit the device.
+        OutOfMemory: the step does not fit the device.
     """
     folder = RunFolder(recipe, root)
     with ExitStack() as stack:
@@ -118,12 +119,12 @@ def _check_parallel(recipe: TrainingRecipe, mode: distributed.Mode | None) -> No
     world_size = distributed.get_world_size()
     share, rest = divmod(recipe.batch_size, world_size)
     if rest or share % min(recipe.micro_batch_size, share):
-        raise ValueError(
+        raise InvalidInput(
             f"batch_size={recipe.batch_size} on {world_size} processes does not make whole micro-batches of "
             f"micro_batch_size={recipe.micro_batch_size}; choose them so that it does"
         )
     if mode is not None and recipe.is_third_party:
-        raise ValueError(f"optimizer={recipe.optimizer!r}: only ours train on several processes, parallel={mode!r}")
+        raise InvalidInput(f"optimizer={recipe.optimizer!r}: only ours train on several processes, parallel={mode!r}")
 
 
 def _ignore(event: Event) -> None:
@@ -152,6 +153,10 @@ def _catch_signals() -> Iterator[list[int]]:
             signal.signal(caught, handler)
 
 
+class OutOfMemory(UserError, torch.OutOfMemoryError):
+    """The step does not fit the device's memory."""
+
+
 @contextmanager
 def _explain_out_of_memory(recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
     """Name the remedy if the device is too small, and free its memory for another attempt."""
@@ -161,7 +166,7 @@ def _explain_out_of_memory(recipe: TrainingRecipe, device: torch.device) -> Iter
         clear_cache()
         name = "micro_batch_size" if "micro_batch_size" in recipe.settings else "batch_size"
         size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // distributed.get_world_size())}"
-        raise torch.OutOfMemoryError(
+        raise OutOfMemory(
             f"{recipe.key} does not fit the memory of {device}; make {size} smaller, or free memory that others hold "
             f"there ({str(error).splitlines()[0]})"
         ) from error
@@ -190,7 +195,7 @@ def configure_kernels(recipe: TrainingRecipe, device: torch.device) -> Iterator[
 def require_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
     """Raise RuntimeError if there is no CUDA device."""
     if not torch.cuda.is_available():
-        raise RuntimeError(f"{target} {what} and needs a CUDA device; on a CPU, try a small one with {small}")
+        raise NotPossible(f"{target} {what} and needs a CUDA device; on a CPU, try a small one with {small}")
 
 
 def stored_keys(root: Path) -> set[str]:
@@ -226,7 +231,7 @@ def check_monitorable(recipe: TrainingRecipe) -> None:
     try:
         Monitor(make_optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).detach()
     except TypeError:
-        raise ValueError(
+        raise InvalidInput(
             f"optimizer={recipe.optimizer!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
         ) from None
 

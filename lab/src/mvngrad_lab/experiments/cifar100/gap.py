@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mvngrad.diagnostics import VarianceGap, variance_gap
+from mvngrad_lab.errors import NotPossible
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.recipe import CELLS, Recipe, TrainingRecipe
 from mvngrad_lab.store import FinishedRun, RunFolder, timestamp
@@ -104,7 +105,7 @@ def _train(
 
     trained = train(training, root=path.parent, data=data, observe=observe, **options)
     if _epochs(path) != recipe.epochs:
-        raise RuntimeError(
+        raise NotPossible(
             f"{training.key} was measured after epochs {_epochs(path)} and not {recipe.epochs}: it is "
             f"{trained.result['status']}; delete {path.parent} to start again"
         )

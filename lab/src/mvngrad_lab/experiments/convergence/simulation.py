@@ -17,6 +17,7 @@ import numpy as np
 
 from mvngrad.rule import MVNGRAD, Hyper
 from mvngrad_lab.arrays import NUMPY, Floats, fit_exponent
+from mvngrad_lab.errors import InvalidInput
 
 L = 2.0
 STEEPEST = 3 * math.sqrt(3) / 8
@@ -44,7 +45,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.eps > self.G:
-            raise ValueError(f"eps={self.eps} is invalid; the theorem requires eps <= G = {self.G:.3g}")
+            raise InvalidInput(f"eps={self.eps} is invalid; the theorem requires eps <= G = {self.G:.3g}")
 
     @property
     def noise_values(self) -> tuple[float, float]:

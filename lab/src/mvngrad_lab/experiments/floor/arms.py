@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import CELLS, COUPLED, TrainingRecipe
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103, wikitext103
@@ -89,7 +90,9 @@ def select(accuracies: Mapping[str, float], grids: Mapping[str, list[Cifar100]])
     """
     missing = [recipe.key for recipes in grids.values() for recipe in recipes if recipe.key not in accuracies]
     if missing:
-        raise ValueError(f"{len(missing)} runs of the grid are missing, the first is {missing[0]}; run the grid first")
+        raise InvalidInput(
+            f"{len(missing)} runs of the grid are missing, the first is {missing[0]}; run the grid first"
+        )
     return {arm: max(recipes, key=lambda recipe: accuracies[recipe.key]) for arm, recipes in grids.items()}
 
 

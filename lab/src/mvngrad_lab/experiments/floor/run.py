@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.experiments.floor.records import read_accuracies
@@ -43,7 +44,7 @@ def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingR
         return arms.double_rate_runs(selected)
     for arm, recipe in zip(selected, arms.double_rate_runs(selected), strict=True):
         if recipe.key not in accuracies:
-            raise ValueError(f"{arm} has no run at twice its rate; run the queue double-rate first")
+            raise InvalidInput(f"{arm} has no run at twice its rate; run the queue double-rate first")
         if accuracies[recipe.key] > accuracies[selected[arm].key]:
             selected[arm] = recipe
     if name == "table":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.recipe import STAND_IN, on_stand_in, shortened, table2
@@ -14,7 +15,7 @@ def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> N
     """Train what is not stored, with a Monitor for seed 0 of the runs that are compared."""
     require_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
     if tokens.find_tokens(STAND_IN, data) is None:
-        raise FileNotFoundError(
+        raise MissingFile(
             f"table2 trains on the tokens of {STAND_IN}, which are not in data={data}: make them with "
             f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and pass the same FOLDER here"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import import_all
 from mvngrad_lab.sweep.grids import Sweep, load_sweep
 
@@ -22,5 +23,5 @@ def find_sweep(name: str) -> Sweep:
     if name in sweeps:
         return sweeps[name]()
     if ":" not in name:
-        raise ValueError(f"there is no sweep {name!r}; choose of {', '.join(sweeps)}, or package.module:function")
+        raise InvalidInput(f"there is no sweep {name!r}; choose of {', '.join(sweeps)}, or package.module:function")
     return load_sweep(name)

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.report.records import Record, Sources
@@ -227,36 +228,36 @@ def _to_text(value: Any) -> str:
 def _check(whole: Any) -> None:
     _check_types(whole, WHOLE, "the file")
     if not whole["runs"]:
-        raise ValueError("it has no runs")
+        raise InvalidInput("it has no runs")
     if not (whole.get("occupied") is None or is_number(whole["occupied"])):
-        raise ValueError(f"it has occupied {whole['occupied']!r}")
+        raise InvalidInput(f"it has occupied {whole['occupied']!r}")
     for index, row in enumerate(whole["runs"]):
         where = f"run {index}"
         _check_types(row, ROW, where)
         if row["status"] not in (*DONE, *OPEN):
-            raise ValueError(f"{where} has the status {row['status']!r}")
+            raise InvalidInput(f"{where} has the status {row['status']!r}")
         if (row["status"] == "finished") != is_number(row.get("value")):
-            raise ValueError(f"{where} is {row['status']} and has the value {row.get('value')!r}")
+            raise InvalidInput(f"{where} is {row['status']} and has the value {row.get('value')!r}")
         for field in ("optimizer", "worker", *CODE):
             if not isinstance(row.get(field), str | None):
-                raise ValueError(f"{where} has {field} {row[field]!r}")
+                raise InvalidInput(f"{where} has {field} {row[field]!r}")
         if row.get("seconds") is not None and not is_number(row["seconds"]):
-            raise ValueError(f"{where} has seconds {row['seconds']!r}")
+            raise InvalidInput(f"{where} has seconds {row['seconds']!r}")
     if len({row["key"] for row in whole["runs"]}) < len(whole["runs"]):
-        raise ValueError("two runs have one key")
+        raise InvalidInput("two runs have one key")
     if all(row["stage"] == SEEDS for row in whole["runs"]):
-        raise ValueError("it has no run of a grid")
+        raise InvalidInput("it has no run of a grid")
     finished = {_to_text(row["key"]) for row in whole["runs"] if row["status"] == "finished"}
     if not {_to_text(key) for key in whole["selected"].values()} <= finished:
-        raise ValueError("what it selected is none of its finished runs")
+        raise InvalidInput("what it selected is none of its finished runs")
 
 
 def _check_types(value: Any, types: dict[str, type], where: str) -> None:
     if not isinstance(value, dict):
-        raise ValueError(f"{where} is not an object")
+        raise InvalidInput(f"{where} is not an object")
     for name, kind in types.items():
         if not isinstance(value.get(name), kind):
-            raise ValueError(f"{where} has no {name} that is a {kind.__name__}")
+            raise InvalidInput(f"{where} has no {name} that is a {kind.__name__}")
 
 
 def _find_grid(name: str, rows: dict[str, Row]) -> frozenset[str] | None:

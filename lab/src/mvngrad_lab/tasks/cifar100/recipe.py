@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import (
     COUNT,
     COUPLED,
@@ -70,7 +71,7 @@ class Cifar100(TrainingRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(
+            raise InvalidInput(
                 f"warmup_epochs={self.warmup_epochs} does not fit epochs={self.epochs}; it must be at least 0 and less"
             )
 
@@ -108,7 +109,7 @@ STATES: tuple[StateDtype, ...] = ("float32", "bf16", "int8")
 def paper(optimizer: OptimizerName, batch_size: int, seed: int = 0) -> Cifar100:
     """A run of Table 1."""
     if (optimizer, batch_size) not in SELECTED:
-        raise ValueError(
+        raise InvalidInput(
             f"the paper selected nothing for optimizer={optimizer!r}, batch_size={batch_size}; it has mvngrad, "
             "adabelief, laprop and adam at 128 and 1024: make a Cifar100 with lr and betas of your own"
         )

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import COUNT, COUPLED, DECOUPLED, SHARE, Bound, OptimizerName, Preset, TrainingRecipe
 
 Model = Literal["30M", "124M", "tiny"]
@@ -60,17 +61,17 @@ class Language(TrainingRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps % self.epoch_steps:
-            raise ValueError(
+            raise InvalidInput(
                 f"steps={self.steps} is not a multiple of epoch_steps={self.epoch_steps}; "
                 f"epoch_steps={math.gcd(self.steps, self.epoch_steps)} would fit"
             )
         if self.batch_size % self.micro_batch_size:
-            raise ValueError(
+            raise InvalidInput(
                 f"batch_size={self.batch_size} is not a multiple of micro_batch_size={self.micro_batch_size}; "
                 f"micro_batch_size={math.gcd(self.batch_size, self.micro_batch_size)} would fit"
             )
         if not 0 <= self.warmup_steps < self.steps:
-            raise ValueError(
+            raise InvalidInput(
                 f"warmup_steps={self.warmup_steps} does not fit steps={self.steps}; it must be at least 0 and less"
             )
 
@@ -229,7 +230,7 @@ def _selected(name: str, optimizer: str) -> dict[str, Any]:
     if (name, optimizer) not in SELECTED:
         has = ", ".join(other for text, other in SELECTED if text == name)
         made = {"wikitext103": "a WikiText103", "openwebtext": "an OpenWebText"}[name]
-        raise ValueError(
+        raise InvalidInput(
             f"the paper selected nothing for optimizer={optimizer!r} on {name}; it has {has}: "
             f"make {made} with lr and betas of your own"
         )
