@@ -239,8 +239,11 @@ def _open_address(storage: str | None) -> Iterator[Address]:
     address = parse_address(_get_url(storage))
     try:
         yield address
-    except (UserError, OSError) as error:
-        raise NotPossible(address.hide_passwords(str(error))) from None
+    except Exception as error:
+        text = address.hide_passwords(str(error))
+        if isinstance(error, UserError | OSError) or text != str(error):
+            raise NotPossible(text) from None
+        raise
 
 
 @contextmanager
