@@ -4,6 +4,9 @@ import numpy as np
 import torch
 
 import mvngrad
+from mvngrad.optim.backends import get_step
+from mvngrad.optim.formats import get_format, get_stored_names
+from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Arithmetic
 
 NUMPY = Arithmetic(np.sqrt, np.maximum)
@@ -24,6 +27,20 @@ def oracle(rule, hyper, x, grads, round_x=lambda x: x):
 def tensors(*shapes, dtype=torch.float32, device="cpu", seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator, dtype=dtype).to(device) for shape in shapes]
+
+
+def step(backend, rule, hyper, params, grads, state, steps, scale=None, found_inf=None, **options):
+    """One step by a backend, without an optimizer."""
+    inputs = StepInputs(rule, params, grads, state, steps, **options)
+    inputs.grad_scale, inputs.found_inf = scale, found_inf
+    inputs.view_complex_as_real()
+    get_step(backend)(inputs, hyper)
+
+
+def new_state(rule, state_dtype, params):
+    """The state of parameters before their first step, as lists by name."""
+    each = [get_format(state_dtype, param).allocate(rule.state_names, param) for param in params]
+    return {name: [state[name] for state in each] for name in get_stored_names(rule.state_names, state_dtype)}
 
 
 def parameters(*shapes, **options):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from family import NAMES, OPTIMIZERS, equal, everything, parameters, train
+from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, train
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -197,9 +197,27 @@ def test_the_state_of_torchs_optimizers_is_known_and_what_to_do_with_it_said(mak
     optimizer = make(parameters((4, 3)), state_dtype=torch.bfloat16)
     remedy = r"load mvngrad\.convert_state_dict\(state_dict, torch\.bfloat16\)$"
     if make.rule is not mvngrad.Adam.rule:
-        remedy = f"keeps other averages, {', '.join(make.rule.state_names)}: start it anew, without loading$"
+        remedy = f"has other state, {', '.join(make.rule.state_names)}: start it without loading$"
     with pytest.raises(ValueError, match=f"it has exp_avg, as torch.optim's do.*{remedy}"):
         optimizer.load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@each_optimizer
+def test_the_state_of_another_cell_is_recognized_and_the_message_says_where_it_belongs(make, steps):
+    for source in PLAIN:
+        if source.rule == make.rule:
+            continue
+        name = source.__name__
+        other = source(parameters((4, 3)))
+        train(other, steps)
+        with pytest.raises(ValueError, match=f"as that of {name} and {name}W, .*: load it into mvngrad.{name} or"):
+            make(parameters((4, 3))).load_state_dict(other.state_dict())
+    if make.rule != mvngrad.Adam.rule:
+        theirs = torch.optim.AdamW(parameters((4, 3)))
+        train(theirs, 1)
+        with pytest.raises(ValueError, match=r"its state is m, v, as that of Adam and AdamW"):
+            make(parameters((4, 3))).load_state_dict(mvngrad.convert_state_dict(theirs.state_dict(), None))
 
 
 @pytest.mark.parametrize("make", [torch.optim.RAdam, torch.optim.NAdam, lambda p: torch.optim.Adam(p, amsgrad=True)])
@@ -248,7 +266,7 @@ CORRUPTIONS = {
     "betas broken": (edit("param_groups", 0, "betas", to=(0.9, 1.5)), r"betas\[1\]=1.5"),
     "z_clip not a number": (edit("param_groups", 0, "z_clip", to="x"), "z_clip='x'"),
     "amsgrad": (lambda d: d["param_groups"][0].update(amsgrad=True), "amsgrad"),
-    "slot lost": (lambda d: d["state"][0].pop("m"), "keeps"),
+    "slot lost": (lambda d: d["state"][0].pop("m"), "it has .* for each parameter"),
     "no dict for a parameter": (edit("state", 1, to=None), "NoneType, not a dict"),
     "slot of another shape": (edit("state", 0, "m", to=torch.zeros(2)), r"m is torch.float32 of \(2,\)"),
     "slot of integers": (edit("state", 0, "m", to=lambda m: m.long()), "m is torch.int64"),

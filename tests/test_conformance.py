@@ -5,36 +5,23 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from family import NUMPY, oracle, tensors
+from family import NUMPY, new_state, oracle, step, tensors
 
-from mvngrad.optim import blocks, compiled, eager, foreach, storage
-from mvngrad.optim.rounding import DEFAULT, Rounding
-from mvngrad.optim.state import real
+from mvngrad.optim import formats
+from mvngrad.optim.formats import Rounding, load_state
+from mvngrad.optim.tensors import view_as_real
 from mvngrad.rule import CELLS, LEAN, MVNGRAD, Hyper
 
-
-def kernel(rule, hyper, params, grads, state, steps, rounding=DEFAULT):
-    """The kernel's launches, kept from step to step as the optimizer keeps them."""
-    from mvngrad.optim.launch import Launches
-
-    with torch.device("meta"):  # torch's default device is no concern of its tables
-        if not LAUNCHES or LAUNCHES[0].steps is not steps:
-            LAUNCHES[:] = [Launches(rule, params, grads, state, steps)]
-        assert LAUNCHES[0].point(grads)
-    LAUNCHES[0].run(hyper, rounding=rounding)
-
-
-LAUNCHES = []
 BACKENDS = {
-    "eager": eager.step,
-    "eager-capturable": partial(eager.step, capturable=True),
-    "differentiable": partial(eager.step, differentiable=True),
-    "foreach": foreach.step,
-    "foreach-capturable": partial(foreach.step, capturable=True),
-    "compiled": compiled.step,
-    "kernel": kernel,
+    "eager": partial(step, "eager"),
+    "eager-capturable": partial(step, "eager", capturable=True),
+    "differentiable": partial(step, "eager", differentiable=True),
+    "foreach": partial(step, "foreach"),
+    "foreach-capturable": partial(step, "foreach", capturable=True),
+    "cpu": partial(step, "cpu"),
+    "cuda": partial(step, "cuda"),
 }
-ON_DEVICE = {"eager-capturable", "foreach-capturable", "kernel"}
+ON_DEVICE = {"eager-capturable", "foreach-capturable", "cuda"}
 OPTIONS = {
     "defaults": {},
     "coupled": {"weight_decay": 0.1},
@@ -74,20 +61,20 @@ def array(tensor):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("rule", "hyper"), CASES)
 def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request):
-    if backend == "compiled":
+    if backend == "cpu":
         request.getfixturevalue("cpp_compiler")
         if device != "cpu":
             pytest.skip("the CPU's path")
         if dtype in (torch.bfloat16, torch.float16) and hyper != Hyper(lr=1e-2, weight_decay=0.1):
-            pytest.skip("seconds of compiling each, and options have nothing to do with the dtype of parameters")
-    if backend == "kernel":
+            pytest.skip("seconds of compiling each, and options do not depend on the dtype of parameters")
+    if backend == "cuda":
         request.getfixturevalue("triton")
         if dtype == torch.float64:
             pytest.skip("the kernel computes in float32")
         if dtype == torch.bfloat16 and device == "cpu":
             pytest.skip("Triton's interpreter truncates to bfloat16, where a GPU rounds")
     params = tensors(*SHAPES, dtype=dtype, device=device)
-    many = 10 if backend == "kernel" and device == "cpu" else STEPS  # the interpreter is slow
+    many = 10 if backend == "cuda" and device == "cpu" else STEPS  # the interpreter is slow
     grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, many + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.state_names}
@@ -122,13 +109,13 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
 def test_foreach_equals_eager(rule, hyper, dtype, device):
     """Bit for bit on the CPU; on CUDA, where torch's own two paths differ in the last place, to it."""
     runs = []
-    for step in (eager.step, foreach.step):
+    for backend in ("eager", "foreach"):
         params = tensors(*SHAPES, dtype=dtype, device=device)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.state_names}
         steps = [torch.tensor(float(i)) for i in range(len(params))]  # parameters of different ages
         for t in range(1, STEPS):
-            step(rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
+            step(backend, rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
         runs.append([*params, *(tensor for slot in rule.state_names for tensor in state[slot]), *steps])
     for a, b in zip(*runs, strict=True):
         exact = 0 if device == "cpu" else TOLERANCE[dtype]
@@ -136,7 +123,7 @@ def test_foreach_equals_eager(rule, hyper, dtype, device):
 
 
 @pytest.mark.usefixtures("cpp_compiler", "triton")
-@pytest.mark.parametrize("backend", ["eager", "foreach", "compiled", "kernel"])
+@pytest.mark.parametrize("backend", ["eager", "foreach", "cpu", "cuda"])
 @pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
 @pytest.mark.parametrize(
     "layout",
@@ -198,15 +185,10 @@ def gradients(params, t):
     return grads
 
 
-def kept_of(rule, kind, params):
-    each = [storage.empty(rule.state_names, param, kind) for param in params]
-    return {name: [kept[name] for kept in each] for name in storage.names(rule.state_names, kind)}
-
-
 def rounded(backend, rule, kind, mixed, device):
     """Parameters and state after a few steps; bfloat16 parameters are rounded at random too."""
     params = varied(mixed, device)
-    state = kept_of(rule, kind, params)
+    state = new_state(rule, kind, params)
     steps = [torch.tensor(float(i), device=device if backend in ON_DEVICE else "cpu") for i in range(len(params))]
     for t in range(1, FEW + 1):
         grads = gradients(params, t)
@@ -224,14 +206,14 @@ expected = cache(partial(rounded, "eager"))
 def test_every_backend_rounds_as_eager_does(rule, kind, backend, device, request):
     """They draw the same bits, so of results that differ in the last place hardly any is rounded otherwise."""
     mixed = True
-    if backend == "compiled":
+    if backend == "cpu":
         request.getfixturevalue("cpp_compiler")
         if device != "cpu":
             pytest.skip("the CPU's path")
         if kind == "int8" and rule is not MVNGRAD:
-            pytest.skip("10 seconds of compiling each, and what a rule computes is nothing to how it is kept")
+            pytest.skip("10 seconds of compiling each, and the format does not depend on the rule")
         mixed = kind != "int8" and rule is MVNGRAD
-    if backend == "kernel":
+    if backend == "cuda":
         request.getfixturevalue("triton")
     params, state, steps = rounded(backend, rule, kind, mixed, device)
     others, other_state, other_steps = expected(rule, kind, mixed, device)
@@ -244,12 +226,12 @@ def test_every_backend_rounds_as_eager_does(rule, kind, backend, device, request
         mine, its = ({name: kept[i] for name, kept in each.items()} for each in (state, other_state))
         for slot in rule.state_names:
             same += (mine[slot] == its[slot]).sum().item()
-            total += real(param).numel()
+            total += view_as_real(param).numel()
             assert mine[slot].dtype == (torch.uint8 if kind == "int8" else kind)
-            if kind == "int8" and slot in storage.SQUARES:
+            if kind == "int8" and slot in formats.SQUARES:
                 assert torch.equal(mine[f"{slot}_scale"][1], its[f"{slot}_scale"][1]), "blocks of another range"
         # And where they differ it is by no more than a few steps.
-        values, other_values = (storage.opened(rule.state_names, kept, torch.float32) for kept in (mine, its))
+        values, other_values = (load_state(rule.state_names, kept, torch.float32) for kept in (mine, its))
         for slot in rule.state_names:
             largest = values[slot].abs().max().item() if param.numel() else 0
             torch.testing.assert_close(values[slot], other_values[slot], rtol=0.3, atol=1e-5 * largest)
@@ -260,9 +242,9 @@ def bounds(slot, value, kept, kind):
     """How far a rounding may move a value: to the next one there is."""
     if kind == torch.bfloat16 or value.size == 0:
         return 2**-7 * abs(value)  # 7 bits after the first
-    if slot in storage.SQUARES:
+    if slot in formats.SQUARES:
         cut = kept[f"{slot}_scale"][1].max().item()
-        assert blocks.FINE <= cut <= blocks.COARSE
+        assert formats.FINE <= cut <= formats.COARSE
         return 2.0 ** (cut - 23) * abs(value)  # from 4 to 128 steps an octave
     return abs(value) / 8 + 2**-18 * kept[f"{slot}_scale"].max().item()  # 8 steps an octave, over 16 octaves
 
@@ -271,18 +253,18 @@ def bounds(slot, value, kept, kind):
 @each_rule
 def test_a_rounded_step_is_the_oracles_from_the_same_state_but_for_one_rounding(rule, kind):
     params = [*varied(), *tensors((300,), dtype=torch.float64), *tensors((300,), dtype=torch.float16)]
-    state, steps = kept_of(rule, kind, params), [torch.zeros(()) for _ in params]
+    state, steps = new_state(rule, kind, params), [torch.zeros(()) for _ in params]
     for t in range(1, FEW + 1):
         kept = [{name: tensors[i] for name, tensors in state.items()} for i in range(len(params))]
-        before = [storage.opened(rule.state_names, each, torch.float64) for each in kept]
-        starts, grads = [array(real(param)).copy() for param in params], gradients(params, t)
-        eager.step(rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
+        before = [load_state(rule.state_names, each, torch.float64) for each in kept]
+        starts, grads = [array(view_as_real(param)).copy() for param in params], gradients(params, t)
+        step("eager", rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
         for param, start, grad, old, new in zip(params, starts, grads, before, kept, strict=True):
             old = {slot: array(value) for slot, value in old.items()}
-            x, exact = rule.update(start, array(real(grad)), old, t, hyper_of(rule), NUMPY)
+            x, exact = rule.update(start, array(view_as_real(grad)), old, t, hyper_of(rule), NUMPY)
             ulp = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(param.dtype, 1e-6)
-            np.testing.assert_allclose(array(real(param)), x, rtol=ulp, atol=1e-6)
-            for slot, value in storage.opened(rule.state_names, new, torch.float64).items():
+            np.testing.assert_allclose(array(view_as_real(param)), x, rtol=ulp, atol=1e-6)
+            for slot, value in load_state(rule.state_names, new, torch.float64).items():
                 error = abs(array(value) - exact[slot])
                 assert (error <= bounds(slot, exact[slot], new, kind) + 1e-6 * abs(exact[slot]).max(initial=0)).all()
 
@@ -298,15 +280,15 @@ def test_rounded_state_stays_near_the_oracle(rule, kind, dtype):
     """
     params = tensors((3000,), dtype=dtype)
     start, grads = array(params[0]).copy(), [tensors((3000,), dtype=dtype, seed=t) for t in range(1, STEPS + 1)]
-    state, steps = kept_of(rule, kind, params), [torch.zeros(())]
+    state, steps = new_state(rule, kind, params), [torch.zeros(())]
     for g in grads:
-        eager.step(rule, hyper_of(rule), params, g, state, steps, rounding=Rounding(params=True))
+        step("eager", rule, hyper_of(rule), params, g, state, steps, rounding=Rounding(params=True))
     x, exact = oracle(rule, hyper_of(rule), start, [array(g) for (g,) in grads])
     part = 2**-7 if kind == torch.bfloat16 else 2**-3
     walk = STEPS**0.5 * 2**-8 * abs(x).mean() if dtype == torch.bfloat16 else 0
     assert abs(array(params[0]) - x).mean() <= part * abs(x - start).mean() + walk
     kept = {name: tensors[0] for name, tensors in state.items()}
-    for slot, value in storage.opened(rule.state_names, kept, torch.float64).items():
+    for slot, value in load_state(rule.state_names, kept, torch.float64).items():
         error, size = array(value) - exact[slot], abs(exact[slot]).mean()
         assert abs(error).mean() <= part * size
         assert abs(error.mean()) <= part * size / 10

@@ -20,13 +20,15 @@ def test_all_eight_share_one_signature():
     assert len({str(inspect.signature(make)) for make in OPTIMIZERS}) == 1
     signature = inspect.signature(mvngrad.MVNGradW)
     positional = [p.name for p in signature.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
-    assert positional == ["params", "lr", "betas", "eps", "eps_s", "weight_decay"]
+    assert positional == ["params", "lr", "betas", "eps"]
 
 
-def test_a_decay_in_the_fifth_position_is_warned_of():
-    """As torch.optim.AdamW has it there."""
-    with pytest.warns(UserWarning, match=r"eps_s=0\.1 puts a floor of 10 under .*: the fifth position is eps_s"):
+def test_a_decay_in_the_fifth_position_is_refused_and_a_large_eps_s_is_warned_of():
+    """torch.optim.AdamW has its weight_decay in the fifth position."""
+    with pytest.raises(TypeError, match="positional arguments"):
         mvngrad.MVNGradW(parameters((3,)), 1e-3, (0.9, 0.999), 1e-8, 0.1)
+    with pytest.warns(UserWarning, match=r"eps_s=0\.1 keeps sqrt\(s\) above 10, .* did you mean weight_decay=0\.1"):
+        mvngrad.MVNGradW(parameters((3,)), eps_s=0.1)
 
 
 def test_names_are_found_where_people_look():

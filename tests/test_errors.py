@@ -119,7 +119,7 @@ def test_float16_parameters_are_not_rounded_at_random(make):
 
 @each_optimizer
 def test_the_kind_of_decay_is_in_the_name(make):
-    with pytest.raises(ValueError, match="decoupled_weight_decay is the name's to say"):
+    with pytest.raises(ValueError, match="decoupled_weight_decay cannot be set; use the class whose name ends in W"):
         make([{"params": parameters((3,)), "decoupled_weight_decay": not make.decoupled}])
 
 

@@ -5,14 +5,15 @@ import os
 import subprocess
 import sys
 import weakref
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from family import PLAIN, equal, everything, parameters, tensors, train
+from family import PLAIN, equal, everything, new_state, parameters, step, tensors, train
 
 import mvngrad
-from mvngrad.optim import compiled
+from mvngrad.optim.backends import choose_backend, cpu
 from mvngrad.rule import CELLS, MVNGRAD, Hyper
 
 BLOCK = 1024
@@ -25,23 +26,22 @@ of_numpy = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encounter
 
 def prepared(rule, *shapes, device="cpu", **options):
     params = tensors(*shapes, device=device, **options)
-    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.state_names}
-    return params, state, [torch.zeros((), device=device) for _ in params]
+    return params, new_state(rule, torch.float32, params), [torch.zeros((), device=device) for _ in params]
 
 
 def test_every_block_knows_its_tensor_and_place(triton):
-    from mvngrad.optim.launch import blocks
+    from mvngrad.optim.backends.cuda.launch import map_blocks
 
-    owners, places = blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]), BLOCK)
+    owners, places = map_blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]), BLOCK)
     assert owners.tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 3]
     assert places.tolist() == [0, 0, 0, 1, 0, 1, 2, 3, 4]
 
 
 def test_a_tensor_of_more_than_2_to_the_31_elements_is_walked_to_its_end(triton):
-    from mvngrad.optim.launch import blocks
+    from mvngrad.optim.backends.cuda.launch import map_blocks
 
     size = 2**31 + 5
-    _, places = blocks(torch.tensor([size]), BLOCK)
+    _, places = map_blocks(torch.tensor([size]), BLOCK)
     last = places[-1].to(torch.int64) * BLOCK  # as the kernel computes it
     assert last < size <= last + BLOCK
     assert last + BLOCK > torch.iinfo(torch.int32).max
@@ -50,59 +50,42 @@ def test_a_tensor_of_more_than_2_to_the_31_elements_is_walked_to_its_end(triton)
 @each_device
 @each_rule
 def test_overflow_leaves_everything_as_it_was_and_the_scale_is_divided_out(rule, device, triton):
-    from mvngrad.optim.launch import Launches
-
     hyper = Hyper(lr=1e-2, weight_decay=0.1, decoupled=True)
     params, state, steps = prepared(rule, (33, 7), (5,), (), device=device)
     twins, twin_state, twin_steps = prepared(rule, (33, 7), (5,), (), device=device)
-    scaled, plain = (
-        Launches(rule, p, p, s, t) for p, s, t in ((params, state, steps), (twins, twin_state, twin_steps))
-    )
     scale = torch.tensor(4.0, device=device)
     for t, overflow in enumerate([0.0, 1.0, 0.0, 1.0]):
         g = tensors((33, 7), (5,), (), device=device, seed=t + 1)
-        before = [x.clone() for x in (*params, *(x for slot in state.values() for x in slot), *steps)]
-        large = [4 * x for x in g]
-        assert scaled.point(large)
-        scaled.run(hyper, scale, torch.tensor(overflow, device=device))
-        after = [*params, *(x for slot in state.values() for x in slot), *steps]
+        ours = [*params, *chain.from_iterable(state.values()), *steps]
+        before, found_inf = [x.clone() for x in ours], torch.tensor(overflow, device=device)
+        step("cuda", rule, hyper, params, [4 * x for x in g], state, steps, scale, found_inf)
         if overflow:
-            assert equal(after, before)
+            assert equal(ours, before)
         else:
-            assert plain.point(g)
-            plain.run(hyper)
+            step("cuda", rule, hyper, twins, g, twin_state, twin_steps)
     assert equal(params, twins)
     assert equal(steps, twin_steps)
 
 
 @each_device
-def test_gradients_that_move_in_memory_are_found(device, triton):
-    from mvngrad.optim.launch import Launches
-
+def test_gradients_that_move_in_memory_are_found(device, by_kernel):
     results = []
     for moves in (False, True):
-        params, state, steps = prepared(MVNGRAD, (40,), (3, 5), device=device)
-        grads = tensors((40,), (3, 5), device=device, seed=1)
-        launches = Launches(MVNGRAD, params, grads, state, steps)
+        params = parameters((40,), (3, 5), device=device)
+        optimizer = mvngrad.MVNGrad(params, lr=1e-2)
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        old = []
         for t in range(1, 5):
-            fresh = tensors((40,), (3, 5), device=device, seed=t)
-            if moves:
-                grads = [torch.empty_like(g) for g in fresh] + grads  # hold the old ones, so that addresses are new
-            for g, new in zip(grads, fresh, strict=False):
-                g.copy_(new)
-            assert launches.point(grads[:2])
-            launches.run(Hyper(lr=1e-2))
-        results.append(params)
+            for p, new in zip(params, tensors((40,), (3, 5), device=device, seed=t), strict=True):
+                if moves:
+                    old.append(p.grad)  # held, so that addresses are new
+                    p.grad = new
+                else:
+                    p.grad.copy_(new)
+            optimizer.step()
+        results.append([p.detach() for p in params])
     assert equal(*results)
-
-
-@pytest.fixture
-def by_kernel(triton, monkeypatch):
-    """Optimizers step by the kernel on a CPU too, in the interpreter."""
-    from mvngrad.optim import optimizer, state
-
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(optimizer, "kernel_takes", lambda param: param.dtype in state.KERNEL_DTYPES)
 
 
 @each_device
@@ -115,7 +98,7 @@ def test_a_gradient_at_an_old_address_may_lie_otherwise_or_be_of_another_dtype(d
         weight = torch.nn.Parameter(torch.zeros(8, 8, device=device))
         weight.grad_dtype = None
         optimizer = mvngrad.MVNGrad([weight], lr=0.1, fused=fused, foreach=None if fused is None else False)
-        assert optimizer._backend(optimizer.param_groups[0]) == ("kernel" if fused is None else "eager")
+        assert choose_backend(optimizer.param_groups[0]) == ("cuda" if fused is None else "eager")
         for t in range(4):
             square = memory.view(8, 8)
             other = square.T if kind == "strides" else memory.view(torch.bfloat16)[:64].view(8, 8)
@@ -169,15 +152,12 @@ def test_a_bound_on_z_lets_nan_through_as_the_rule_does(device, by_kernel):
 
 @each_device
 def test_integers_and_numpy_numbers_step_as_floats_do(device, triton):
-    from mvngrad.optim.launch import Launches
-
     results = []
     for number, zero in ((1.0, 0.0), (1, 0), (np.float32(1), np.float32(0))):
         params, state, steps = prepared(MVNGRAD, (40,), device=device)
         grads = tensors((40,), device=device, seed=1)
-        launches = Launches(MVNGRAD, params, grads, state, steps)
-        assert launches.point(grads)
-        launches.run(Hyper(lr=number, eps=number, eps_s=zero, weight_decay=number, z_clip=number))
+        hyper = Hyper(lr=number, eps=number, eps_s=zero, weight_decay=number, z_clip=number)
+        step("cuda", MVNGRAD, hyper, params, grads, state, steps)
         results.append(params)
     assert equal(results[0], results[1])
     assert equal(results[0], results[2])
@@ -195,15 +175,11 @@ def test_a_tensor_lr_and_capturable_are_no_hindrance_on_the_cpu():
 
 @each_device
 def test_thousands_of_tiny_tensors(device, triton):
-    from mvngrad.optim.launch import Launches
-
     shapes = [(1 + i % 3,) for i in range(2000 if device == "cuda" else 200)]
     params, state, steps = prepared(MVNGRAD, *shapes, device=device)
     expected = [p.clone() for p in params]
     grads = tensors(*shapes, device=device, seed=1)
-    launches = Launches(MVNGRAD, params, grads, state, steps)
-    assert launches.point(grads)
-    launches.run(Hyper(lr=0.09, eps=1e-12))
+    step("cuda", MVNGRAD, Hyper(lr=0.09, eps=1e-12), params, grads, state, steps)
     for p, x, g in zip(params, expected, grads, strict=True):
         torch.testing.assert_close(p, x - 0.1 * g.sign())  # the first step is lr/beta1
 
@@ -211,7 +187,7 @@ def test_thousands_of_tiny_tensors(device, triton):
 @pytest.mark.usefixtures("cpp_compiler")
 @pytest.mark.parametrize("state_dtype", [None, torch.bfloat16])
 def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta(state_dtype):
-    compiled.compiled.cache_clear()
+    cpu.compile_update.cache_clear()
     for round_, shapes in enumerate([[(7,)], [(4, 3), (100,)], [(2, 3, 4, 5), (1,), ()]]):
         params = parameters(*shapes)
         optimizer = mvngrad.MVNGradW(params, fused=True, state_dtype=state_dtype)
@@ -219,7 +195,7 @@ def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta(state_dty
             optimizer.param_groups[0]["lr"] = 1e-3 * t  # from 0, as a warm-up
             optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * t, 0.99 - 0.01 * round_)
             train(optimizer, 1)
-    assert compiled.compiled.cache_info().misses == 1
+    assert cpu.compile_update.cache_info().misses == 1
 
 
 @pytest.mark.usefixtures("cpp_compiler")
@@ -272,11 +248,3 @@ mvngrad.MVNGrad([x], fused=True).step()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **nowhere})
     assert done.returncode != 0
     assert "fused=True on the CPU needs a C++ compiler" in done.stderr.splitlines()[-1]
-
-
-def test_a_dtype_the_kernel_does_not_take_is_named():
-    (x,) = parameters((3,))
-    optimizer = mvngrad.MVNGrad([x.to("meta").detach().requires_grad_()], fused=True)
-    optimizer.param_groups[0]["params"][0].grad = torch.ones(3, device="meta")
-    with pytest.raises(ValueError, match=r"fused=True takes float32.*torch.float32 on meta: leave fused=None"):
-        optimizer.step()

@@ -7,7 +7,8 @@ import torch
 from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, train
 
 import mvngrad
-from mvngrad.optim import storage
+from mvngrad.optim.backends import choose_backend
+from mvngrad.optim.formats import load_state
 
 pytestmark = pytest.mark.gpu
 each_cell = pytest.mark.parametrize("make", PLAIN, ids=[cls.__name__ for cls in PLAIN])
@@ -39,10 +40,10 @@ each_kept = pytest.mark.parametrize("path", KEPT.values(), ids=KEPT)
 def test_the_default_path_on_cuda_is_the_kernel_where_it_can_be(make):
     def default(*params, **options):
         optimizer = make(list(params), **options)
-        return optimizer._backend(optimizer.param_groups[0])
+        return choose_backend(optimizer.param_groups[0])
 
     (x,), (double,), (host,) = parameters((3,), device="cuda"), parameters((3,), dtype=torch.float64), parameters((3,))
-    assert default(x) == "kernel"
+    assert default(x) == "cuda"
     assert default(x, foreach=True) == "foreach"
     assert default(x, fused=False) == "foreach"
     assert default(double.detach().cuda().requires_grad_()) == "foreach"
@@ -288,7 +289,7 @@ def test_the_kernel_rounds_as_eager_and_foreach_do(make, kind, dtype):
     for name, path in PATHS.items():
         params = parameters(*VARIED, dtype=dtype, device="cuda")
         optimizers.append(make(params, lr=1e-2, state_dtype=kind, stochastic_rounding=True, rounding_seed=3, **path))
-        assert optimizers[-1]._backend(optimizers[-1].param_groups[0]) == name.replace("fused", "kernel")
+        assert choose_backend(optimizers[-1].param_groups[0]) == name.replace("fused", "cuda")
         train(optimizers[-1], 5)
     coarse = 2**-7 if dtype == torch.bfloat16 else 0
     for other in optimizers[1:]:
@@ -363,11 +364,11 @@ def test_slow_averages_go_on_decaying_on_cuda(kind):
     x = torch.nn.Parameter(torch.ones(2**16, device="cuda"))
     optimizer = mvngrad.Adam([x], lr=1e-3, state_dtype=kind)
     train(optimizer, 5)
-    before = storage.opened(["m", "v"], optimizer.state[x], torch.float64)["v"].mean()
+    before = load_state(["m", "v"], optimizer.state[x], torch.float64)["v"].mean()
     x.grad = torch.zeros_like(x)
     for _ in range(5000):
         optimizer.step()
-    after = storage.opened(["m", "v"], optimizer.state[x], torch.float64)["v"].mean()
+    after = load_state(["m", "v"], optimizer.state[x], torch.float64)["v"].mean()
     assert (after / before).item() == pytest.approx(0.999**5000, rel=0.05)
     assert x.isfinite().all()
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from family import parameters, tensors
+from family import parameters, step, tensors
 
 from benchmarks.traffic import peak_bytes
-from mvngrad.optim import foreach
+from mvngrad.optim.backends import foreach
 from mvngrad.rule import CELLS, Hyper
 
 OPTIONS = {
@@ -38,7 +38,7 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
     hyper = Hyper(eps_s=1e-16 if rule.centered else 0.0)._replace(**options)
     steps = [torch.zeros(()) for _ in params]
     grads = [p.grad for p in params]
-    peak = peak_bytes(lambda: foreach.step(rule, hyper, params, grads, state, steps, capturable=capturable))
+    peak = peak_bytes(lambda: step("foreach", rule, hyper, params, grads, state, steps, capturable=capturable))
     assert peak <= peak_bytes_torch + model
 
 
@@ -50,5 +50,5 @@ def test_one_large_tensor_costs_no_more_than_it_does_in_torch(rule):
     torchs.step()
     state = {slot: [torch.zeros_like(x)] for slot in rule.state_names}
     hyper = Hyper(weight_decay=0.1, decoupled=True)
-    peak = peak_bytes(lambda: foreach.step(rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
+    peak = peak_bytes(lambda: step("foreach", rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
     assert peak <= peak_bytes(torchs.step) + 1024

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
-from mvngrad.optim import blocks
-from mvngrad.optim.rounding import Noise, Rounding, mixed, to_bfloat16
+from mvngrad.optim import formats
+from mvngrad.optim.formats import Noise, Rounding, hash32, round_to_bfloat16
 
 quick = settings(deadline=None, max_examples=100)
 EVERY = torch.arange(2**16, dtype=torch.int32)
@@ -32,7 +32,7 @@ def test_rounding_to_bfloat16_is_without_bias_and_to_a_neighbour(drawn):
     below = x.view(torch.int32) & -(2**16)
     above = (below + 2**16).view(torch.float32).double()
     below = below.view(torch.float32).double()
-    rounded = to_bfloat16(x.expand(2**16, -1), EVERY[:, None]).double()
+    rounded = round_to_bfloat16(x.expand(2**16, -1), EVERY[:, None]).double()
     assert ((rounded == below) | (rounded == above)).all()
     # 15 of the 16 bits of noise are used, and ties go to the even neighbour: 2^-16 of a step.
     assert ((rounded.mean(0) - x.double()).abs() <= (above - below).abs() * 2**-16).all()
@@ -42,24 +42,24 @@ def test_rounding_to_bfloat16_is_without_bias_and_to_a_neighbour(drawn):
 def test_what_is_a_bfloat16_stays_it_whatever_the_noise(noise):
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
     every = every[every.isfinite()]
-    assert torch.equal(to_bfloat16(every.float(), torch.full(every.shape, noise)), every)
+    assert torch.equal(round_to_bfloat16(every.float(), torch.full(every.shape, noise)), every)
 
 
 def test_beyond_its_range_rounding_to_bfloat16_is_to_the_nearest():
     """Where the scaled value would overflow, and among bfloat16's denormal numbers."""
     for x in (1.3 * 2.0**100, 3e38, 1e-39):
-        rounded = to_bfloat16(torch.full((2**16,), x), EVERY)
+        rounded = round_to_bfloat16(torch.full((2**16,), x), EVERY)
         assert rounded.unique().tolist() == [torch.tensor(x).to(torch.bfloat16).item()]
 
 
 @pytest.mark.parametrize("x", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_stays_so(x):
     expected = torch.full((2**16,), x, dtype=torch.bfloat16)
-    torch.testing.assert_close(to_bfloat16(expected.float(), EVERY), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(round_to_bfloat16(expected.float(), EVERY), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_zero_stays_zero():
-    assert not to_bfloat16(torch.zeros(2**16), EVERY).any()
+    assert not round_to_bfloat16(torch.zeros(2**16), EVERY).any()
 
 
 # 8 bits
@@ -67,21 +67,21 @@ def test_zero_stays_zero():
 
 def rows(values):
     """One block that begins with these values, for each noise one."""
-    row = torch.zeros(blocks.BLOCK)
+    row = torch.zeros(formats.BLOCK)
     row[: len(values)] = torch.tensor(values, dtype=torch.float32)
     return row
 
 
 def signed(row, noise):
-    codes, scale = blocks.to_signed(row, noise)
-    return blocks.signed(codes.to(torch.uint8).to(torch.int32), scale)
+    codes, scale = formats.encode_signed(row, noise)
+    return formats.decode_signed(codes.to(torch.uint8).to(torch.int32), scale)
 
 
 def squares(row, noise):
-    codes, first, cut = blocks.to_squares(row, noise)
+    codes, first, cut = formats.encode_squares(row, noise)
     assert codes.min() >= 0
     assert codes.max() <= 255
-    return blocks.squares(codes.to(torch.uint8).to(torch.int32), first, cut)
+    return formats.decode_squares(codes.to(torch.uint8).to(torch.int32), first, cut)
 
 
 def signed_steps(row):
@@ -94,7 +94,7 @@ def signed_steps(row):
 
 
 def square_steps(row, noise=HALF):
-    _, _, cut = blocks.to_squares(row, noise)
+    _, _, cut = formats.encode_squares(row, noise)
     return row * 2.0 ** (cut.double() - 23) + 2.0 ** (cut.double() - 149)  # the latter is that of denormal numbers
 
 
@@ -134,8 +134,8 @@ def test_a_signed_value_moves_by_less_than_a_step_and_keeps_its_sign(values, noi
 def test_a_square_moves_by_less_than_a_step_and_is_never_lost(values, noise):
     row = rows(values)
     back = squares(row, noise)
-    _, first, cut = blocks.to_squares(row, noise)
-    least = blocks.squares(torch.ones(1, dtype=torch.int32), first, cut)
+    _, first, cut = formats.encode_squares(row, noise)
+    least = formats.decode_squares(torch.ones(1, dtype=torch.int32), first, cut)
     assert ((back - row).abs() <= square_steps(row, noise))[row >= least].all()
     assert (back[(row > 0) & (row < least)] == least).all()
     assert (back[row > 0] > 0).all()
@@ -172,7 +172,7 @@ def test_encoding_what_was_decoded_changes_no_square(values, noise):
 @pytest.mark.parametrize("octaves", [0.5, 4, 12, 25, 50])
 def test_rounding_to_8_bits_is_without_bias(kept, octaves):
     """Whatever the range of a block, on which the size of its steps hangs."""
-    row = torch.exp2(-octaves * torch.rand(blocks.BLOCK, generator=torch.Generator().manual_seed(0)))
+    row = torch.exp2(-octaves * torch.rand(formats.BLOCK, generator=torch.Generator().manual_seed(0)))
     if kept is signed:
         row[::2] *= -1
     back = kept(row.repeat(2**16 // 4, 1), EVERY[::4, None]).double()
@@ -185,7 +185,7 @@ def test_rounding_to_8_bits_is_without_bias(kept, octaves):
 
 @pytest.mark.parametrize("noise", [0, 1, HALF, 2**16 - 1])
 def test_the_largest_of_a_signed_block_is_kept_as_it_is(noise):
-    block = torch.randn(4096, blocks.BLOCK, generator=torch.Generator().manual_seed(0))
+    block = torch.randn(4096, formats.BLOCK, generator=torch.Generator().manual_seed(0))
     largest = block.abs().argmax(1, keepdim=True)
     assert torch.equal(signed(block, noise).gather(1, largest), block.gather(1, largest))
 
@@ -193,22 +193,22 @@ def test_the_largest_of_a_signed_block_is_kept_as_it_is(noise):
 @each_kind
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_what_is_not_finite_stays_so_in_8_bits(kept, bad):
-    row = torch.ones(blocks.BLOCK)
+    row = torch.ones(formats.BLOCK)
     row[3] = bad
     for noise in (0, HALF, 2**16 - 1):
         assert not kept(row, noise)[3].isfinite()
 
 
 def test_the_constants_of_codes_are_what_they_stand_for():
-    assert torch.tensor(blocks.OFFSET).view(torch.int32) == blocks.OFFSET_BITS
-    assert blocks.signed(torch.tensor([127, 255, 0, 128]), torch.tensor(3.0)).tolist() == [3, -3, 0, 0]
+    assert torch.tensor(formats.OFFSET).view(torch.int32) == formats.OFFSET_BITS
+    assert formats.decode_signed(torch.tensor([127, 255, 0, 128]), torch.tensor(3.0)).tolist() == [3, -3, 0, 0]
 
 
 def test_a_block_with_a_smaller_range_has_finer_steps():
     cuts = []
     for octaves in (1, 3, 7, 15, 31, 60):
-        row = torch.exp2(-octaves * torch.linspace(0, 1, blocks.BLOCK))
-        cuts.append(blocks.to_squares(row, HALF)[2].item())
+        row = torch.exp2(-octaves * torch.linspace(0, 1, formats.BLOCK))
+        cuts.append(formats.encode_squares(row, HALF)[2].item())
     assert cuts == [16, 17, 18, 19, 20, 21]  # 128, 64, 32, 16, 8 and 4 steps an octave
 
 
@@ -219,7 +219,7 @@ def test_the_bits_differ_between_seeds_places_steps_coordinates_and_slots():
     param, kept = torch.zeros(1000), torch.zeros(1000, dtype=torch.bfloat16)
 
     def drawn(seed=0, place=0, t=1.0, name="m"):
-        return Rounding(seed).noise(place, t, param, kept)[name]
+        return Rounding(seed).make_noise(place, t, param, kept)[name]
 
     others = [drawn(seed=1), drawn(place=1), drawn(t=2.0), drawn(name="s"), drawn(name="u"), drawn(name="x")]
     for other in others:
@@ -230,7 +230,7 @@ def test_the_bits_differ_between_seeds_places_steps_coordinates_and_slots():
 
 @pytest.mark.parametrize("name", ["m", "s", "v", "u", "x"])
 def test_the_bits_are_uniform(name):
-    noise = Noise(Rounding(5).key(2, 7), 2**18, torch.device("cpu"))[name]
+    noise = Noise(Rounding(5).make_key(2, 7), 2**18, torch.device("cpu"))[name]
     assert noise.min() >= 0
     assert noise.max() < 2**16
     counts = torch.bincount(noise >> 8, minlength=256).double()
@@ -251,15 +251,18 @@ def test_mixing_is_the_published_function():
 
     words = [0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF]
     signed_words = torch.tensor(words).to(torch.int32)
-    assert [word % 2**32 for word in mixed(signed_words).tolist()] == [lowbias32(word) for word in words]
+    assert [word % 2**32 for word in hash32(signed_words).tolist()] == [lowbias32(word) for word in words]
 
 
 def test_only_what_is_rounded_draws_bits():
     wide, narrow = torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16)
-    assert Rounding().noise(0, 1, wide, wide) is None
-    assert Rounding(params=True).noise(0, 1, wide, wide) is None
-    assert Rounding().noise(0, 1, narrow, wide) is None
-    assert Rounding(params=True).noise(0, 1, narrow, wide) is not None
-    assert Rounding().noise(0, 1, wide, narrow) is not None
-    assert Rounding().noise(0, 1, wide, torch.zeros(3, dtype=torch.uint8)) is not None
-    assert Rounding().noise(0, 1, torch.zeros(3, dtype=torch.complex64), torch.zeros(3, dtype=torch.complex64)) is None
+    assert Rounding().make_noise(0, 1, wide, wide) is None
+    assert Rounding(params=True).make_noise(0, 1, wide, wide) is None
+    assert Rounding().make_noise(0, 1, narrow, wide) is None
+    assert Rounding(params=True).make_noise(0, 1, narrow, wide) is not None
+    assert Rounding().make_noise(0, 1, wide, narrow) is not None
+    assert Rounding().make_noise(0, 1, wide, torch.zeros(3, dtype=torch.uint8)) is not None
+    assert (
+        Rounding().make_noise(0, 1, torch.zeros(3, dtype=torch.complex64), torch.zeros(3, dtype=torch.complex64))
+        is None
+    )

@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mvngrad
-from mvngrad.optim import storage
-from mvngrad.optim.gather import local
+from mvngrad.optim.formats import load_state
+from mvngrad.optim.tensors import get_local
 
 LIMIT = 100
 """Seconds, after which the ranks are ended: one that waits for the other must fail a test, not block it."""
@@ -110,10 +110,10 @@ def here(optimizer):
     """The part of everything that is on this rank, 8-bit state as the values that its codes stand for."""
     parts = []
     for param, state in optimizer.state.items():
-        kept = {name: local(value) for name, value in state.items()}
+        kept = {name: get_local(value) for name, value in state.items()}
         slots = [name for name in kept if name != "step" and not name.endswith("_scale")]
-        parts += [local(param).detach().clone(), kept["step"].clone()]
-        parts += [value.clone() for value in storage.opened(slots, kept, torch.float32).values()]
+        parts += [get_local(param).detach().clone(), kept["step"].clone()]
+        parts += [value.clone() for value in load_state(slots, kept, torch.float32).values()]
     return parts
 
 
@@ -464,7 +464,7 @@ def test_8_bit_blocks_are_not_cut_into_shards_but_converted():
     again.load_state_dict(mvngrad.convert_state_dict(wide.state_dict(), "int8"))
     assert again.state[many[0].weight]["m"].dtype == torch.uint8
     saved = [
-        [local(value) for kept in each["state"].values() for value in kept.values()]
+        [get_local(value) for kept in each["state"].values() for value in kept.values()]
         for each in (again.state_dict(), floats)
     ]
     assert equal(*saved)

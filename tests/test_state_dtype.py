@@ -3,16 +3,16 @@
 import copy
 import io
 import pickle
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from family import OPTIMIZERS, PLAIN, equal, everything, oracle, parameters, tensors, train
+from family import OPTIMIZERS, PLAIN, equal, everything, new_state, oracle, parameters, step, tensors, train
 from torch._dynamo.testing import CompileCounter
 
 import mvngrad
-from mvngrad.optim import storage
-from mvngrad.optim.rounding import Rounding
+from mvngrad.optim.formats import Rounding, load_state
 from mvngrad.rule import LEAN, MVNGRAD, Hyper
 
 torch.ones(1).sqrt()  # of several threads that take a root first of all, one may get 12 bits of it: MKL's
@@ -28,7 +28,7 @@ SHAPES = [(33, 17), (300,), (), (0,), (1,)]
 
 def opened(optimizer, param):
     """The state of a parameter as numbers."""
-    return storage.opened(optimizer._rule(optimizer.param_groups[0]).state_names, optimizer.state[param], torch.float64)
+    return load_state(optimizer.get_rule(optimizer.param_groups[0]).state_names, optimizer.state[param], torch.float64)
 
 
 # What it is for
@@ -165,10 +165,10 @@ def test_what_torch_compile_traces_can_be_lowered(kind):
     optimizer = mvngrad.MVNGrad(parameters((3, 4), (5,), ()), lr=1e-2, state_dtype=kind)
     twin = copy.deepcopy(optimizer)
     torch._dynamo.reset()
-    for each, step in ((optimizer, torch.compile(optimizer.step, backend="aot_eager")), (twin, twin.step)):
+    for each, take in ((optimizer, torch.compile(optimizer.step, backend="aot_eager")), (twin, twin.step)):
         for p, g in zip(each.param_groups[0]["params"], tensors((3, 4), (5,), (), seed=1), strict=True):
             p.grad = g
-        step()
+        take()
     torch._dynamo.reset()
     torch.testing.assert_close(everything(optimizer)[:3], everything(twin)[:3], rtol=0, atol=1e-6)
 
@@ -365,7 +365,7 @@ def test_8_bits_survive_the_way_through_floats(wide):
     for key, kept in saved["state"].items():
         for slot in MVNGRAD.state_names:
             one, other = (
-                storage.opened(MVNGRAD.state_names, each, torch.float32)[slot] for each in (kept, back["state"][key])
+                load_state(MVNGRAD.state_names, each, torch.float32)[slot] for each in (kept, back["state"][key])
             )
             assert torch.equal(one, other)
 
@@ -435,31 +435,25 @@ def test_copies_go_on_bit_for_bit(clone, kind, options):
 @pytest.mark.parametrize("rule", [MVNGRAD, LEAN], ids=lambda rule: rule.name)
 @each_kind
 def test_overflow_leaves_codes_scales_and_counts_as_they_were_and_the_scale_is_divided_out(kind, rule, device, triton):
-    from mvngrad.optim.launch import Launches
-
     shapes, hyper, rounding = [(2348,), (5,), (), (0,)], Hyper(lr=1e-2, eps_s=1e-16), Rounding(9)
     sides = []
     for _ in range(2):
         params = tensors(*shapes, device=device)
-        kept = [storage.empty(rule.state_names, param, kind) for param in params]
-        state = {name: [each[name] for each in kept] for name in storage.names(rule.state_names, kind)}
-        steps = [torch.zeros((), device=device) for _ in params]
-        kept = [value for values in state.values() for value in values]
-        sides.append((Launches(rule, params, params, state, steps), [*params, *kept, *steps]))
-    (scaled, ours), (plain, twins) = sides
+        state, steps = new_state(rule, kind, params), [torch.zeros((), device=device) for _ in params]
+        sides.append((params, state, steps))
+    ours, twins = ([*params, *chain.from_iterable(state.values()), *steps] for params, state, steps in sides)
     first = [1.0] if device == "cuda" else []  # of a count of 0 the interpreter would warn
     for t, overflow in enumerate([*first, 0.0, 1.0, 0.0, 1.0]):
         g = tensors(*shapes, device=device, seed=t + 1)
         before = [x.clone() for x in ours]
-        large = [4 * x for x in g]
-        assert scaled.point(large)
-        scaled.run(hyper, torch.tensor(4.0, device=device), torch.tensor(overflow, device=device), rounding)
+        scale, found_inf = torch.tensor(4.0, device=device), torch.tensor(overflow, device=device)
+        (params, state, steps), twin = sides
+        step("cuda", rule, hyper, params, [4 * x for x in g], state, steps, scale, found_inf, rounding=rounding)
         if overflow:
             assert equal(ours, before)
         else:
             assert not equal(ours, before)
-            assert plain.point(g)
-            plain.run(hyper, rounding=rounding)
+            step("cuda", rule, hyper, twin[0], g, *twin[1:], rounding=rounding)
     assert equal(ours, twins)
 
 
@@ -469,28 +463,19 @@ def test_overflow_leaves_codes_scales_and_counts_as_they_were_and_the_scale_is_d
 )
 def test_the_kernel_keeps_state_of_every_magnitude_as_eager_does(kind, size):
     """Squares from denormal numbers to 1e36, with a block of zeros and one of a single number among them."""
-    from mvngrad.optim import eager
-    from mvngrad.optim.launch import Launches
-
     grads = [size * tensors((1200,), seed=t)[0] for t in range(1, 4)]
     for g in grads:
         g[256:512] = 0
         g[513:768] = 0
     runs = []
-    for backend in (eager, None):
+    for backend in ("eager", "cuda"):
         params, steps = tensors((1200,)), [torch.zeros(())]
-        kept = storage.empty(MVNGRAD.state_names, params[0], kind)
-        state = {name: [value] for name, value in kept.items()}
-        launches = None if backend else Launches(MVNGRAD, params, params, state, steps)
+        state = new_state(MVNGRAD, kind, params)
         for g in grads:
-            if backend:
-                backend.step(MVNGRAD, Hyper(lr=1e-2), params, [g], state, steps)
-            else:
-                assert launches.point([g])
-                launches.run(Hyper(lr=1e-2))
-        runs.append(kept)
+            step(backend, MVNGRAD, Hyper(lr=1e-2), params, [g], state, steps)
+        runs.append({name: stored for name, (stored,) in state.items()})
     for slot in MVNGRAD.state_names:
         assert (runs[0][slot] == runs[1][slot]).float().mean() > 0.99
-        values = [storage.opened(MVNGRAD.state_names, kept, torch.float32)[slot] for kept in runs]
+        values = [load_state(MVNGRAD.state_names, kept, torch.float32)[slot] for kept in runs]
         assert values[1].isfinite().all()
         assert not values[1][256:512].any()

@@ -7,9 +7,9 @@ applied, before or after normalizing:
     second moment v               Adam                       LaProp
     variance s                  AdaBelief                   MVN-Grad
 
-`Rule.update` is all four. It knows no framework: whatever goes beyond operators on fresh values is asked of an
-`Arithmetic`, so the same lines run on Python floats, NumPy arrays (in float64: the oracle of the tests), JAX arrays,
-torch tensors in place, and lists of torch tensors.
+`Rule.update` is all four. It knows no framework: operations that may work in place are methods of an `Arithmetic`, so
+the same lines run on Python floats, NumPy arrays (in float64: the oracle of the tests), JAX arrays, torch tensors in
+place, and lists of torch tensors.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Hyper(NamedTuple):
 
     @property
     def floor(self) -> float:
-        """What the root of the bias-corrected s never goes below.
+        """The lower bound of the root of the bias-corrected s.
 
-        Algorithm 1 adds eps_s to the stored s at every step, so s carries eps_s (1 - beta2^t) / (1 - beta2).
+        Algorithm 1 adds eps_s to the stored s at every step, so s contains eps_s (1 - beta2^t) / (1 - beta2).
         """
         return math.sqrt(self.eps_s / (1 - self.beta2))
 
 
 class Arithmetic:
-    """What the rule asks of a framework, here in plain operators: floats, NumPy, JAX, and torch out of place.
+    """The operations of the rule, here in plain operators: for floats, NumPy, JAX, and torch out of place.
 
-    A method whose name ends in an underscore may overwrite its first argument; the rule uses only what it returns.
+    A method whose name ends in an underscore may overwrite its first argument; the rule uses only its result.
     """
 
     def __init__(self, sqrt: Callable[[Array], Array], maximum: Callable[[Array, Array], Array]) -> None:
@@ -62,7 +62,7 @@ class Arithmetic:
         self.maximum_ = maximum
 
     def correction(self, beta: float, t: Any) -> Any:
-        """1 - beta^t, the weight an average started at zero has gathered after t steps."""
+        """1 - beta^t, the total weight of an average that started at zero, after t steps."""
         return 1 - beta**t
 
     def corrections(self, hyper: Hyper, t: Any) -> tuple[Any, Any]:
@@ -85,7 +85,8 @@ class Arithmetic:
     def div_(self, a: Array, b: Any) -> Array:
         return a / b
 
-    def sqrt_(self, spare: Array | None, a: Array) -> Array:
+    def sqrt_into(self, buffer: Array, a: Array) -> Array:
+        """The root of a. Consumes `buffer`, a temporary of the same size: it may hold the result or be freed."""
         return self.sqrt(a)
 
     def lerp_(self, a: Array, b: Array, weight: float) -> Array:
@@ -99,14 +100,14 @@ class Arithmetic:
 
 
 TINY = 1e-30
-"""Makes 0/0 at the first step 0, and is lost in rounding at every other."""
+"""Makes 0/0 at the first step 0; at every other step it is lost in rounding."""
 
 SCALAR = Arithmetic(math.sqrt, max)
 """The rule on Python floats."""
 
 
-def _given(number: Any) -> bool:
-    """Whether a term is there; under compilation a number may be a tensor, and then it is."""
+def _is_used(number: Any) -> bool:
+    """Whether a term is not zero; under compilation it may be a tensor, and then counts as not zero."""
     return not isinstance(number, (int, float)) or number != 0
 
 
@@ -126,27 +127,27 @@ class Rule:
     momentum_last: bool
     """Apply momentum after normalizing, not before."""
     lean: bool = False
-    """Rebuild m from u and s instead of keeping it: MVN-Grad in Adam's memory, exact while s stands still."""
+    """Rebuild m from u and s instead of storing it: MVN-Grad in Adam's memory, exact while s is constant."""
     state_names: tuple[str, ...] = field(init=False)
-    """The state this cell keeps for each coordinate, of m, v or s, and u."""
+    """The state this cell has for each coordinate, of m, v or s, and u."""
     options: tuple[str, ...] = field(init=False)
-    """The hyper-parameters that exist in this cell and not in every other."""
+    """The hyper-parameters that this cell has and not every cell has."""
 
     def __post_init__(self) -> None:
-        kept = (self.centered or not self.momentum_last) and not self.lean
-        slots = {"m": kept, "v": not self.centered, "s": self.centered, "u": self.momentum_last}
+        stores_mean = (self.centered or not self.momentum_last) and not self.lean
+        names = {"m": stores_mean, "v": not self.centered, "s": self.centered, "u": self.momentum_last}
         options = {
             "eps_s": self.centered,
-            "beta_mean": kept and self.momentum_last,
+            "beta_mean": stores_mean and self.momentum_last,
             "lean": self.centered and self.momentum_last,
             "z_clip": self.momentum_last,
         }
-        object.__setattr__(self, "state_names", tuple(slot for slot, there in slots.items() if there))
+        object.__setattr__(self, "state_names", tuple(name for name, exists in names.items() if exists))
         object.__setattr__(self, "options", tuple(option for option, exists in options.items() if exists))
 
     def init(self, x: Array) -> dict[str, Array]:
         """The state before the first step of parameters x: zeros."""
-        return {slot: 0 * x for slot in self.state_names}  # noqa: C420  each slot needs a value of its own
+        return {name: 0 * x for name in self.state_names}  # noqa: C420  each needs a value of its own
 
     def update(
         self, x: Array, g: Array, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic
@@ -157,9 +158,9 @@ class Rule:
 
         if hyper.maximize:
             g = -g
-        if _given(hyper.weight_decay) and hyper.decoupled:
+        if _is_used(hyper.weight_decay) and hyper.decoupled:
             x = ops.mul_(x, 1 - lr * hyper.weight_decay)
-        elif _given(hyper.weight_decay):
+        elif _is_used(hyper.weight_decay):
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
         if "m" in self.state_names:
@@ -169,27 +170,27 @@ class Rule:
         spread = g - m if self.centered else g
         r_name = "s" if self.centered else "v"
         r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
-        new[r_name] = r = ops.add_(r, hyper.eps_s) if _given(hyper.eps_s) else r
-        root = ops.sqrt_(spread if self.centered else None, r)
+        new[r_name] = r = ops.add_(r, hyper.eps_s) if _is_used(hyper.eps_s) else r
+        root = ops.sqrt_into(spread, r) if self.centered else ops.sqrt(r)
 
         c_m, c_v = ops.corrections(hyper, t)
         k = c_v**0.5
         if not self.momentum_last:
             root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
             return ops.addcdiv_(x, m, root, -lr / c_m), new
-        root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps): a pass over r less
+        root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps), with one pass over r less
         if hyper.z_clip is not None:
             root = ops.maximum_(root, ops.mul_(abs(g), k / hyper.z_clip))  # |z| <= z_clip
         new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
         return ops.add_(x, u, alpha=-lr / c_m), new
 
     def reconstruct_mean(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
-        """m as it would have been kept, had every gradient met the normalizer of the last: u (sqrt(s/c_v) + eps)."""
+        """An estimate of the last m, u (sqrt(s/c_v) + eps): exact if every gradient was divided by the same root."""
         k = (ops.previous_correction(hyper, t) + TINY) ** 0.5
-        return ops.mul_(ops.add_(ops.div_(ops.sqrt_(None, state["s"]), k), hyper.eps), state["u"])
+        return ops.mul_(ops.add_(ops.div_(ops.sqrt(state["s"]), k), hyper.eps), state["u"])
 
     def check(self, hyper: Hyper, owner: str | None = None) -> None:
-        """Raise a ValueError naming the first hyper-parameter that is out of range, for `owner`."""
+        """Raise a ValueError that names the first hyper-parameter out of range; `owner` is the name it begins with."""
 
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:
             number = float(value) if hasattr(value, "__float__") else math.nan

@@ -22,7 +22,7 @@ from mvngrad.diagnostics import Monitor, TensorBoard, read_records, variance_gap
 from mvngrad.diagnostics.measures import SATURATION
 from mvngrad.diagnostics.sinks import scalars
 from mvngrad.diagnostics.state import Sample, Transfer
-from mvngrad.optim import storage
+from mvngrad.optim.formats import load_state
 
 WATCHED = [*PLAIN, torch.optim.Adam]
 each_cell = pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_sample_equals_the_decoded_state(shape, kind):
     sample, state = Sample([param], 100, seed=0), optimizer.state[param]
     ((_, index, count),) = sample.pieces
     assert count == 100
-    for slot, whole in storage.opened(("m", "s", "u"), state, torch.float32).items():
+    for slot, whole in load_state(("m", "s", "u"), state, torch.float32).items():
         (row,) = sample.load_rows(optimizer, slot)
         assert torch.equal(row.float(), whole.flatten()[index])
 

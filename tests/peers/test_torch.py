@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from family import step
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import mvngrad
-from mvngrad.optim import foreach as multi_tensor
 from mvngrad.rule import ADAM, Hyper
 
 STEPS = 100
@@ -107,7 +107,7 @@ def test_foreach_backend(name, dtype):
             hyper = Hyper(beta1=beta1, beta2=beta2, decoupled=name == "AdamW", **options)
             live = [p for p in group["params"] if p.grad is not None]
             x, m, v, steps = map(list, zip(*(ours[p] for p in live), strict=True))
-            multi_tensor.step(ADAM, hyper, x, [p.grad for p in live], {"m": m, "v": v}, steps)
+            step("foreach", ADAM, hyper, x, [p.grad for p in live], {"m": m, "v": v}, steps)
         theirs.step()
         schedule.step()
     for param, mine in ours.items():

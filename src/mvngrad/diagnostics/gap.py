@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from mvngrad.diagnostics.state import GroupView, load_state, view_group
-from mvngrad.optim.eager import OUT_OF_PLACE
-from mvngrad.optim.gather import local, local_part
-from mvngrad.optim.state import real
+from mvngrad.optim.backends.eager import OUT_OF_PLACE
+from mvngrad.optim.tensors import get_local, get_local_like, view_as_real
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD, Rule
 
 Loss = Callable[[Any], "Tensor | Sequence[Tensor | None]"]
@@ -128,9 +127,9 @@ class _FrozenParameter:
 
     def add_gradient(self, grad: Tensor) -> Tensor:
         """Add a gradient and return its contribution to the gap, summed over coordinates."""
-        g = self.sign * real(local_part(grad, self.param)).to(self.dtype)
+        g = self.sign * view_as_real(get_local_like(grad, self.param)).to(self.dtype)
         if self.decay:
-            g = g + self.decay * real(local(self.param)).to(self.dtype)
+            g = g + self.decay * view_as_real(get_local(self.param)).to(self.dtype)
         contrasts = []
         for rule, variance in zip(self.rules, self.variances, strict=True):
             state = {letter: self.state[letter] for letter in rule.state_names}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from mvngrad.optim.eager import OUT_OF_PLACE
+from mvngrad.optim.backends.eager import OUT_OF_PLACE
 from mvngrad.rule import Hyper, Rule
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -17,8 +17,7 @@ from mvngrad.diagnostics.measures import Corrections, finite_or_none, mean_noise
 from mvngrad.diagnostics.sinks import Record, Sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, Sample, Transfer, get_stepped_params, pick_large_params, view_group
-from mvngrad.optim.gather import local
-from mvngrad.optim.state import real
+from mvngrad.optim.tensors import get_local, view_as_real
 
 FOLLOWED, TENSORS = 512, 4
 """Coordinates whose updates are followed at every step for spikes, and the number of tensors they are drawn from."""
@@ -177,7 +176,7 @@ class _Group:
         self.rows = [None] * len(self.rows)  # the noted rows are of other coordinates
         view = view_group(self.monitor.optimizer, self.group)
         self.names = {k: name for k, name in view.names.items() if k == "u" or not view.rule.momentum_last}
-        self.devices = {local(param).device for param in params}
+        self.devices = {get_local(param).device for param in params}
         dtypes = {param.dtype for param in params}
         half = dtypes & {torch.float16, torch.bfloat16}  # a norm can overflow in these
         self.norm_dtype = torch.float32 if half and dtypes <= half | {torch.float32} else None
@@ -187,7 +186,7 @@ class _Group:
         optimizer = self.monitor.optimizer
         if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
             self.refresh_samples()
-        grads = [real(local(param.grad)) for param in self.group["params"] if param.grad is not None]
+        grads = [view_as_real(get_local(param.grad)) for param in self.group["params"] if param.grad is not None]
         if not grads:
             return
         self.steps.append(self.monitor.step)

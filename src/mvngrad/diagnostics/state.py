@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from mvngrad.optim import blocks, storage
-from mvngrad.optim.gather import local
-from mvngrad.optim.optimizer import RuleOptimizer, _hyper
-from mvngrad.optim.state import Group, real
+from mvngrad.optim import formats
+from mvngrad.optim.inputs import Group
+from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
+from mvngrad.optim.tensors import get_local, view_as_real
 from mvngrad.rule import ADAM, Hyper, Rule
 
 SAMPLE = 2**12
@@ -35,11 +35,11 @@ def view_group(optimizer: Optimizer, group: Group) -> GroupView:
         TypeError: the state of this optimizer is unknown.
     """
     if isinstance(optimizer, RuleOptimizer):
-        rule = optimizer._rule(group)
-        return GroupView(rule, _hyper(group, group["lr"]), {letter: letter for letter in rule.state_names})
+        rule = optimizer.get_rule(group)
+        return GroupView(rule, make_hyper(group, group["lr"]), {letter: letter for letter in rule.state_names})
     if isinstance(optimizer, torch.optim.Adam):  # includes AdamW
         names = {"m": "exp_avg", "v": "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"}
-        return GroupView(ADAM, _hyper(group, group["lr"]), names)
+        return GroupView(ADAM, make_hyper(group, group["lr"]), names)
     raise TypeError(
         f"{type(optimizer).__name__} is not an optimizer of mvngrad, nor torch.optim.Adam or AdamW: its state is "
         "unknown; if it wraps one of these, pass the inner optimizer"
@@ -48,25 +48,24 @@ def view_group(optimizer: Optimizer, group: Group) -> GroupView:
 
 def count_coordinates(param: Tensor) -> int:
     """The number of real coordinates of a parameter's local part."""
-    return real(local(param)).numel()
+    return view_as_real(get_local(param)).numel()
 
 
 def load_state(state: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor:
     """The local part of a state tensor as floats; the tensor itself if it has that dtype."""
-    return storage.opened((name,), {key: local(value) for key, value in state.items()}, dtype)[name]
+    return formats.load_state((name,), {key: get_local(value) for key, value in state.items()}, dtype)[name]
 
 
 def load_state_at(state: dict[str, Any], name: str, index: Tensor | None) -> Tensor:
     """The values of a state tensor at flat coordinates, or at all, as a row."""
-    tensor, scale = real(local(state[name])), state.get(f"{name}_scale")
+    tensor, scale = view_as_real(get_local(state[name])), state.get(f"{name}_scale")
     if index is None or (scale is not None and not tensor.is_contiguous()):
         row = load_state(state, name, torch.float32) if scale is not None else tensor
         return row.reshape(-1) if index is None else torch.take(row, index)
     values = torch.take(tensor, index)
     if scale is None:
         return values
-    codes, block = values.to(torch.int32), index // blocks.BLOCK  # only the sampled codes are decoded
-    return blocks.squares(codes, *scale[:, block]) if name in storage.SQUARES else blocks.signed(codes, scale[block])
+    return formats.INT8.decode(name, values, scale[..., index // formats.BLOCK])  # only the sampled codes
 
 
 def get_stepped_params(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor]:
@@ -81,8 +80,8 @@ def pick_large_params(params: Sequence[Tensor], count: int) -> list[Tensor]:
     """
     if not params:
         return []
-    device = local(max(params, key=count_coordinates)).device
-    here = [param for param in params if local(param).device == device]
+    device = get_local(max(params, key=count_coordinates)).device
+    here = [param for param in params if get_local(param).device == device]
     length = -(-len(here) // count)
     return [max(here[i : i + length], key=count_coordinates) for i in range(0, len(here), length)]
 
@@ -104,7 +103,7 @@ class Sample:
         cuts = [0, *torch.searchsorted(drawn, ends).tolist()]
         for param, end, count, start, stop in zip(params, ends.tolist(), counts, cuts[:-1], cuts[1:], strict=True):
             if stop > start:
-                index = (drawn[start:stop] - (end - count)).to(local(param).device)
+                index = (drawn[start:stop] - (end - count)).to(get_local(param).device)
                 self.pieces.append((param, index, stop - start))
 
     def load_rows(self, optimizer: Optimizer, name: str) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Loading a state_dict: checked whole before anything changes, copied, and kept as the optimizer keeps its state."""
+"""Saving and loading: a state_dict is checked as a whole before anything changes, then copied in the group's format."""
 
 from __future__ import annotations
 
@@ -10,83 +10,122 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim import storage
-from mvngrad.optim.gather import is_sharded, local_part
-from mvngrad.optim.state import KINDS, OPTIONS, Group, asked_kind, no_kind, real, state_kind, step_count
-from mvngrad.rule import ADAM
+from mvngrad.optim.backends import make_step_count
+from mvngrad.optim.formats import (
+    INT8,
+    SQUARES,
+    STATE_DTYPES,
+    FloatFormat,
+    get_format,
+    invalid_state_dtype_message,
+    load_state,
+    parse_state_dtype,
+)
+from mvngrad.optim.inputs import Group
+from mvngrad.optim.tensors import get_local_like, is_sharded, view_as_real
+from mvngrad.rule import ADAM, CELLS, LEAN, MVNGRAD
 
 if TYPE_CHECKING:
     from mvngrad.optim.optimizer import RuleOptimizer
 
 
-TORCHS = {"step": "step", "exp_avg": "m", "exp_avg_sq": "v"}
-"""What torch.optim.Adam calls its state, and we."""
+TORCH_NAMES = {"step": "step", "exp_avg": "m", "exp_avg_sq": "v"}
+"""Our names for the state of torch.optim.Adam."""
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """A loaded tensor on its way past torch, which would cast it to its parameter's dtype."""
+class RawTensor:
+    """A loaded tensor, wrapped so that torch's `load_state_dict` does not cast it to its parameter's dtype."""
 
     value: Tensor
 
 
-def sealed(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
-    """The state_dict with finished copies of its tensors, sealed; a ValueError if it is not one of this optimizer."""
+def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
+    """The state_dict with copies of its tensors in the optimizer's format; a ValueError if it is not one of its own."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
-        raise ValueError(f"not an optimizer's state_dict: it is {_shown(state_dict)}, without state and param_groups")
+        raise ValueError(
+            f"not an optimizer's state_dict: it is {_describe(state_dict)}, without state and param_groups"
+        )
     states, groups, own = state_dict["state"], state_dict["param_groups"], optimizer.param_groups
     well_formed = isinstance(groups, list) and all(
         isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups
     )
     if not well_formed or not isinstance(states, Mapping):
         raise ValueError("corrupted state_dict: state must be a dict, param_groups a list of dicts with params")
-    if _is_torchs(states):
-        raise ValueError(_foreign(optimizer))
+    if _is_from_torch(states):
+        raise ValueError(_torch_state_message(optimizer))
     sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
     if sizes[0] != sizes[1]:
         raise ValueError(f"the state_dict's groups hold {sizes[0]} parameters, this optimizer's {sizes[1]}")
-    filled = [_checked_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
+    _check_cell(optimizer, states, groups)
+    filled = [_check_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
     saved_ids = chain.from_iterable(group["params"] for group in groups)
-    places = [(param, group) for mine, group in zip(own, filled, strict=True) for param in mine["params"]]
-    known = dict(zip(saved_ids, places, strict=True))
-    if strangers := [key for key in states if key not in known]:
-        raise ValueError(f"corrupted state_dict: it has state for {strangers[:3]}, which are none of its parameters")
-    kept = {key: _sealed_state(optimizer, known[key], states[key]) for key in states}
-    return {**state_dict, "state": kept, "param_groups": filled}
+    members = [(param, group) for mine, group in zip(own, filled, strict=True) for param in mine["params"]]
+    owners = dict(zip(saved_ids, members, strict=True))
+    if unknown := [key for key in states if key not in owners]:
+        raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are none of its parameters")
+    copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
+    return {**state_dict, "state": copies, "param_groups": filled}
 
 
-def _is_torchs(states: Mapping[Any, Any]) -> bool:
-    return any(isinstance(kept, Mapping) and "exp_avg" in kept for kept in states.values())
+def _is_from_torch(states: Mapping[Any, Any]) -> bool:
+    return any(isinstance(saved, Mapping) and "exp_avg" in saved for saved in states.values())
 
 
-def _foreign(optimizer: RuleOptimizer) -> str:
-    """What to do with a state of torch.optim."""
+def _torch_state_message(optimizer: RuleOptimizer) -> str:
+    """The message for a state_dict of torch.optim."""
     name, own = type(optimizer).__name__, optimizer.param_groups[0]
-    told = f"not a state_dict of {name}: it has exp_avg, as torch.optim's do"
+    text = f"not a state_dict of {name}: it has exp_avg, as torch.optim's do"
     if optimizer.rule == ADAM:
-        return f"{told}; load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
-    slots = ", ".join(optimizer._rule(own).state_names)
-    return f"{told}, and {name} keeps other averages, {slots}: start it anew, without loading"
+        return f"{text}; load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
+    return f"{text}, and {name} has other state, {_list_state(optimizer)}: start it without loading"
 
 
-def _ours(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """That of torch.optim.Adam or AdamW as our cell of that name would have it; others as they are."""
+def _list_state(optimizer: RuleOptimizer) -> str:
+    return ", ".join(optimizer.get_rule(optimizer.param_groups[0]).state_names)
+
+
+def _check_cell(optimizer: RuleOptimizer, states: Mapping[Any, Any], groups: list[Group]) -> None:
+    """Raise a ValueError that names the cell of a state_dict, if it is another one.
+
+    The cell is recognized by its state or, before the first step, by the options of its groups.
+    """
+    saved = next((saved for saved in states.values() if isinstance(saved, Mapping) and saved), {})
+    names = {name for name in saved if name != "step" and not str(name).endswith("_scale")}
+    options = {option for option in MVNGRAD.options if any(option in group for group in groups)}
+    ours = all("state_dtype" in group for group in groups)
+    found = next((rule for rule in (*CELLS, LEAN) if names == {*rule.state_names}), None)
+    if not names and ours:
+        found = next((rule for rule in CELLS if options == {*rule.options}), None)
+    if found is not None and (MVNGRAD if found is LEAN else found) != optimizer.rule:
+        name, cell = type(optimizer).__name__, found.name.replace("-", "").removeprefix("lean ")
+        raise ValueError(
+            f"not a state_dict of {name}: its state is {', '.join(found.state_names)}, as that of {cell} and {cell}W, "
+            f"and {name} has {_list_state(optimizer)}: load it into mvngrad.{cell} or {cell}W, or start {name} without "
+            "loading"
+        )
+
+
+def _rename_torch_state(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict of torch.optim.Adam or AdamW under our names; others as they are."""
     states, groups = state_dict["state"], state_dict["param_groups"]
-    if not _is_torchs(states):
+    if not _is_from_torch(states):
         return state_dict
-    if not (all(kept.keys() <= TORCHS.keys() for kept in states.values()) and all("amsgrad" in g for g in groups)):
+    known = all(saved.keys() <= TORCH_NAMES.keys() for saved in states.values())
+    if not (known and all("amsgrad" in group for group in groups)):
         raise ValueError("of torch.optim only the state of Adam and AdamW, without amsgrad, can be converted")
     return {
         **state_dict,
-        "state": {key: {TORCHS[name]: value for name, value in kept.items()} for key, kept in states.items()},
+        "state": {key: {TORCH_NAMES[name]: value for name, value in saved.items()} for key, saved in states.items()},
         "param_groups": [{name: value for name, value in group.items() if name != "amsgrad"} for group in groups],
     }
 
 
-def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
+def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
+    """The saved group, completed from the optimizer's own; a ValueError if the optimizer cannot have it."""
     name, rule = type(optimizer).__name__, optimizer.rule
     needed = {"lr", "betas", "eps", "weight_decay", *rule.options} - {"lean"}
-    foreign = {option for option in OPTIONS if option in saved and option not in rule.options}
+    foreign = {option for cell in CELLS for option in cell.options if option in saved} - {*rule.options}
     if foreign or not needed <= saved.keys():
         differs = sorted(foreign or needed - saved.keys())
         raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}")
@@ -97,10 +136,10 @@ def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
         raise ValueError(f"not a state_dict of {name}: it has amsgrad=True")
     if bool(saved.get("lean")) != bool(own.get("lean")):
         raise ValueError(f"not a state_dict of {name}(lean={bool(own.get('lean'))}): it has the other state")
-    kinds = _family(saved.get("state_dtype")), _family(own["state_dtype"])
-    if kinds[0] != kinds[1]:
+    dtypes = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
+    if dtypes[0] != dtypes[1]:
         raise ValueError(
-            f"the state_dict keeps its state in {kinds[0]}, this optimizer in {kinds[1]}: make the optimizer with that "
+            f"the state_dict has its state in {dtypes[0]}, this optimizer in {dtypes[1]}: make the optimizer with that "
             f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
         )
     filled = {**own, **saved, "state_dtype": own["state_dtype"]}
@@ -108,50 +147,51 @@ def _checked_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
     return filled
 
 
-def _family(kind: Any) -> str:
+def _get_family(state_dtype: Any) -> str:
     """How a checkpoint's state was rounded: the wide floats are one family, as in torch."""
-    return "int8" if kind == "int8" else "bfloat16" if kind in (torch.bfloat16, "bfloat16") else "float32"
+    if state_dtype == "int8":
+        return "int8"
+    return "bfloat16" if state_dtype in (torch.bfloat16, "bfloat16") else "float32"
 
 
-def _named(kind: torch.dtype | str | None) -> str | None:
+def _get_dtype_name(state_dtype: torch.dtype | str | None) -> str | None:
     """A `state_dtype` as checkpoints have it: torch.distributed.checkpoint takes no dtypes."""
-    return None if kind is None else _family(kind)
+    return None if state_dtype is None else _get_family(state_dtype)
 
 
-def _sealed_state(optimizer: RuleOptimizer, place: tuple[Tensor, Group], saved: Any) -> dict[str, Sealed]:
-    param, group = place
-    slots, kind = optimizer._rule(group).state_names, state_kind(param, group)
+def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: Any) -> dict[str, RawTensor]:
+    """A copy of the saved state of one parameter, in the group's format; a ValueError if it does not fit."""
+    names, state_format = optimizer.get_rule(group).state_names, get_format(group["state_dtype"], param)
     if not isinstance(saved, Mapping):
-        raise ValueError(f"corrupted state_dict: the state of a parameter is {_shown(saved)}, not a dict")
+        raise ValueError(f"corrupted state_dict: the state of a parameter is {_describe(saved)}, not a dict")
     if not saved:
         return {}
-    room = storage.empty(slots, param, kind)
-    if saved.keys() not in ({"step", *room}, {"step", *slots}):
+    stored = state_format.allocate(names, param)
+    if saved.keys() not in ({"step", *stored}, {"step", *names}):
         raise ValueError(
-            f"not a state_dict of {type(optimizer).__name__}: it keeps {sorted({'step', *room})} for each parameter, "
+            f"not a state_dict of {type(optimizer).__name__}: it has {sorted({'step', *stored})} for each parameter, "
             f"this one {sorted(saved)}"
         )
-    step = step_count(_steps(saved["step"]), param, group)
+    step = make_step_count(_parse_steps(saved["step"]), param, group)
     for name, value in saved.items():
         if name != "step":
-            _check_fits(name, value, param, room[name], floats=f"{slots[0]}_scale" not in saved)
-    if f"{slots[0]}_scale" not in room:
-        for slot, kept in room.items():
-            real(kept).copy_(real(saved[slot]))
-    elif saved.keys() == {"step", *room} and all(saved[slot].stride() == room[slot].stride() for slot in slots):
-        for name, kept in room.items():
-            kept.copy_(saved[name])
-    else:  # blocks that lie otherwise, or floats
+            _check_tensor(name, value, param, stored[name], floats=f"{names[0]}_scale" not in saved)
+    if state_format is not INT8:
+        for name, tensor in stored.items():
+            view_as_real(tensor).copy_(view_as_real(saved[name]))
+    elif saved.keys() == {"step", *stored} and all(saved[name].stride() == stored[name].stride() for name in names):
+        for name, tensor in stored.items():
+            tensor.copy_(saved[name])
+    else:  # floats, or blocks of other strides
         if is_sharded(param):
-            saved = {slot: local_part(saved[slot], param) for slot in slots}
-        values = storage.opened(slots, saved, torch.float32)
-        storage.close(
-            room, {slot: torch.empty_like(room[slot], dtype=torch.float32).copy_(values[slot]) for slot in slots}
-        )
-    return {"step": Sealed(step), **{name: Sealed(value) for name, value in room.items()}}
+            saved = {name: get_local_like(saved[name], param) for name in names}
+        values = load_state(names, saved, torch.float32)
+        dense = {name: torch.empty_like(stored[name], dtype=torch.float32).copy_(values[name]) for name in names}
+        state_format.store(stored, dense)
+    return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in stored.items()}}
 
 
-def _steps(value: Any) -> float:
+def _parse_steps(value: Any) -> float:
     single = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
     steps = float(value) if single and not torch.is_complex(torch.as_tensor(value)) else -1.0
     if not (steps >= 0 and steps == steps // 1):
@@ -159,68 +199,71 @@ def _steps(value: Any) -> float:
     return steps
 
 
-def _check_fits(name: str, value: Any, param: Tensor, kept: Tensor, floats: bool) -> None:
+def _check_tensor(name: str, value: Any, param: Tensor, stored: Tensor, floats: bool) -> None:
     if is_sharded(param) and not floats:
         raise ValueError(
             f"{name} is in 8-bit blocks, which cannot be cut where shards are: load it in float32 into another "
             "optimizer of these parameters, and its state_dict into this one; mvngrad.convert_state_dict converts"
         )
-    whole = real(param.detach()) if floats else kept
+    whole = view_as_real(param.detach()) if floats else stored
     fits = (
         isinstance(value, Tensor)
         and value.layout == torch.strided
         and value.is_meta == param.is_meta
-        and real(value).shape == whole.shape
-        and (real(value).is_floating_point() if floats else value.dtype == kept.dtype)
+        and view_as_real(value).shape == whole.shape
+        and (view_as_real(value).is_floating_point() if floats else value.dtype == stored.dtype)
     )
     if not fits:
-        raise ValueError(f"corrupted state_dict: {name} is {_shown(value)} for a parameter that is {_shown(param)}")
+        raise ValueError(
+            f"corrupted state_dict: {name} is {_describe(value)} for a parameter that is {_describe(param)}"
+        )
     if is_sharded(value) != is_sharded(param):
         case = ("sharded", "whole", "save", "get") if is_sharded(value) else ("whole", "sharded", "load", "set")
         raise ValueError(
             "{} is {}, its parameter {}: {} it by {}_optimizer_state_dict of torch.distributed.checkpoint.state_dict, "
             "with full_state_dict=True".format(name, *case)
         )
-    known = floats and type(value) is Tensor and not value.is_meta
-    if known and name in storage.SQUARES and bool((real(value) < 0).any()):
-        raise ValueError(f"corrupted state_dict: {name} has negative values, and no average of squares has")
+    readable = floats and type(value) is Tensor and not value.is_meta
+    if readable and name in SQUARES and bool((view_as_real(value) < 0).any()):
+        raise ValueError(f"corrupted state_dict: {name} has negative values, which an average of squares cannot have")
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """The state_dict as torch.distributed.checkpoint takes it, for any number of processes.
 
-    Dtypes are named. 8-bit state of sharded parameters becomes sharded floats, because blocks cannot be cut where
-    shards are; nothing is lost: floats made from codes are encoded as the same values.
+    Dtypes become their names. 8-bit state of sharded parameters becomes sharded floats, because blocks cannot be cut at
+    the borders of shards; nothing is lost: floats decoded from codes are encoded as the same values.
     """
     states, groups = dict(state_dict["state"]), []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        groups.append({**saved, "state_dtype": _named(group["state_dtype"])})
-        slots = optimizer._rule(group).state_names
+        groups.append({**saved, "state_dtype": _get_dtype_name(group["state_dtype"])})
+        names = optimizer.get_rule(group).state_names
         for key, param in zip(saved["params"], group["params"], strict=True):
-            if is_sharded(param) and f"{slots[0]}_scale" in states.get(key, {}):
-                values = storage.opened(slots, states[key], torch.float32)
-                states[key] = {"step": states[key]["step"], **{slot: _spread(values[slot], param) for slot in slots}}
+            if is_sharded(param) and f"{names[0]}_scale" in states.get(key, {}):
+                values = load_state(names, states[key], torch.float32)
+                sharded = {name: _make_sharded(values[name], param) for name in names}
+                states[key] = {"step": states[key]["step"], **sharded}
     return {**state_dict, "state": states, "param_groups": groups}
 
 
-def _spread(part: Tensor, param: Any) -> Tensor:
-    """The part of a state that is here as a DTensor, spread as its parameter is."""
+def _make_sharded(part: Tensor, param: Any) -> Tensor:
+    """The local part of a state tensor as a DTensor, placed as its parameter is."""
     from torch.distributed.tensor import DTensor
 
-    whole = real(param.detach())
+    whole = view_as_real(param.detach())
     return DTensor.from_local(
         part, param.device_mesh, param.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 
 def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
-    """A copy of an optimizer's state_dict with its state kept in another dtype, rounded to the nearest.
+    """A copy of an optimizer's state_dict with its state in another dtype, rounded to the nearest.
 
-    One of torch.optim.Adam or AdamW becomes one of `mvngrad.Adam` or `AdamW`, which go on as torch's would.
+    One of torch.optim.Adam or AdamW becomes one of `mvngrad.Adam` or `AdamW`, which continue as torch's would.
 
     >>> import mvngrad, torch
     >>> x = torch.nn.Parameter(torch.ones(3))
@@ -229,21 +272,22 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     >>> small.step()
     >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
     """
-    state_dtype, state_dict = asked_kind(state_dtype), _ours(state_dict)
-    if state_dtype not in KINDS:
-        raise ValueError(no_kind(state_dtype))
+    state_dtype, state_dict = parse_state_dtype(state_dtype), _rename_torch_state(state_dict)
+    if state_dtype not in STATE_DTYPES:
+        raise ValueError(invalid_state_dtype_message(state_dtype))
     states: dict[Any, dict[str, Any]] = {}
-    for key, kept in state_dict["state"].items():
-        slots = [name for name in kept if name != "step" and not name.endswith("_scale")]
-        if not slots:  # of a parameter that was looked up and never stepped
+    for key, saved in state_dict["state"].items():
+        names = [name for name in saved if name != "step" and not name.endswith("_scale")]
+        if not names:  # of a parameter that was looked up and never stepped
             states[key] = {}
             continue
-        wide = torch.float64 if real(kept[slots[0]]).dtype == torch.float64 else torch.float32
-        values = storage.opened(slots, kept, wide)
-        in_floats = is_sharded(values[slots[0]]) and state_dtype == "int8"  # as `portable` has them
-        room = storage.empty(slots, values[slots[0]], torch.float32 if in_floats else state_dtype or wide)
-        storage.close(room, values)
-        step = kept["step"]
-        states[key] = {"step": step.clone() if isinstance(step, torch.Tensor) else step, **room}
-    groups = [{**group, "state_dtype": _named(state_dtype)} for group in state_dict["param_groups"]]
+        wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32
+        values = load_state(names, saved, wide)
+        as_floats = is_sharded(values[names[0]]) and state_dtype == "int8"  # as `make_portable` has them
+        target = FloatFormat(torch.float32) if as_floats else get_format(state_dtype or wide, values[names[0]])
+        stored = target.allocate(names, values[names[0]])
+        target.store(stored, values)
+        step = saved["step"]
+        states[key] = {"step": step.clone() if isinstance(step, torch.Tensor) else step, **stored}
+    groups = [{**group, "state_dtype": _get_dtype_name(state_dtype)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}

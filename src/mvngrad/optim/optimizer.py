@@ -1,43 +1,34 @@
-"""The torch.optim contract around the rule: groups, state, dispatch to a backend, checkpoints."""
+"""The torch.optim contract around the rule: groups, state, hooks, and `step`: collect the inputs, step by a backend."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from numbers import Real
-from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import (
-    Optimizer,
-    ParamsT,
-    StateDict,
-    _default_to_fused_or_foreach,
-    _use_grad_for_differentiable,
-)
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_differentiable
 
-from mvngrad.optim import checkpoint, compiled, eager, foreach as multi_tensor, storage
-from mvngrad.optim.gather import Gathered, local, local_part
-from mvngrad.optim.rounding import Rounding
-from mvngrad.optim.state import (
-    KINDS,
-    OPTIONS,
-    Group,
-    asked_kind,
-    fusable,
-    is_kind,
-    kernel_takes,
-    no_kind,
-    state_kind,
-    step_count,
+from mvngrad.optim import checkpoint
+from mvngrad.optim.backends import choose_backend, get_step, make_step_count
+from mvngrad.optim.formats import (
+    ALL_NAMES,
+    STATE_DTYPES,
+    Rounding,
+    get_format,
+    get_stored_names,
+    invalid_state_dtype_message,
+    is_stored_as,
+    parse_state_dtype,
 )
+from mvngrad.optim.inputs import Group, StepInputs
+from mvngrad.optim.tensors import get_local, get_local_like
 from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
-if TYPE_CHECKING:
-    from mvngrad.optim.launch import Launches
+OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
+"""Arguments that not every cell has, with their defaults in those that do."""
 
 _HEALTH_CHECK = "_accelerator_graph_capture_health_check"
 if not hasattr(Optimizer, _HEALTH_CHECK):  # its name in older releases
@@ -56,9 +47,9 @@ class RuleOptimizer(Optimizer):
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        *,
         eps_s: float | None = None,
         weight_decay: float | None = None,
-        *,
         beta_mean: float | None = None,
         z_clip: float | None = None,
         lean: bool | None = None,
@@ -104,7 +95,7 @@ class RuleOptimizer(Optimizer):
             "betas": betas,
             "eps": eps,
             "weight_decay": (1e-2 if self.decoupled else 0.0) if weight_decay is None else weight_decay,
-            "state_dtype": asked_kind(state_dtype),
+            "state_dtype": parse_state_dtype(state_dtype),
             "stochastic_rounding": stochastic_rounding,
             "rounding_seed": rounding_seed,
             "foreach": foreach,
@@ -117,6 +108,8 @@ class RuleOptimizer(Optimizer):
         given = {"eps_s": eps_s, "beta_mean": beta_mean, "lean": lean, "z_clip": z_clip}
         defaults |= {name: OPTIONS[name] for name in self.rule.options}
         defaults |= {name: value for name, value in given.items() if value is not None}
+        self._inputs: list[StepInputs] = []
+        self._captured: list[Any] = []
         super().__init__(params, defaults)
 
     # Groups
@@ -128,7 +121,7 @@ class RuleOptimizer(Optimizer):
                 if param_group.get(name, ...) is None and not valued:
                     del param_group[name]
             if "state_dtype" in param_group:
-                param_group["state_dtype"] = asked_kind(param_group["state_dtype"])
+                param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
             self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
@@ -140,28 +133,28 @@ class RuleOptimizer(Optimizer):
                 having = ", ".join(rule.name for rule in CELLS if option in rule.options)
                 raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {having}")
         if group["decoupled_weight_decay"] != self.decoupled:
-            raise ValueError(f"{name}: decoupled_weight_decay is the name's to say: those ending in W decouple it")
+            raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
         lr, betas = group["lr"], group["betas"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
         pair = isinstance(betas, Sequence) and len(betas) == 2
         if not (pair and all(isinstance(beta, Real) for beta in betas)):
             raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1)")
-        self.rule.check(_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
-        if self.rule.centered and (floor := _hyper(group, 0.0).floor) >= 1:
+        self.rule.check(make_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
+        if self.rule.centered and (floor := make_hyper(group, 0.0).floor) >= 1:
             warnings.warn(
-                f"{name}: eps_s={group['eps_s']:g} puts a floor of {floor:.2g} under the root, which hardly normalizes "
-                "then; choose a smaller one. If a weight_decay was meant, give it by name: the fifth position is eps_s",
+                f"{name}: eps_s={group['eps_s']:g} keeps sqrt(s) above {floor:.2g}, so gradients are barely "
+                f"normalized; choose a smaller one, or did you mean weight_decay={group['eps_s']:g}?",
                 stacklevel=4,
             )
         if group.get("lean") and group["beta_mean"] is not None:
             raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
-        if group["state_dtype"] not in KINDS:
-            raise ValueError(f"{name}: {no_kind(group['state_dtype'])}")
+        if group["state_dtype"] not in STATE_DTYPES:
+            raise ValueError(f"{name}: {invalid_state_dtype_message(group['state_dtype'])}")
         seed = group["rounding_seed"]
         if not (isinstance(seed, int) and 0 <= seed < 2**32):
             raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32)")
-        if group["differentiable"] and (group["state_dtype"] in KINDS[2:] or group["stochastic_rounding"]):
+        if group["differentiable"] and (group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]):
             raise ValueError(f"{name}: differentiable=True cannot see through rounded state; leave state_dtype=None")
         on = [option for option in ("foreach", "fused", "differentiable") if group[option]]
         if len(on) > 1:
@@ -171,7 +164,7 @@ class RuleOptimizer(Optimizer):
         text = super().__repr__()
         if not self.rule.centered:
             return text
-        floors = ", ".join(f"{_hyper(group, 0.0).floor:.2g}" for group in self.param_groups)
+        floors = ", ".join(f"{make_hyper(group, 0.0).floor:.2g}" for group in self.param_groups)
         return f"{text[:-1]}floor under the root, sqrt(eps_s/(1-beta2)): {floors}\n)"
 
     # State
@@ -180,14 +173,15 @@ class RuleOptimizer(Optimizer):
         """Create the state of every trainable parameter now instead of at its first step.
 
         torch.distributed.checkpoint creates missing state by a hidden step with zero gradients, which counts as a
-        step and adds eps_s to s. Call this before a checkpoint taken at step 0, and nothing is hidden.
+        step and adds eps_s to s. Call this before a checkpoint at step 0, and there is no hidden step.
         """
         for group in self.param_groups:
             for param in group["params"]:
                 if param.requires_grad:
-                    self._state_of(param, group)
+                    self._get_state(param, group)
 
-    def _state_of(self, param: Tensor, group: Group) -> dict[str, Tensor]:
+    def _get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
+        """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
         state: dict[str, Tensor] = self.state[param]
         if not state:
             if param.is_floating_point() and param.dtype.itemsize < 2:
@@ -200,10 +194,10 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 "
                     "one: leave it out for this group, or train in bfloat16"
                 )
-            state["step"] = step_count(0, param, group)
-            state.update(storage.empty(self._rule(group).state_names, param, state_kind(param, group)))
-        names = self._names(group)
-        if not {*names} == state.keys() & storage.NAMES or not is_kind(group["state_dtype"], state[names[0]].dtype):
+            state["step"] = make_step_count(0, param, group)
+            state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
+        names = self._get_stored_names(group)
+        if {*names} != state.keys() & ALL_NAMES or not is_stored_as(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
                 f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean or "
                 "state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
@@ -211,18 +205,76 @@ class RuleOptimizer(Optimizer):
             )
         return state
 
-    def _rule(self, group: Group) -> Rule:
+    def get_rule(self, group: Group) -> Rule:
+        """The cell that steps a group."""
         return LEAN if group.get("lean") else self.rule
 
-    def _names(self, group: Group) -> tuple[str, ...]:
-        return storage.names(self._rule(group).state_names, group["state_dtype"])
+    def _get_stored_names(self, group: Group) -> tuple[str, ...]:
+        return get_stored_names(self.get_rule(group).state_names, group["state_dtype"])
+
+    # The step
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; `closure`, if given, computes the loss and its gradients again, and the loss is returned."""
+        getattr(self, _HEALTH_CHECK)()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        every_inputs = self._collect_inputs()
+        try:
+            for group, inputs in zip(self.param_groups, every_inputs, strict=True):
+                if inputs.params:
+                    inputs.step_backend(inputs, make_hyper(group, _read_lr(group, inputs)))
+                if inputs.sharded:  # autograd saw only their local parts change
+                    torch.autograd.graph.increment_version(inputs.sharded)
+        finally:
+            for inputs in every_inputs:
+                inputs.release()
+        return loss
+
+    def _collect_inputs(self) -> list[StepInputs]:
+        """The inputs of every group, before the first one steps: one bad gradient stops the whole step."""
+        if torch.compiler.is_compiling():
+            return [self._collect_group(group) for group in self.param_groups]
+        cached = self._inputs
+        del cached[len(self.param_groups) :]
+        for i, group in enumerate(self.param_groups):
+            if i == len(cached) or not cached[i].refresh(group, self.state):
+                cached[i : i + 1] = [self._collect_group(group)]
+            cached[i].grad_scale = getattr(self, "grad_scale", None)  # GradScaler sets both
+            cached[i].found_inf = getattr(self, "found_inf", None)
+        return cached
+
+    def _collect_group(self, group: Group) -> StepInputs:
+        """Collect parameters with gradients and their state, which is created at the first step."""
+        backend = choose_backend(group)  # first: if it raises, no state was created
+        inputs = StepInputs(
+            self.get_rule(group),
+            [],
+            [],
+            {name: [] for name in self._get_stored_names(group)},
+            [],
+            rounding=Rounding(group["rounding_seed"], group["stochastic_rounding"]),
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+        )
+        inputs.backend, inputs.step_backend, inputs.captured = backend, get_step(backend), self._captured
+        self._init_group(group, inputs.params, inputs.grads, inputs.steps, *inputs.state.values())
+        if backend == "cuda":
+            self._move_step_counts(group, inputs)
+        if not torch.compiler.is_compiling():
+            inputs.remember(group)
+        inputs.view_complex_as_real()
+        return inputs
 
     def _init_group(
-        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *kept: list[Tensor]
+        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *stored: list[Tensor]
     ) -> None:
-        # The name, and one flat list for each kind of tensor, are what torch.compile looks for: it runs this
-        # function instead of tracing it.
-        names = self._names(group)
+        # torch.compile looks for this name and for one flat list of each kind of tensor: it runs this function
+        # instead of tracing it.
+        names = self._get_stored_names(group)
         whole = group["differentiable"]
         for param in group["params"]:
             grad = param.grad
@@ -233,130 +285,29 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__} needs dense gradients, not {grad.layout}; use sparse=False in the "
                     "embedding, or torch.optim.SparseAdam for these parameters"
                 )
-            state = self._state_of(param, group)
-            params.append(param if whole else local(param))
-            grads.append(grad if whole else local_part(grad, param))
+            state = self._get_state(param, group)
+            params.append(param if whole else get_local(param))
+            grads.append(grad if whole else get_local_like(grad, param))
             steps.append(state["step"])
-            for name, tensors in zip(names, kept, strict=True):
-                tensors.append(state[name] if whole else local(state[name]))
+            for name, tensors in zip(names, stored, strict=True):
+                tensors.append(state[name] if whole else get_local(state[name]))
 
-    # The step
-
-    @_use_grad_for_differentiable
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; `closure`, if given, computes the loss anew and its gradients, and the loss is returned."""
-        getattr(self, _HEALTH_CHECK)()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        # From all groups before the first steps, so that one bad gradient stops the whole step.
-        gathered = self._gathered()
-        for group, tensors in zip(self.param_groups, gathered, strict=True):
-            if tensors.params:
-                self._step_group(group, tensors)
-            if tensors.sharded:  # only their parts were seen to change
-                torch.autograd.graph.increment_version(tensors.sharded)
-            tensors.grads = []  # not kept: zero_grad is to free them
-        return loss
-
-    def _gathered(self) -> list[Gathered]:
-        """For each group what its step works on; as the step before found it, where only gradients are new."""
-        if torch.compiler.is_compiling():
-            return [self._gather(group) for group in self.param_groups]
-        kept: list[Gathered] = self.__dict__.setdefault("_kept", [])
-        owned: list[Any] = self.__dict__.setdefault("_owned", [])
-        known = len(owned) == len(self.state) and all(map(is_, owned, self.state.values()))
-        del kept[len(self.param_groups) :]
-        for index, group in enumerate(self.param_groups):
-            old = kept[index] if index < len(kept) else None
-            if known and old is not None and old.form == _form(group) and old.renew(group["params"]):
-                continue
-            if old is not None:
-                self._spare_captured(old)
-            new = self._gather(group)
-            new.keep(group["params"], [self.state[p] for p in group["params"] if p.grad is not None])
-            kept[index : index + 1] = [new]
-            self._owned = list(self.state.values())  # a parameter's first step gives it state
-        return kept
-
-    def _spare_captured(self, tensors: Gathered) -> None:
-        """Keep what a graph reads from and writes to at every replay, before others take its place."""
-        if tensors.launches is not None and tensors.launches.captured:
-            self.__dict__.setdefault("_captured", []).append((tensors.launches, tensors.values))
-
-    def _gather(self, group: Group) -> Gathered:
-        tensors = Gathered(self._names(group), _form(group))
-        self._init_group(group, tensors.params, tensors.grads, tensors.steps, *tensors.state.values())
-        return tensors
-
-    def _step_group(self, group: Group, tensors: Gathered) -> None:
-        launches = self._launches(group, tensors)
-        backend, capturable, lr = "kernel" if launches else self._backend(group), group["capturable"], group["lr"]
-        if isinstance(lr, Tensor):
-            stays = {"kernel": lr.is_cuda, "compiled": False}.get(backend, capturable or group["differentiable"])
-            lr = lr.squeeze() if stays else lr.item()
-        hyper, rounding = _hyper(group, lr), Rounding(group["rounding_seed"], group["stochastic_rounding"])
-        if launches:
-            launches.run(hyper, getattr(self, "grad_scale", None), getattr(self, "found_inf", None), rounding)
-            return
-        steppers: dict[str, Callable[..., None]] = {
-            "compiled": partial(compiled.step, rows=tensors.rows),
-            "foreach": partial(multi_tensor.step, capturable=capturable),
-            "eager": partial(eager.step, capturable=capturable, differentiable=group["differentiable"]),
-        }
-        step = partial(steppers[backend], rounding=rounding)
-        step(self._rule(group), hyper, tensors.params, tensors.grads, tensors.state, tensors.steps)
-
-    def _backend(self, group: Group) -> Literal["kernel", "compiled", "foreach", "eager"]:
-        params, foreach = group["params"], group["foreach"]
-        if fusable(group) and all(map(kernel_takes, params)):
-            return "kernel"
-        if fusable(group) and group["fused"]:
-            if all(param.is_cpu for param in params):
-                return "compiled"
-            kinds = sorted({f"{param.dtype} on {param.device.type}" for param in params if not kernel_takes(param)})
-            raise ValueError(
-                f"fused=True takes float32, bfloat16, float16 and complex64 parameters on CUDA, with triton installed, "
-                f"or parameters on the CPU; here are {', '.join(kinds)}: leave fused=None"
-            )
-        if foreach is None:
-            _, foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
-        return "foreach" if foreach and not all(param.is_cpu for param in params) else "eager"
+    def _move_step_counts(self, group: Group, inputs: StepInputs) -> None:
+        """Move step counts to where the kernel reads them, from where another backend did."""
+        members = (param for param in group["params"] if param.grad is not None)
+        for i, param in enumerate(members):
+            inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, torch.float32)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by GradScaler: whether `step` itself divides by the scale and skips on overflow."""
-        return all(self._backend(group) == "kernel" for group in self.param_groups)
-
-    def _launches(self, group: Group, tensors: Gathered) -> Launches | None:
-        """The launches of a group, pointed to its gradients; None where the kernel is not to step it.
-
-        They are made anew when a parameter comes, goes or changes.
-        """
-        asked = group["fused"], group["foreach"], group["differentiable"]
-        if tensors.launches is not None and tensors.asked == asked and tensors.launches.point(tensors.grads):
-            return tensors.launches
-        if self._backend(group) != "kernel":
-            return None
-        from mvngrad.optim.launch import Launches
-
-        self._spare_captured(tensors)
-        for i, (param, kept) in enumerate(zip(tensors.params, tensors.owned, strict=True)):
-            # The count may have been kept where another path reads it.
-            tensors.steps[i] = kept["step"] = kept["step"].to(param.device, torch.float32)
-        rule = self._rule(group)
-        tensors.launches = Launches(rule, tensors.params, tensors.grads, tensors.state, tensors.steps)
-        tensors.launches.point(tensors.grads)
-        tensors.asked = asked
-        tensors.keep(tensors.members, tensors.owned)
-        return tensors.launches
+        return all(choose_backend(group) == "cuda" for group in self.param_groups)
 
     # Checkpoints
 
     def state_dict(self) -> StateDict:
         """The state and the groups, as torch's optimizers give them; its tensors are the optimizer's own."""
-        return checkpoint.portable(self, super().state_dict())
+        return checkpoint.make_portable(self, super().state_dict())
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what `state_dict` returned, into copies.
@@ -365,30 +316,27 @@ class RuleOptimizer(Optimizer):
         invalid hyper-parameters raises a ValueError that says so, and nothing is loaded.
         """
         if not isinstance(state_dict, dict):
-            checkpoint.sealed(self, state_dict)
-        last = self.register_load_state_dict_pre_hook(checkpoint.sealed)  # type: ignore[arg-type]
+            checkpoint.check_and_copy(self, state_dict)
+        last_hook = self.register_load_state_dict_pre_hook(checkpoint.check_and_copy)  # type: ignore[arg-type]
         try:
             super().load_state_dict(state_dict)
         finally:
-            last.remove()
+            last_hook.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._inputs, self._captured = [], getattr(self, "_captured", [])
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             for param in group["params"]:
                 for name, value in self.state.get(param, {}).items():
-                    if isinstance(value, checkpoint.Sealed):
+                    if isinstance(value, checkpoint.RawTensor):
                         self.state[param][name] = value.value
 
 
-def _form(group: Group) -> tuple[Any, ...]:
-    """What decides which state there is, and in which dtype."""
-    return group.get("lean"), group["state_dtype"]
-
-
-def _hyper(group: Group, lr: Any) -> Hyper:
+def make_hyper(group: Group, lr: Any) -> Hyper:
+    """The hyper-parameters of a group, with a learning rate that may be a number or a tensor."""
     beta1, beta2 = group["betas"]
     return Hyper(
         lr=lr,
@@ -402,3 +350,12 @@ def _hyper(group: Group, lr: Any) -> Hyper:
         z_clip=group.get("z_clip"),
         maximize=group["maximize"],
     )
+
+
+def _read_lr(group: Group, inputs: StepInputs) -> Any:
+    """The learning rate: a tensor only if the backend must not, or need not, read its value on the host."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return lr
+    keep = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
+    return lr.squeeze() if keep else lr.item()

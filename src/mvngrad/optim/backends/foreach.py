@@ -1,4 +1,4 @@
-"""The rule on lists of tensors, one kernel an operation for all of them: the same lines, over `torch._foreach_*`."""
+"""The rule on lists of tensors, over `torch._foreach_*`: one kernel for each operation on all of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim import storage
-from mvngrad.optim.eager import log
-from mvngrad.optim.rounding import DEFAULT, Rounding
-from mvngrad.optim.state import State, arithmetic_dtype, real
-from mvngrad.rule import Arithmetic, Hyper, Rule
+from mvngrad.optim.backends.eager import log
+from mvngrad.optim.formats import HALF_DTYPES, find_format, load_state, write
+from mvngrad.optim.inputs import StepInputs
+from mvngrad.rule import Arithmetic, Hyper
 
 BATCH = 2**25
-"""Parameters stepped at once: enough to fill a device, so that temporaries need not be as large as the model."""
+"""Parameters stepped at once: enough to fill a device, and temporaries are smaller than the model."""
 
 
 class Tensors:
-    """Tensors that compute as one: what the rule writes with operators. (torch.compile traces no subclass of list.)"""
+    """A list of tensors with the operators that the rule uses. (torch.compile traces no subclass of list.)"""
 
     def __init__(self, items: Sequence[Tensor]) -> None:
         self.items = items if isinstance(items, list) else list(items)
@@ -82,12 +81,11 @@ class Foreach(Arithmetic):
         return a
 
     def div_(self, a: Tensors, b: Any) -> Tensors:
-        torch._foreach_div_(a.items, _each(b, a))
+        torch._foreach_div_(a.items, _repeat_number(b, a))
         return a
 
-    def sqrt_(self, spare: Tensors | None, a: Tensors) -> Tensors:
-        if spare is not None:
-            spare.items.clear()  # room for the root, which is as large
+    def sqrt_into(self, buffer: Tensors, a: Tensors) -> Tensors:
+        buffer.items.clear()  # there is no out= for lists: free the temporary before allocating another
         root: Tensors = self.sqrt(a)
         return root
 
@@ -101,7 +99,7 @@ class Foreach(Arithmetic):
 
     def addcdiv_(self, a: Tensors, b: Tensors, c: Tensors, value: Any) -> Tensors:
         if isinstance(value, (int, float)):
-            torch._foreach_addcdiv_(a.items, b.items, c.items, _each(value, a))
+            torch._foreach_addcdiv_(a.items, b.items, c.items, _repeat_number(value, a))
         else:
             torch._foreach_addcdiv_(a.items, torch._foreach_mul(b.items, _items(value)), c.items)
         return a
@@ -116,54 +114,47 @@ def _items(a: Any) -> Any:
     return a.items if isinstance(a, Tensors) else a
 
 
-def _each(factor: Any, a: Tensors) -> Any:
-    """A number once for each tensor, as torch passes it: CUDA's kernels round otherwise for a single number."""
+def _repeat_number(factor: Any, a: Tensors) -> Any:
+    """A number once for each tensor, as torch passes it: for a single number, CUDA's kernels round differently."""
     return [factor] * len(a.items) if isinstance(factor, (int, float)) else _items(factor)
 
 
 FOREACH = Foreach()
 
 
-def step(
-    rule: Rule,
-    hyper: Hyper,
-    params: list[Tensor],
-    grads: list[Tensor],
-    state: State,
-    steps: list[Tensor],
-    *,
-    rounding: Rounding = DEFAULT,
-    capturable: bool = False,
-) -> None:
-    """As `mvngrad.optim.eager.step`, for many parameters of one device, dtype and step count at a time."""
+def step(inputs: StepInputs, hyper: Hyper) -> None:
+    """As the eager step, for many parameters of one device, dtype and step count at a time."""
+    rule, rounding, steps = inputs.rule, inputs.rounding, inputs.steps
     batches: dict[tuple[Any, ...], list[int]] = {}
-    filled: dict[tuple[Any, ...], int] = {}
-    for i, (param, count) in enumerate(zip(params, steps, strict=True)):
-        age = None if capturable or count.is_cuda else count.item() + 1
+    sizes: dict[tuple[Any, ...], int] = {}
+    for i, (param, count) in enumerate(zip(inputs.params, steps, strict=True)):
+        age = None if inputs.capturable or count.is_cuda else count.item() + 1
         kind = param.device, param.dtype, age
-        filled[kind] = filled.get(kind, 0) + param.numel()
-        batches.setdefault((*kind, filled[kind] // BATCH), []).append(i)
+        sizes[kind] = sizes.get(kind, 0) + param.numel()
+        batches.setdefault((*kind, sizes[kind] // BATCH), []).append(i)
     for (_, _, age, _), batch in batches.items():
         counts = [steps[i] for i in batch]
         on_device = age is None
         if on_device:
             torch._foreach_add_(counts, 1)
-        targets = [real(params[i]) for i in batch]
-        dtype = arithmetic_dtype(targets[0])
-        kept = [{name: tensors[i] for name, tensors in state.items()} for i in batch]
-        each = [storage.opened(rule.state_names, one, dtype) for one in kept]
-        old = {slot: Tensors([one[slot] for one in each]) for slot in rule.state_names}
-        wide = dtype != targets[0].dtype
-        x = Tensors([param.to(dtype) for param in targets] if wide else targets)
-        g = Tensors([real(grads[i]).to(dtype) for i in batch])
+        params = [inputs.params[i] for i in batch]
+        dtype = torch.float32 if params[0].dtype in HALF_DTYPES else params[0].dtype
+        stored = [{name: tensors[i] for name, tensors in inputs.state.items()} for i in batch]
+        narrow = stored[0][rule.state_names[0]].dtype != dtype
+        loaded = [load_state(rule.state_names, each, dtype) for each in stored] if narrow else stored
+        old = {name: Tensors([each[name] for each in loaded]) for name in rule.state_names}
+        converted = dtype != params[0].dtype
+        x = Tensors([param.to(dtype) for param in params] if converted else params)
+        g = Tensors([inputs.grads[i].to(dtype) for i in batch])
         t = Tensors([count.to(dtype) for count in counts]) if on_device else age
         x, new = rule.update(x, g, old, t, hyper, FOREACH)
-        if each[0][rule.state_names[0]] is not kept[0][rule.state_names[0]] or rounding.params:
-            for j, (i, param, one) in enumerate(zip(batch, targets, kept, strict=True)):
-                noise = rounding.noise(i, steps[i] if on_device else age, param, one[rule.state_names[0]])
-                storage.close(one, {slot: value.items[j] for slot, value in new.items()}, noise)
-                storage.write(param, x.items[j], noise["x"] if noise and rounding.params else None)
-        elif wide:
-            torch._foreach_copy_(targets, x.items)
-        if not on_device:  # on the host, while the device is at work
+        if narrow or rounding.params:
+            for j, (i, param, each) in enumerate(zip(batch, params, stored, strict=True)):
+                noise = rounding.make_noise(i, steps[i] if on_device else age, param, each[rule.state_names[0]])
+                values = {name: value.items[j] for name, value in new.items()}
+                find_format(rule.state_names, each).store(each, values, noise)
+                write(param, x.items[j], noise["x"] if noise and rounding.params else None)
+        elif converted:
+            torch._foreach_copy_(params, x.items)
+        if not on_device:  # on the host, while the device computes
             torch._foreach_add_(counts, torch.tensor(1.0, device="cpu"), alpha=1.0)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mvngrad.optim import storage
-from mvngrad.optim.rounding import DEFAULT, Rounding
-from mvngrad.optim.state import State, arithmetic_dtype, real
-from mvngrad.rule import Arithmetic, Hyper, Rule
+from mvngrad.optim.formats import HALF_DTYPES, find_format, load_state, write
+from mvngrad.optim.inputs import StepInputs
+from mvngrad.rule import Arithmetic, Hyper
 
 
 class OutOfPlace(Arithmetic):
@@ -41,8 +39,8 @@ class InPlace(OutOfPlace):
     def div_(self, a: Tensor, b: Any) -> Tensor:
         return a.div_(b)
 
-    def sqrt_(self, spare: Tensor | None, a: Tensor) -> Tensor:
-        return torch.sqrt(a, out=spare)
+    def sqrt_into(self, buffer: Tensor, a: Tensor) -> Tensor:
+        return torch.sqrt(a, out=buffer)
 
     def lerp_(self, a: Tensor, b: Tensor, weight: float) -> Tensor:
         return a.lerp_(b, weight)
@@ -57,47 +55,39 @@ class InPlace(OutOfPlace):
 OUT_OF_PLACE = OutOfPlace()
 IN_PLACE = InPlace()
 LOG_OF_ZERO = -1e30
-"""Close enough, and its product with 0 steps is 0."""
+"""Finite, so that its product with 0 steps is 0."""
 
 
-def step(
-    rule: Rule,
-    hyper: Hyper,
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    state: State,
-    steps: Sequence[Tensor],
-    *,
-    rounding: Rounding = DEFAULT,
-    first: int = 0,
-    capturable: bool = False,
-    differentiable: bool = False,
-) -> None:
-    """One step of `rule` on each parameter: `params`, `state` and `steps` change, `grads` do not.
+def step(inputs: StepInputs, hyper: Hyper, *, first: int = 0) -> None:
+    """One step on each parameter: parameters, state and step counts change, gradients do not.
 
-    A step for 16-bit parameters computes in float32 and rounds them once, at the end. State in fewer bits is rounded at
-    random, and so are parameters where `rounding` says so; `first` is the place of params[0] in the group. With
-    `capturable`, or counts on a device, no value is read back from it.
+    16-bit parameters are computed in float32 and rounded once, at the end. Narrow state is rounded at random, and so
+    are bfloat16 parameters if `inputs.rounding` says so; `first` is the index of params[0] in the group. With
+    `capturable`, or step counts on a device, no value is read back from it.
     """
+    rule, rounding, differentiable = inputs.rule, inputs.rounding, inputs.differentiable
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
-    for i, param in enumerate(params):
-        count, x, g = steps[i], real(param), real(grads[i])
-        dtype = arithmetic_dtype(x)
-        kept = {name: tensors[i] for name, tensors in state.items()}
-        old = storage.opened(rule.state_names, kept, dtype)
-        if differentiable:  # autograd keeps what it saw, and parameter and state are about to be overwritten
-            x, old = x.clone(), {slot: value.clone() for slot, value in old.items()}
+    for i, (param, grad, count) in enumerate(zip(inputs.params, inputs.grads, inputs.steps, strict=True)):
+        dtype = torch.float32 if param.dtype in HALF_DTYPES else param.dtype
+        stored = {name: tensors[i] for name, tensors in inputs.state.items()}
+        some = stored[rule.state_names[0]]
+        narrow = some.dtype != dtype
+        old = load_state(rule.state_names, stored, dtype) if narrow else stored
+        x, g = param, grad
+        if differentiable:  # autograd keeps what it saw, and parameter and state are overwritten below
+            x, old = x.clone(), {name: value.clone() for name, value in old.items()}
         if x.dtype != dtype:
             x = x.to(dtype)
         if g.dtype != dtype:
             g = g.to(dtype)
         count += 1
-        t = count.to(dtype) if capturable or count.is_cuda else count.item()
+        t = count.to(dtype) if inputs.capturable or count.is_cuda else count.item()
         x, new = rule.update(x, g, old, t, hyper, ops)
-        noise = rounding.noise(first + i, t, param, kept[rule.state_names[0]])
-        storage.close(kept, new, noise)
-        if differentiable or param.dtype != x.dtype:
-            storage.write(real(param), x, noise["x"] if noise and rounding.params else None)
+        noise = rounding.make_noise(first + i, t, param, some) if narrow or rounding.params else None
+        if narrow or differentiable:
+            find_format(rule.state_names, stored).store(stored, new, noise)
+        if differentiable or x.dtype != param.dtype:
+            write(param, x, noise["x"] if noise and rounding.params else None)
 
 
 def log(beta: float, like: Tensor) -> Tensor:

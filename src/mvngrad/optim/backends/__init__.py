@@ -1,0 +1,84 @@
+"""The backends, each a function `step(inputs, hyper)`, and the choice between them.
+
+| backend | where | how |
+|---|---|---|
+| eager | any device | the rule, tensor by tensor |
+| foreach | accelerators | the rule, on lists of tensors, one launch for each operation |
+| cpu | CPU, with fused=True | the rule, compiled by torch's compiler |
+| cuda | CUDA | a Triton kernel, one launch for all tensors of a device and dtype |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
+
+from mvngrad.optim.backends import cpu, eager, foreach
+from mvngrad.optim.inputs import Group, StepInputs
+from mvngrad.optim.tensors import get_local, owns_memory
+from mvngrad.rule import Hyper
+
+Backend = Literal["eager", "foreach", "cpu", "cuda"]
+HAS_TRITON = find_spec("triton") is not None
+KERNEL_DTYPES = {torch.float32, torch.bfloat16, torch.float16, torch.complex64}
+
+
+def allows_fused(group: Group) -> bool:
+    """Whether the options allow a fused step. An explicit foreach disables it, unless fused=True."""
+    wanted = group["fused"] if group["fused"] is not None else group["foreach"] is None
+    return bool(wanted) and not (group["differentiable"] or torch.compiler.is_compiling())
+
+
+def kernel_accepts(param: Tensor) -> bool:
+    """Whether the CUDA kernel can step a parameter."""
+    return param.is_cuda and param.dtype in KERNEL_DTYPES and HAS_TRITON and owns_memory(get_local(param))
+
+
+def choose_backend(group: Group) -> Backend:
+    """The backend that steps a group; a ValueError if fused=True and no fused backend can."""
+    params = group["params"]
+    if allows_fused(group) and all(map(kernel_accepts, params)):
+        return "cuda"
+    if allows_fused(group) and group["fused"]:
+        if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
+            return "cpu"
+        refused = {_describe(param) for param in params if not kernel_accepts(param)}
+        raise ValueError(
+            "fused=True takes float32, bfloat16, float16 and complex64 parameters on CUDA, with triton installed, "
+            f"or parameters on the CPU, that have memory of their own; here are {', '.join(sorted(refused))}: leave "
+            "fused=None"
+        )
+    use_foreach = group["foreach"]
+    if use_foreach is None:
+        _, use_foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
+    return "foreach" if use_foreach and not all(param.is_cpu for param in params) else "eager"
+
+
+def _describe(param: Tensor) -> str:
+    text = f"{param.dtype} on {param.device.type}"
+    return text if owns_memory(get_local(param)) else f"{type(get_local(param)).__name__} of {text}"
+
+
+def get_step(backend: Backend) -> Callable[[StepInputs, Hyper], None]:
+    """The step function of a backend. Imports triton for cuda."""
+    if backend == "cuda":
+        from mvngrad.optim.backends.cuda import launch
+
+        return launch.step
+    modules: dict[str, Any] = {"eager": eager, "foreach": foreach, "cpu": cpu}
+    step: Callable[[StepInputs, Hyper], None] = modules[backend].step
+    return step
+
+
+def make_step_count(steps: float, param: Tensor, group: Group) -> Tensor:
+    """A step count, on the host unless a graph must capture it or a kernel reads it."""
+    by_kernel = allows_fused(group) and kernel_accepts(param)
+    wide = torch.get_default_dtype() == torch.float64 and not by_kernel
+    on_device = group["capturable"] or by_kernel
+    dtype = torch.float64 if wide else torch.float32
+    return torch.tensor(float(steps), dtype=dtype, device=param.device if on_device else "cpu")

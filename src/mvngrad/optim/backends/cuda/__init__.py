@@ -1,0 +1,1 @@
+"""The fused step on CUDA: a Triton kernel, and the launches of it."""

@@ -1,0 +1,385 @@
+"""The rule as a Triton kernel: each program steps `LOOPS` blocks of `BLOCK` coordinates of one tensor.
+
+`advance` counts the step and computes, for each tensor, the numbers that its blocks share; `update` takes the step.
+This is a translation of `Rule.update` and of the arithmetic of `formats.py`, and is tested against both. Tensors are
+found through a table of addresses, one row for each `Column`; `launch.py` writes it.
+"""
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LANES = tl.constexpr(128)
+
+
+class Column(IntEnum):
+    """What the table has for each tensor: addresses, and the index in its group."""
+
+    STEP = 0
+    PARAM = 1
+    GRAD = 2
+    INDEX = 3
+    M = 4
+    R = 5  # v or s
+    U = 6
+    M_SCALE = 7
+    R_SCALE = 8
+    U_SCALE = 9
+
+
+STEP, PARAM, GRAD, INDEX = (tl.constexpr(column.value) for column in list(Column)[:4])
+M, R, U, M_SCALE, R_SCALE, U_SCALE = (tl.constexpr(column.value) for column in list(Column)[4:])
+
+
+class AdvanceArguments(NamedTuple):
+    """The arguments of `advance`, by name."""
+
+    table: Any
+    shared: Any
+    tensors: int
+    found_at: Any
+    seed: int
+    log1: float
+    log2: float
+    CHECKED: bool
+
+
+class UpdateArguments(NamedTuple):
+    """The arguments of `update`, by name. Those in capitals are compiled in."""
+
+    table: Any
+    shared: Any
+    sizes: Any
+    owners: Any
+    positions: Any
+    tensors: int
+    lr: float
+    lr_at: Any
+    scale_at: Any
+    found_at: Any
+    mean_weight: float
+    beta1: float
+    weight1: float
+    beta2: float
+    weight2: float
+    eps: float
+    eps_s: float
+    decay: float
+    z_clip: float
+    X: Any
+    G: Any
+    S: Any
+    ALIGNED: bool
+    BLOCK: int
+    LOOPS: int
+    CENTERED: bool
+    MOMENTUM_LAST: bool
+    LEAN: bool
+    COUPLED: bool
+    DECOUPLED: bool
+    MAXIMIZE: bool
+    CLIP: bool
+    SCALED: bool
+    CHECKED: bool
+    LR_ON_DEVICE: bool
+    ROUND_X: bool
+    FAST: bool
+    DECAY_AT_MOST_HALF: bool
+
+
+@triton.jit
+def _weight(t, log_beta):
+    """1 - beta^t for any t >= 0, by Taylor's series where subtracting would lose digits."""
+    y = t * log_beta
+    series = 1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6 * (1 + y / 7 * (1 + y / 8))))))
+    return tl.where(y > -0.5, -y * series, 1 - tl.exp(y))
+
+
+@triton.jit(do_not_specialize=["seed"])
+def advance(table, shared, tensors, found_at, seed, log1, log2, CHECKED: tl.constexpr):
+    i = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    mask = i < tensors
+    # Masked lanes still need a valid pointer, so they read entry 0.
+    at = tl.load(table + tensors * STEP + tl.where(mask, i, 0)).to(tl.pointer_type(tl.float32))
+    t = tl.load(at)
+    if CHECKED:  # an overflow does not count as a step
+        t += tl.where(tl.load(found_at) == 0, 1.0, 0.0)
+    else:
+        t += 1
+    tl.store(at, t, mask=mask)
+    tl.store(shared + i, 1 / _weight(t, log1), mask=mask)
+    tl.store(shared + tensors + i, tl.sqrt(_weight(t, log2)), mask=mask)
+    tl.store(shared + 2 * tensors + i, 1 / tl.sqrt(_weight(t - 1, log2) + 1e-30), mask=mask)
+    index = tl.load(table + tensors * INDEX + i, mask=mask, other=0).to(tl.uint32)
+    key = _hash32(_hash32(index * 0x9E3779B9 + seed.to(tl.uint32)) + t.to(tl.uint32))
+    tl.store(shared + 3 * tensors + i, key.to(tl.float32, bitcast=True), mask=mask)
+
+
+@triton.jit
+def _load(at, offsets, mask, MASKED: tl.constexpr):
+    value = tl.load(at + offsets, mask=mask, other=0.0) if MASKED else tl.load(at + offsets)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _store(at, offsets, value, mask, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(at + offsets, value.to(at.dtype.element_ty), mask=mask)
+    else:
+        tl.store(at + offsets, value.to(at.dtype.element_ty))
+
+
+# Rounding at random, as in formats.py
+
+
+@triton.jit
+def _hash32(word):
+    word = (word ^ (word >> 16)) * 0x7FEB352D
+    word = (word ^ (word >> 15)) * 0x846CA68B
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def _round_to_bfloat16(value, noise):
+    bits = (value.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
+    return tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
+
+
+# State in 8 bits, as in formats.py. Each call works on one block, so its scales are numbers.
+
+
+@triton.jit
+def _decode_signed(codes, scale):
+    size = (((codes & 127) << 20) + 0x37800000).to(tl.float32, bitcast=True) - 1.52587890625e-05
+    value = size * 1.0666840280603525 * scale  # 1 / TOP
+    return (value.to(tl.int32, bitcast=True) | ((codes & 128) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _encode_signed(value, noise):
+    size = tl.abs(value)
+    scale = tl.maximum(tl.max(size.to(tl.int32, bitcast=True), axis=0), 0x800000).to(tl.float32, bitcast=True)
+    part = size * (0.9374849647247174 / scale) + 1.52587890625e-05  # UP * TOP
+    codes = tl.minimum(((part.to(tl.int32, bitcast=True) + (noise << 4)) >> 20) - 0x378, 127)
+    return codes | ((value.to(tl.int32, bitcast=True) >> 24) & 128), scale
+
+
+@triton.jit
+def _decode_squares(codes, first, cut):
+    return tl.where(codes > 0, ((codes + (first - 1)) << cut).to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
+def _encode_squares(value, noise):
+    bits = tl.abs(value).to(tl.int32, bitcast=True)
+    high = tl.max(bits, axis=0)
+    low = tl.min(tl.where(bits > 0, bits, 0x7FFFFFFF), axis=0)
+    cut = 16
+    for k in tl.static_range(16, 21):
+        cut += tl.where(-((-high) >> k) - (low >> k) > 254, 1, 0)
+    first = tl.maximum(-((-high) >> cut) - 254, 1)
+    codes = ((bits + (noise << (cut - 16))) >> cut) - (first - 1)
+    return tl.where(bits > 0, tl.maximum(codes, 1), 0), first, cut
+
+
+# State as float32
+
+
+@triton.jit
+def _load_state(at, scales, block, count, offsets, mask, MASKED: tl.constexpr, S: tl.constexpr, SQUARES: tl.constexpr):
+    if S == tl.uint8:
+        codes = tl.load(at + offsets, mask=mask, other=0) if MASKED else tl.load(at + offsets)
+        scale = tl.load(scales + block)
+        if SQUARES:
+            value = _decode_squares(codes.to(tl.int32), scale, tl.load(scales + count + block))
+        else:
+            value = _decode_signed(codes.to(tl.int32), scale)
+    else:
+        value = _load(at, offsets, mask, MASKED)
+    return value
+
+
+@triton.jit
+def _store_state(
+    at, scales, block, count, value, offsets, mask, noise, MASKED: tl.constexpr, S: tl.constexpr, SQUARES: tl.constexpr
+):
+    if S == tl.uint8:
+        if MASKED:  # coordinates beyond the tensor must not affect the block's scale
+            value = tl.where(mask, value, 0.0)
+        if SQUARES:
+            value, scale, cut = _encode_squares(value, noise.to(tl.int32))
+            tl.store(scales + count + block, cut)
+        else:
+            value, scale = _encode_signed(value, noise.to(tl.int32))
+        tl.store(scales + block, scale)
+    elif S == tl.bfloat16:
+        value = _round_to_bfloat16(value, noise)
+    _store(at, offsets, value, mask, MASKED)
+
+
+# If state is rounded, the last bit of a root or quotient is not worth its time.
+
+
+@triton.jit
+def _root(a, EXACT: tl.constexpr, FAST: tl.constexpr):
+    if EXACT:
+        root = tl.sqrt_rn(a)
+    elif FAST:
+        root = tl.inline_asm_elementwise("sqrt.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
+    else:
+        root = tl.sqrt(a)
+    return root
+
+
+@triton.jit
+def _divide(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
+    if EXACT:
+        quotient = tl.div_rn(a, b)
+    elif FAST:
+        quotient = a * tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, True, 1)
+    else:
+        quotient = a / b
+    return quotient
+
+
+@triton.jit
+def _update(
+    x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k, inverse_k_before,
+    lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+    MASKED: tl.constexpr, S: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr,
+    COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr,
+    ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
+):  # fmt: skip
+    mask = offsets < size
+    count = (size + 255) // 256
+    EXACT: tl.constexpr = S == tl.float32
+    word = key
+    if S != tl.float32 or ROUND_X:
+        word = _hash32(offsets.to(tl.uint32) ^ key)
+
+    x = _load(x_at, offsets, mask, MASKED)
+    g = _load(g_at, offsets, mask, MASKED)
+    if SCALED:
+        g = g / scale
+    if MAXIMIZE:
+        g = -g
+    if COUPLED:
+        g += decay * x
+    if DECOUPLED:
+        x *= 1 - lr * decay
+
+    r = _load_state(r_at, r_scales, block, count, offsets, mask, MASKED, S, True)
+    if MOMENTUM_LAST:
+        u = _load_state(u_at, u_scales, block, count, offsets, mask, MASKED, S, False)
+    spread = g
+    if CENTERED or not MOMENTUM_LAST:
+        if LEAN:
+            m = u * (_root(r, EXACT, FAST) * inverse_k_before + eps)
+        else:
+            m = _load_state(m_at, m_scales, block, count, offsets, mask, MASKED, S, False)
+        if DECAY_AT_MOST_HALF:  # interpolate starting from g, as torch's lerp: from a large m, rounding would lose g
+            m = g - mean_weight * (g - m)
+        else:
+            m += mean_weight * (g - m)
+        if not LEAN:
+            _store_state(m_at, m_scales, block, count, m, offsets, mask, word & 0xFFFF, MASKED, S, False)
+        if CENTERED:
+            spread = g - m
+    r = beta2 * r + weight2 * spread * spread + eps_s
+    _store_state(r_at, r_scales, block, count, r, offsets, mask, word >> 16, MASKED, S, True)
+
+    if MOMENTUM_LAST:
+        root = _root(r, EXACT, FAST) + eps * k
+        if CLIP:
+            root = tl.maximum(root, tl.abs(g) * (k / z_clip), propagate_nan=tl.PropagateNan.ALL)
+        u = beta1 * u + weight1 * k * _divide(g, root, EXACT, FAST)
+        _store_state(u_at, u_scales, block, count, u, offsets, mask, (word >> 8) & 0xFFFF, MASKED, S, False)
+        x -= lr * inverse * u
+    else:
+        x -= lr * inverse * _divide(m, _root(r, EXACT, FAST) / k + eps, EXACT, FAST)
+    if ROUND_X:
+        x = _round_to_bfloat16(x, (word * 0x9E3779B9) >> 16)
+    _store(x_at, offsets, x, mask, MASKED)
+
+
+@triton.jit
+def _load_pointer(table, tensors, i, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(table + tensors * COLUMN + i).to(tl.pointer_type(DTYPE))
+    if ALIGNED:  # lets the compiler load 16 bytes at once
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def update(
+    table, shared, sizes, owners, positions, tensors, lr, lr_at, scale_at, found_at,
+    mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+    X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
+    CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
+    DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
+    LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
+):  # fmt: skip
+    if CHECKED:  # an overflow anywhere leaves everything unchanged
+        if tl.load(found_at) != 0:
+            return
+    program = tl.program_id(0)
+    i = tl.load(owners + program)
+    first = tl.load(positions + program).to(tl.int64) * LOOPS
+    size = tl.load(sizes + i)
+    if LR_ON_DEVICE:
+        lr = tl.load(lr_at).to(tl.float32)
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scale_at)
+    inverse = tl.load(shared + i)
+    k = tl.load(shared + tensors + i)
+    inverse_k_before = k
+    if LEAN:
+        inverse_k_before = tl.load(shared + 2 * tensors + i)
+    key = i.to(tl.uint32)
+    if S != tl.float32 or ROUND_X:
+        key = tl.load(shared + 3 * tensors + i).to(tl.uint32, bitcast=True)
+
+    MEAN: tl.constexpr = (CENTERED or not MOMENTUM_LAST) and not LEAN
+    x_at = _load_pointer(table, tensors, i, PARAM, X, ALIGNED)
+    g_at = _load_pointer(table, tensors, i, GRAD, G, ALIGNED)
+    r_at = _load_pointer(table, tensors, i, R, S, ALIGNED)
+    m_at = r_at  # never read if the cell has no m; the same for u and scales
+    u_at = r_at
+    if MEAN:
+        m_at = _load_pointer(table, tensors, i, M, S, ALIGNED)
+    if MOMENTUM_LAST:
+        u_at = _load_pointer(table, tensors, i, U, S, ALIGNED)
+    m_scales = x_at.to(tl.pointer_type(tl.float32))
+    r_scales = x_at.to(tl.pointer_type(tl.int32))
+    u_scales = m_scales
+    if S == tl.uint8:
+        r_scales = _load_pointer(table, tensors, i, R_SCALE, tl.int32, False)
+        if MEAN:
+            m_scales = _load_pointer(table, tensors, i, M_SCALE, tl.float32, False)
+        if MOMENTUM_LAST:
+            u_scales = _load_pointer(table, tensors, i, U_SCALE, tl.float32, False)
+
+    for block in tl.range(first, first + LOOPS, num_stages=1):
+        start = block * BLOCK
+        offsets = start + tl.arange(0, BLOCK)
+        if S != tl.float32:  # 4 at once, as many as of float32: then no value passes from thread to thread
+            offsets = tl.max_contiguous(offsets, 4)
+        if start + BLOCK <= size:  # full blocks need no mask, so their loads are 16 bytes wide
+            _update(
+                x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
+                inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+                MASKED=False, S=S, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
+                DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
+                DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
+            )  # fmt: skip
+        elif start < size:
+            _update(
+                x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
+                inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+                MASKED=True, S=S, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
+                DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
+                DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
+            )  # fmt: skip

@@ -1,0 +1,316 @@
+"""How state is stored, and how it is rounded: floats of one dtype, or 8-bit codes in blocks with scales.
+
+A format allocates state, loads it as the floats that the rule computes with, and stores new values:
+
+    format = get_format(state_dtype, param)
+    stored = format.allocate(rule.state_names, param)
+    values = format.load(rule.state_names, stored, torch.float32)
+    format.store(stored, values, noise)
+
+State in fewer than 32 bits is rounded up or down at random, so that on average nothing is lost, however small a change
+is. The random bits are a hash of a seed, the parameter's index, the step and the coordinate: they need no memory, and a
+resumed run and every backend draw the same. `backends/cuda/kernel.py` repeats the arithmetic of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.tensors import get_local, view_as_real
+
+SQUARES = "vs"
+"""The state names that are averages of squares."""
+ALL_NAMES = frozenset(name + suffix for name in "msuv" for suffix in ("", "_scale"))
+"""Every name that any cell stores in any format, except `step`."""
+STATE_DTYPES = (None, torch.float32, torch.bfloat16, "int8")
+"""Valid values of `state_dtype`, in a group."""
+ALIASES = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+"""Other spellings of them."""
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype a step computes in: the parameter's, but float32 for 16-bit parameters."""
+    return torch.float32 if tensor.dtype in HALF_DTYPES else tensor.dtype
+
+
+# Rounding at random
+
+GOLDEN = -1640531527
+"""2^32 over the golden ratio, as a signed 32-bit integer."""
+SHIFTS = {"m": 0, "u": 8, "v": 16, "s": 16, "x": 16}
+ROUND_TO_NEAREST = 2**15
+"""The value of 16 random bits that rounds to the nearest."""
+
+
+def hash32(word: Tensor) -> Tensor:
+    """32 bits of which each depends on every bit of the input (Wellons' lowbias32). Products wrap around."""
+    word = (word ^ ((word >> 16) & 0xFFFF)) * 0x7FEB352D
+    word = (word ^ ((word >> 15) & 0x1FFFF)) * -0x7B935975
+    return word ^ ((word >> 16) & 0xFFFF)
+
+
+def to_int32(number: int) -> int:
+    """The number modulo 2^32, as a signed 32-bit integer."""
+    return (number + 2**31) % 2**32 - 2**31
+
+
+class Noise:
+    """The random bits of one parameter at one step: 32 for each coordinate, in memory order.
+
+    Each of m, s and u is rounded by 16 of them. Some are shared, so the roundings of one coordinate are not independent
+    of each other; each one is unbiased.
+    """
+
+    def __init__(self, key: Tensor, coordinates: int, device: torch.device) -> None:
+        self.word = hash32(torch.arange(coordinates, device=device).to(torch.int32) ^ key.to(device))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """16 bits for the rounding of the state `name`, or of the parameter, whose name is x."""
+        word = self.word * GOLDEN if name == "x" else self.word
+        return (word >> SHIFTS[name]) & 0xFFFF
+
+
+class Rounding(NamedTuple):
+    """How a group rounds at random: narrow state always, bfloat16 parameters if `params` is set."""
+
+    seed: int = 0
+    params: bool = False
+
+    def make_key(self, index: int, t: Any) -> Tensor:
+        """32 bits that differ between the parameters of a group (by `index`) and between steps t."""
+        count = (t if isinstance(t, Tensor) else torch.tensor(t, device="cpu")).to(torch.int32)
+        return hash32(hash32(torch.full_like(count, to_int32(self.seed + index * GOLDEN))) + count)
+
+    def make_noise(self, index: int, t: Any, param: Tensor, stored: Tensor) -> Noise | None:
+        """The random bits of a parameter at its step t; None if neither it nor its state is rounded at random."""
+        if not ((self.params and param.dtype == torch.bfloat16) or stored.itemsize < 4):
+            return None
+        return Noise(self.make_key(index, t), stored.numel(), stored.device)
+
+
+NO_SEED = Rounding()
+
+
+def round_to_bfloat16(value: Tensor, noise: Tensor) -> Tensor:
+    """The value, rounded to one of its two neighbours in bfloat16 with odds that keep its mean.
+
+    Noise of one unit in the last place is added and the sum is truncated; here in floating point, where a compiler for
+    the CPU is faster than on bits. The CUDA kernel does it on bits.
+    """
+    size = value.to(torch.float32).abs()
+    scaled = size * (2.0**23 + 1)
+    octave = (scaled - scaled * (1 - 2.0**-24)).abs()  # the power of 2 below, exactly (Rump, Ogita and Oishi's ufp)
+    odds = ((noise >> 1).to(torch.float32) - (2**14 - 0.5)) * 2.0**-15
+    rounded = torch.maximum(size + odds * (octave * 2.0**-7), octave)  # rounding to nearest truncates half a unit later
+    rounded = torch.where(size < 2.0**100, rounded, size)  # beyond, the scaled value would overflow
+    return torch.where(value < 0, -rounded, rounded).to(torch.bfloat16)
+
+
+def write(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
+    """Copy a value into a tensor of any float dtype, rounded at random to bfloat16 if `noise` is given."""
+    if noise is not None and target.dtype == torch.bfloat16:
+        target.copy_(round_to_bfloat16(value, _from_row(noise, value)))
+    elif value is not target:
+        target.copy_(value)
+
+
+# Formats
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """State as floats (or complex numbers) of one dtype."""
+
+    dtype: torch.dtype
+
+    def allocate(self, names: Sequence[str], param: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter before its first step: zeros with the strides of the parameter."""
+        like = param if self.dtype.is_complex else view_as_real(param.detach())
+        return {name: torch.zeros_like(like, dtype=self.dtype, memory_format=torch.preserve_format) for name in names}
+
+    def load(self, names: Sequence[str], stored: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The state as real numbers of a dtype: the stored tensors themselves if they have it."""
+        return {name: view_as_real(stored[name]).to(dtype) for name in names}
+
+    def store(self, stored: Mapping[str, Tensor], new: Mapping[str, Tensor], noise: Noise | None = None) -> None:
+        """Store new values, rounded at random if `noise` is given and to the nearest otherwise."""
+        for name, value in new.items():
+            write(view_as_real(stored[name]), value, noise[name] if noise else None)
+
+
+class Int8Format:
+    """State in 8 bits: a code for each coordinate, and a scale for each block of 256 that are adjacent in memory.
+
+    A code is the top of a float's bits, as in the codecs of telephony: equal steps within an octave, half as large in
+    the octave below. Rounding is adding noise below the last bit and truncating.
+
+    Signed averages (m, u) are a sign and 127 magnitudes with 8 steps an octave, over 16 octaves below the block's
+    largest and with equal steps from there to zero. Averages of squares (v, s) are divided by, under a root, and span
+    many orders of magnitude: code 0 is zero, and 255 codes reach from the block's smallest positive value to its
+    largest, with 4 to 128 steps an octave, as many as its range allows. No positive value becomes zero. A value that is
+    not finite makes its whole block not finite.
+    """
+
+    def allocate(self, names: Sequence[str], param: Tensor) -> dict[str, Tensor]:
+        """As `FloatFormat.allocate`. A sharded parameter has blocks of its own in every process."""
+        like = view_as_real(get_local(param).detach())
+        count = -(-like.numel() // BLOCK)
+        codes, scales = {}, {}
+        for name in names:
+            codes[name] = torch.zeros_like(like, dtype=torch.uint8, memory_format=torch.preserve_format)
+            shape, dtype = ((2, count), torch.int32) if name in SQUARES else ((count,), torch.float32)
+            scales[f"{name}_scale"] = torch.zeros(shape, dtype=dtype, device=param.device)
+        return codes | scales
+
+    def load(self, names: Sequence[str], stored: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        values = {}
+        for name in names:
+            codes = stored[name]
+            value = self.decode(name, _to_blocks(_to_row(codes).to(torch.int32)), stored[f"{name}_scale"][..., None])
+            values[name] = _from_row(value.view(-1)[: codes.numel()], codes).to(dtype)
+        return values
+
+    def store(self, stored: Mapping[str, Tensor], new: Mapping[str, Tensor], noise: Noise | None = None) -> None:
+        for name, value in new.items():
+            bits = _to_blocks(noise[name]) if noise else ROUND_TO_NEAREST
+            encode = encode_squares if name in SQUARES else encode_signed
+            codes, *scale = encode(_to_blocks(_to_row(value).to(torch.float32)), bits)
+            stored[name].copy_(_from_row(codes.view(-1)[: stored[name].numel()], stored[name]))
+            stored[f"{name}_scale"].copy_(torch.cat(scale, -1).mT.squeeze(0))
+
+    def decode(self, name: str, codes: Tensor, scale: Tensor) -> Tensor:
+        """The values of some codes of the state `name`, given the scales of their blocks."""
+        wide = codes.to(torch.int32)
+        return decode_squares(wide, *scale) if name in SQUARES else decode_signed(wide, scale)
+
+
+Format = FloatFormat | Int8Format
+INT8 = Int8Format()
+
+
+def parse_state_dtype(given: Any) -> Any:
+    """A `state_dtype` by any of its spellings, as groups hold it; anything else as given."""
+    return ALIASES.get(given, given) if isinstance(given, str) else given
+
+
+def invalid_state_dtype_message(given: Any) -> str:
+    return f"state_dtype={given!r} is invalid; it must be one of {', '.join(map(repr, (*STATE_DTYPES, *ALIASES)))}"
+
+
+def get_format(state_dtype: Any, param: Tensor) -> Format:
+    """The format in which the state of a parameter is stored; by default, floats of the dtype of the arithmetic."""
+    if state_dtype == "int8":
+        return INT8
+    return FloatFormat(arithmetic_dtype(param) if state_dtype is None else state_dtype)
+
+
+def get_stored_names(names: Sequence[str], state_dtype: Any) -> tuple[str, ...]:
+    """The names a parameter's state is stored under, except `step`: with scales, for int8."""
+    return (*names, *(f"{name}_scale" for name in names)) if state_dtype == "int8" else tuple(names)
+
+
+def is_stored_as(state_dtype: Any, dtype: torch.dtype) -> bool:
+    """Whether stored tensors of a dtype are what a `state_dtype` asks for. For None, that of any arithmetic."""
+    if state_dtype is None:
+        return dtype.itemsize > 2
+    return dtype == (torch.uint8 if state_dtype == "int8" else state_dtype)
+
+
+def find_format(names: Sequence[str], stored: Mapping[str, Tensor]) -> Format:
+    """The format of state that was stored before."""
+    return INT8 if f"{names[0]}_scale" in stored else FloatFormat(stored[names[0]].dtype)
+
+
+def load_state(names: Sequence[str], stored: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Stored state of any format as real numbers of a dtype."""
+    return find_format(names, stored).load(names, stored, dtype)
+
+
+# 8-bit blocks
+
+BLOCK = 256
+OFFSET = 2.0**-16
+"""Added to a magnitude in (0, TOP], so that everything far below it gets codes with equal steps."""
+OFFSET_BITS = 0x37800000
+TOP = 0.9375 - OFFSET
+"""The magnitude of code 127."""
+CUT = 20
+"""The bits of a float below a signed code: 3 of its 23 remain."""
+FINE, COARSE = 16, 21
+"""The fewest and the most bits of a float below a code of squares."""
+UP = 1 + 2.0**-22
+"""Lifts the largest value of a block above the bound of its code, so that it is not truncated below it."""
+LEAST = 1 << 23
+"""The bits of the least normal number: the inverse of a scale below it would be infinite."""
+
+
+def decode_signed(codes: Tensor, scale: Tensor) -> Tensor:
+    """The values of signed codes: the highest of 8 bits is the sign."""
+    size = _as_float(((codes & 127) << CUT) + OFFSET_BITS) - OFFSET
+    value = size * (1 / TOP) * scale
+    return torch.where(codes > 127, -value, value)
+
+
+def encode_signed(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
+    """The codes of blocks of signed values, as int32, and their scales: the largest magnitudes of the blocks.
+
+    `noise` has 16 bits; `ROUND_TO_NEAREST` is half of their range.
+    """
+    size = value.abs()
+    largest = size.view(torch.int32).amax(-1, keepdim=True)  # compared by bits, a NaN is the largest
+    scale = _as_float(largest.clamp(min=LEAST))
+    part = size * (UP * TOP / scale)
+    codes = (((part + OFFSET).view(torch.int32) + (noise << CUT - 16)) >> CUT) - (OFFSET_BITS >> CUT)
+    return codes.clamp(max=127) | (value.view(torch.int32) >> 24) & 128, scale
+
+
+def decode_squares(codes: Tensor, first: Tensor, cut: Tensor) -> Tensor:
+    """The values of codes of squares."""
+    return torch.where(codes > 0, _as_float((codes - 1 + first) << cut), 0)
+
+
+def encode_squares(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes of blocks of squares and, for each block, the value of code 1 and the number of bits cut, as int32."""
+    bits = value.abs().view(torch.int32)
+    positive = bits > 0
+    high = bits.amax(-1, keepdim=True)
+    low = torch.where(positive, bits, high).amin(-1, keepdim=True)
+    cut = torch.full_like(high, FINE)
+    for k in range(FINE, COARSE):
+        cut = cut + (_round_up(high, k) - (low >> k) > 254)
+    first = (_round_up(high, cut) - 254).clamp(min=1)
+    codes = ((bits + (noise << cut - 16)) >> cut) - first + 1
+    return torch.where(positive, codes.clamp(min=1), 0), first, cut
+
+
+def _round_up(bits: Tensor, cut: Tensor | int) -> Tensor:
+    """The most that `bits` can be after rounding, as a number of steps."""
+    return -((-bits) >> cut)
+
+
+def _as_float(bits: Tensor) -> Tensor:
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def _to_row(tensor: Tensor) -> Tensor:
+    """A dense tensor as one row, in memory order."""
+    return tensor if tensor.dim() == 1 else tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _from_row(row: Tensor, like: Tensor) -> Tensor:
+    """A row as a tensor with the shape and strides of a dense one."""
+    if like.dim() == 1:
+        return row
+    tensor = row.as_strided(like.shape, like.stride())
+    return tensor.clone() if torch.compiler.is_compiling() else tensor  # a compiler refuses to write through this view
+
+
+def _to_blocks(row: Tensor) -> Tensor:
+    """A row cut into blocks, the last one padded with zeros."""
+    return torch.nn.functional.pad(row, (0, -row.shape[0] % BLOCK)).view(-1, BLOCK)

@@ -1,0 +1,172 @@
+"""What one step of one parameter group works on, and the key that says when it must be collected again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.formats import NO_SEED, Rounding
+from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, resolve_bits, view_as_real
+from mvngrad.rule import Hyper, Rule
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # without it every step collects its inputs again: slower, and right
+    TensorGuards = None  # type: ignore[assignment, misc]
+
+Group = dict[str, Any]
+State = dict[str, list[Tensor]]
+"""For each name that state is stored under, one tensor for each parameter."""
+
+_get_grad, _get_layout = attrgetter("grad"), attrgetter("layout")
+_get_options = itemgetter(
+    "state_dtype", "stochastic_rounding", "rounding_seed", "foreach", "fused", "capturable", "differentiable"
+)
+
+
+def get_options(group: Group) -> tuple[Any, ...]:
+    """The options that decide which state a group has and which backend steps it."""
+    return (*_get_options(group), group.get("lean"))
+
+
+class TensorKey:
+    """Addresses and layouts of tensors, without the tensors: others match if a kernel may treat them alike.
+
+    A layout is everything else that a kernel relies on: Python type, shape, strides, dtype, device, and the negative
+    and conjugate bits. Each check is one pass in C, because it is made for every tensor at every step.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.addresses = get_addresses(tensors)
+        self.layouts: Any = None
+        if TensorGuards is not None and self.addresses is not None:
+            self.layouts = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+    def has_layouts(self, tensors: Sequence[Tensor]) -> bool:
+        return self.layouts is not None and bool(self.layouts.check(*tensors))
+
+    def matches(self, tensors: Sequence[Tensor]) -> bool:
+        return self.layouts is not None and self.addresses == get_addresses(tensors) and self.has_layouts(tensors)
+
+
+def get_addresses(tensors: Sequence[Tensor]) -> list[int] | None:
+    """The addresses of tensors; None if one has no memory, as sparse ones."""
+    try:
+        return list(map(Tensor.data_ptr, tensors))
+    except RuntimeError:
+        return None
+
+
+class StepInputs:
+    """The tensors of one step of one group, and what a backend derived from their addresses.
+
+    A group keeps its `StepInputs` from step to step. `refresh` fetches the current tensors and says whether the key
+    still matches; after the step `release` drops them. So nothing that the optimizer no longer has stays alive.
+
+    All tensors are local parts of sharded ones, and complex ones are viewed as real.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        params: list[Tensor],
+        grads: list[Tensor],
+        state: State,
+        steps: list[Tensor],
+        *,
+        rounding: Rounding = NO_SEED,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        self.rule, self.rounding = rule, rounding
+        self.capturable, self.differentiable = capturable, differentiable
+        self.params, self.grads, self.state, self.steps = params, grads, state, steps
+        self.names = tuple(state)
+        self.backend = ""
+        self.step_backend: Callable[[StepInputs, Hyper], None]
+        self.plan: Any = None
+        """What the backend derived from layouts; it holds no parameter, gradient or state."""
+        self.addresses_changed = True
+        """Whether an address differs from the step before; backends that use addresses set it to False."""
+        self.grad_scale: Tensor | None = None
+        self.found_inf: Tensor | None = None
+        self.captured: list[Any] = []
+        """What CUDA graphs read and write at every replay, owned by the optimizer for as long as it lives."""
+        self.sharded: list[Tensor] = []
+        """The DTensors whose local parts are in `params`."""
+        self.key: TensorKey | None = None
+
+    def view_complex_as_real(self) -> None:
+        """Replace complex tensors by real views of the same memory."""
+        self.has_complex = any(param.is_complex() for param in self.params)
+        if self.has_complex:
+            self.params, self.grads = list(map(view_as_real, self.params)), list(map(view_as_real, self.grads))
+            self.state = {name: list(map(view_as_real, tensors)) for name, tensors in self.state.items()}
+
+    def remember(self, group: Group) -> None:
+        """Compute the key of tensors that were just collected, and resolve gradients that are negated views."""
+        members = group["params"]
+        self.options = get_options(group)
+        self.get_values: Callable[[Any], tuple[Tensor, ...]] = itemgetter("step", *self.names)
+        self.lacks_gradient = [member.grad is None for member in members]
+        self.sharded = [member for member in members if member.grad is not None and is_sharded(member)]
+        self.has_sharded = bool(self.sharded)
+        if not self.differentiable:
+            self.key = TensorKey(
+                [*self.params, *chain.from_iterable(zip(self.steps, *self.state.values(), strict=True))]
+            )
+            self.grads = list(map(resolve_bits, self.grads))
+            self.grad_key = TensorKey(self.grads)
+
+    def refresh(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
+        """Fetch the current tensors; False if they must be collected again, because more than values has changed.
+
+        A changed gradient is no reason to collect, unless it appears, disappears or is sparse.
+        """
+        params = members = group["params"]
+        grads = list(map(_get_grad, members))
+        if (
+            self.key is None
+            or self.lacks_gradient != list(map(is_, grads, repeat(None)))
+            or self.options != get_options(group)
+        ):
+            return False
+        if True in self.lacks_gradient:
+            params = members = [member for member in members if member.grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        try:
+            stored = list(chain.from_iterable(map(self.get_values, map(state.get, members))))
+        except (TypeError, LookupError):  # a parameter has no state, or not all of it
+            return False
+        if self.has_sharded:
+            self.sharded = [member for member in members if is_sharded(member)]
+            grads = list(map(get_local_like, grads, members))
+            params, stored = list(map(get_local, members)), list(map(get_local, stored))
+        if not self.key.matches(params + stored):
+            return False
+        if not self.grad_key.matches(grads):
+            self.addresses_changed = True
+            if set(map(_get_layout, grads)) != {torch.strided}:
+                return False
+            if not self.grad_key.has_layouts(grads):
+                self.plan = None
+                grads = list(map(resolve_bits, grads))
+                self.grad_key = TensorKey(grads)
+            self.grad_key.addresses = get_addresses(grads)
+        count = 1 + len(self.names)
+        self.params, self.grads, self.steps = params, grads, stored[::count]
+        self.state = {name: stored[i::count] for i, name in enumerate(self.names, start=1)}
+        if self.has_complex:
+            self.view_complex_as_real()
+        return True
+
+    def release(self) -> None:
+        """Drop the tensors after a step."""
+        self.params, self.grads, self.steps, self.sharded = [], [], [], []
+        self.state = {}
+        self.grad_scale = self.found_inf = None

@@ -1,0 +1,59 @@
+"""The views of a tensor that a step works on: the local part of a sharded one, complex numbers as pairs of floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def view_as_real(tensor: Tensor) -> Tensor:
+    """Complex coordinates as pairs of real ones, as in torch.optim; a real tensor itself."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether the tensor is a DTensor, distributed over processes."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def get_local(tensor: Tensor) -> Tensor:
+    """The local part of a DTensor, sharing its memory; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def get_local_like(tensor: Any, param: Any) -> Tensor:
+    """The local part of a gradient or state tensor, placed as its parameter is. May communicate.
+
+    Raises a ValueError if one of the two is a DTensor and the other is not.
+    """
+    if is_sharded(tensor) != is_sharded(param):
+        kinds = ["DTensor" if is_sharded(each) else "plain tensor" for each in (param, tensor)]
+        raise ValueError(f"a {kinds[0]} of {tuple(param.shape)} has a {kinds[1]} as its gradient; both must be alike")
+    if is_sharded(param) and tensor.placements != param.placements:
+        tensor = tensor.redistribute(param.device_mesh, param.placements)
+    part = get_local(tensor)
+    waited: Tensor = part.wait() if hasattr(part, "wait") else part  # an asynchronous collective may still run
+    return waited
+
+
+def owns_memory(tensor: Tensor) -> bool:
+    """Whether a kernel may read the values at `data_ptr()` as they are.
+
+    False for subclasses that compute in `__torch_dispatch__` (they wrap other tensors and have no memory of their own)
+    and for views whose negative or conjugate bit is set.
+    """
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and not (tensor.is_neg() or tensor.is_conj())
+
+
+def resolve_bits(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is a view that is only marked as negated or conjugated."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its part of memory, without gaps."""
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() == 0 or tensor.numel() == 1 + span

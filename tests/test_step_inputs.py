@@ -1,0 +1,263 @@
+"""What a step works on, after everything that users do between steps: never stale, never kept alive."""
+
+import copy
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+from family import PLAIN, equal, everything, parameters, tensors, train
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.two_tensor import TwoTensor
+
+import mvngrad
+from mvngrad.optim.backends import choose_backend
+
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@pytest.fixture(params=["eager", "cpu", "cuda"])
+def options(request, device):
+    """Options of an optimizer that make each backend step it; on a CPU, the kernel in the interpreter."""
+    if request.param == "cpu":
+        if device != "cpu":
+            pytest.skip("the CPU's path")
+        request.getfixturevalue("cpp_compiler")
+        return {"fused": True}
+    if request.param == "cuda":
+        request.getfixturevalue("by_kernel")
+        return {}
+    return {"fused": False, "foreach": False}
+
+
+def clone_storage(optimizer, param):
+    """Move the state to other memory, as the common `optimizer_to` does."""
+    for value in optimizer.state[param].values():
+        value.data = value.data.clone()
+
+
+def replace_tensors(optimizer, param):
+    optimizer.state[param] = {name: value.clone() for name, value in optimizer.state[param].items()}
+
+
+def reorder(optimizer, param):
+    state = optimizer.state.pop(param)
+    optimizer.state[param] = dict(reversed(state.items()))
+
+
+def swap_parameter(optimizer, param):
+    param.data = param.data.clone()
+
+
+def transpose_state(optimizer, param):
+    for name, value in optimizer.state[param].items():
+        if value.dim() == 2:
+            optimizer.state[param][name] = value.t().contiguous().t()
+
+
+def transpose_in_place(optimizer, param):
+    """Other strides at an unchanged address, the values as they were."""
+    for value in optimizer.state[param].values():
+        if value.dim() == 2:
+            rows, columns = value.shape
+            values = value.clone()
+            value.as_strided_((rows, columns), (1, rows)).copy_(values)
+
+
+def pad_state(optimizer, param):
+    """State with gaps in memory."""
+    for name, value in optimizer.state[param].items():
+        if name != "step" and value.dim():
+            optimizer.state[param][name] = torch.cat([value, value], -1)[..., : value.shape[-1]]
+
+
+CHANGES = [clone_storage, replace_tensors, reorder, swap_parameter, transpose_state, transpose_in_place, pad_state]
+
+
+@each_device
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_step_finds_state_and_parameters_after(change, device, options):
+    optimizers = []
+    for changes in (False, True):
+        params = parameters((5, 3), (4,), (), device=device)
+        optimizer = mvngrad.MVNGradW(params, lr=1e-2, **options)
+        for t in range(4):
+            train(optimizer, 1, seed=t)
+            if changes:
+                for param in params:
+                    change(optimizer, param)
+        optimizers.append(optimizer)
+    plain, changed = (
+        [(p.detach(), *(optimizer.state[p][name] for name in ("step", "m", "s", "u"))) for p in params]
+        for optimizer in optimizers
+        for params in [optimizer.param_groups[0]["params"]]
+    )
+    torch.testing.assert_close(changed, plain, rtol=1e-6, atol=1e-7)
+    assert all(step == 4 for _, step, *_ in changed)
+
+
+@each_device
+def test_gradients_with_a_negative_or_conjugate_bit_descend(device, options):
+    results = []
+    for resolves in (False, True):
+        b = torch.nn.Parameter(torch.full((3,), 0.5, device=device))
+        c = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j], device=device))
+        optimizer = mvngrad.MVNGrad([b, c], lr=0.1, **options)
+        for _ in range(3):
+            b.grad = torch._neg_view(-b.detach())  # as backward through conj() leaves it
+            c.grad = (c.detach() * (1 + 1j)).conj()
+            assert b.grad.is_neg()
+            assert c.grad.is_conj()
+            if resolves:
+                b.grad, c.grad = b.grad.resolve_neg(), c.grad.resolve_conj()
+            optimizer.step()
+        results.append([b.detach(), c.detach()])
+        assert (b < 0.5).all(), "it must descend"
+    assert equal(*results)
+
+
+@each_device
+def test_a_parameter_that_is_a_negated_view_is_not_stepped_by_a_kernel(device, options):
+    param = torch._neg_view(torch.ones(4, device=device)).requires_grad_()
+    optimizer = mvngrad.MVNGrad([param], lr=0.1, **options)
+    param.grad = torch.ones(4, device=device)
+    if options.get("fused"):
+        with pytest.raises(ValueError, match="memory of their own"):
+            optimizer.step()
+        return
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.full((4,), -1 - 0.1 / 0.9, device=device))
+
+
+def load_own_state(optimizer, params):
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def clear_state(optimizer, params):
+    optimizer.state.clear()
+
+
+def clear_everything(optimizer, params):
+    optimizer.state.clear()
+    optimizer.param_groups.clear()
+    params.clear()
+
+
+@each_device
+@pytest.mark.parametrize("drop", [load_own_state, clear_state, clear_everything], ids=lambda drop: drop.__name__)
+def test_old_state_is_freed_at_once(drop, device, options):
+    params = parameters((5, 3), (4,), device=device)
+    optimizer = mvngrad.MVNGrad(params, **options)
+    train(optimizer, 3)
+    old = [weakref.ref(value) for state in optimizer.state.values() for value in state.values()]
+    memory = [StorageWeakRef(value().untyped_storage()) for value in old]
+    if drop is clear_everything:
+        old += [weakref.ref(p) for p in params]
+    drop(optimizer, params)
+    assert all(value() is None for value in old)
+    assert all(storage.expired() for storage in memory)
+
+
+@each_device
+def test_offloaded_state_and_parameters_are_freed_at_once(device, options):
+    (x,) = parameters((64, 64), device=device)
+    optimizer = mvngrad.MVNGrad([x], **options)
+    train(optimizer, 3)
+    tensors = [x, *optimizer.state[x].values()]
+    memory = [StorageWeakRef(value.untyped_storage()) for value in tensors]
+    for value in tensors:
+        value.data = value.data.clone()
+    assert all(storage.expired() for storage in memory)
+
+
+@each_device
+def test_wrapper_subclasses_are_stepped_eagerly_or_refused(device, by_kernel):
+    """They have no memory of their own, and a kernel would read at address 0."""
+    x, y, g, h = tensors((5,), (5,), (5,), (5,), device=device)
+    param = torch.nn.Parameter(TwoTensor(x.clone(), y.clone()))
+    optimizer, twins = mvngrad.MVNGrad([param], lr=0.1), [torch.nn.Parameter(t.clone()) for t in (x, y)]
+    twin = mvngrad.MVNGrad(twins, lr=0.1, fused=False, foreach=False)
+    for _ in range(3):
+        param.grad, twins[0].grad, twins[1].grad = TwoTensor(g.clone(), h.clone()), g.clone(), h.clone()
+        optimizer.step()
+        twin.step()
+    assert choose_backend(optimizer.param_groups[0]) == "eager"
+    assert not optimizer._step_supports_amp_scaling
+    assert equal([param.detach().a, param.detach().b], [t.detach() for t in twins])
+    demanded = mvngrad.MVNGrad([param], fused=True)
+    with pytest.raises(ValueError, match=r"memory of their own; here are TwoTensor of torch.float32 on \w+: leave"):
+        demanded.step()
+    assert not demanded.state
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+def test_threads_may_compile_their_first_steps_at_the_same_time():
+    from mvngrad.optim.backends import cpu
+
+    cpu.compile_update.cache_clear()
+    barrier, results, errors = threading.Barrier(4), {}, []
+
+    def run(i):
+        params = parameters((33, 7), (5,))
+        optimizer = PLAIN[i](params, lr=1e-2, fused=True)
+        barrier.wait()
+        try:
+            train(optimizer, 3)
+            results[i] = everything(optimizer)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for i, found in results.items():
+        twin = PLAIN[i](parameters((33, 7), (5,)), lr=1e-2, fused=True)
+        train(twin, 3)
+        assert equal(found, everything(twin))
+
+
+def test_a_refused_step_leaves_no_state_behind():
+    (x,) = parameters((3,))
+    optimizer = mvngrad.MVNGrad([x.to("meta").detach().requires_grad_()], fused=True)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(3, device="meta")
+    with pytest.raises(ValueError, match=r"fused=True takes float32.*torch.float32 on meta: leave fused=None"):
+        optimizer.step()
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_step_counts_have_the_default_dtype_if_it_is_float64(capturable, monkeypatch):
+    torch.set_default_dtype(torch.float64)
+    try:
+        (x,), (y,) = parameters((3,)), parameters((3,))
+        ours, theirs = mvngrad.Adam([x], capturable=capturable), torch.optim.Adam([y], capturable=False)
+        for optimizer in (ours, theirs):
+            train(optimizer, 1)
+        assert ours.state[x]["step"].dtype == theirs.state[y]["step"].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_step_like_the_last_one_crosses_at_most_four_files(device, options):
+    """Optimizer, inputs, backend, and the rule or a kernel."""
+    params = parameters((5, 3), (4,))
+    optimizer = mvngrad.MVNGradW(params, **options)
+    train(optimizer, 2)
+    files = set()
+
+    def note(frame, event, argument):
+        name = frame.f_code.co_filename
+        if "/mvngrad/" in name:
+            files.add(name)
+
+    sys.setprofile(note)
+    try:
+        optimizer.step()
+    finally:
+        sys.setprofile(None)
+    assert len(files) <= 4, sorted(files)
