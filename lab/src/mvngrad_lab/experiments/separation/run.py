@@ -49,7 +49,7 @@ def run(recipe: Dimensions, data: Path | None, tick: Tick) -> dict[str, Any]:
     result: dict[str, Any] = to_json(
         {
             "problem": PROOF,
-            "stable": check_lemmas(half, np.linspace(0.5, 1.5, D), recipe.steps),
+            "stable": check_lemmas(half, np.linspace(0.5, 1.5, D, dtype=np.float64), recipe.steps),
             "closed_form_error": error,
             "smallest_gradient": smallest,
             "smallest_gradient_expected": PROOF.laprop_gradient(horizon, D),

@@ -124,7 +124,8 @@ def make_sizes(panel: Spike, per_decade: int = 20) -> Floats:
     offsets = 10.0 ** -np.linspace(0.5, 6, max(2, per_decade // 2))
     near = panel.resonance * np.concatenate([1 - offsets, [1.0], 1 + offsets])
     grid = np.concatenate([np.logspace(0, 8, 8 * per_decade + 1), near])
-    return np.unique(grid[(grid >= 1) & (grid <= 1e8)])
+    sizes: Floats = np.unique(grid[(grid >= 1) & (grid <= 1e8)])
+    return sizes
 
 
 def simulate_spike(panel: Spike, per_decade: int = 20, z_clip: float = 5.0) -> dict[str, Any]:
