@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import mvngrad
 from mvngrad.diagnostics import gap
 from mvngrad.rule import ADABELIEF
 from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.experiments.mnist import curves as mnist_curves, digits as mnist, gap as mnist_gap
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
+from mvngrad_lab.tasks.mnist.model import mlp
+from mvngrad_lab.tasks.mnist.recipe import Mnist
 
 JUDGES = find_judges()
 
@@ -39,20 +42,44 @@ def digits():
     return mnist.Digits((images, labels), (images[:100], labels[:100]), "made up")
 
 
+def test_the_training_step_takes_the_batches_of_iter_batches(digits):
+    recipe = Mnist(optimizer="adam", batch_size=64, lr=1e-3, beta1=0.9, beta2=0.99, seed=3)
+    task = mnist.DigitsTask(recipe, digits, (8,))
+    batches = mnist.iter_batches(digits.train, 64, 3)
+    for epoch in range(3):
+        for order in task.plan_epoch(recipe, epoch)["order"]:
+            assert all(map(torch.equal, task.make_batch({"order": order}), next(batches)))
+
+
+def test_the_loop_trains_as_a_plain_one_does(digits):
+    """Bit for bit, with the constant learning rate as a float."""
+    settings = {"batch_size": 64, "lr": 5e-3, "beta1": 0.99, "beta2": 0.7, "eps": 1e-8}
+    _, steps = mnist.make_training("MVN-Grad", 2, digits, (16,), **settings)
+    torch.manual_seed(2)
+    model, losses = mlp(16), []
+    optimizer = mvngrad.MVNGrad(model.parameters(), lr=5e-3, betas=(0.99, 0.7), eps_s=mnist.EPS_S, foreach=True)
+    for images, labels in islice(mnist.iter_batches(digits.train, 64, 2), 25):
+        optimizer.zero_grad()
+        losses.append(torch.nn.functional.cross_entropy(model(images), labels))
+        losses[-1].backward()
+        optimizer.step()
+    assert torch.equal(torch.stack(list(islice(steps, 25))), torch.stack(losses))
+
+
 def test_batches_are_an_order_of_every_epoch(digits):
-    found = [labels for _, labels in islice(mnist.batches(digits.train, 64, 0), 20)]
-    again = [labels for _, labels in islice(mnist.batches(digits.train, 64, 0), 20)]
+    found = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 0), 20)]
+    again = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 0), 20)]
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     first, second = (torch.cat(found[i : i + 10]) for i in (0, 10))
     assert torch.equal(first.sort().values, digits.train[1].sort().values)
     assert not torch.equal(first, second)
-    other = [labels for _, labels in islice(mnist.batches(digits.train, 64, 1), 10)]
+    other = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 1), 10)]
     assert not torch.equal(first, torch.cat(other))
 
 
 def test_training_lowers_the_loss_and_cells_differ(digits):
     panel = mnist_curves.Panel(64, 1e-3, (0.9, 0.99), 150)
-    rows = {cell: mnist_curves.train(cell, panel, 0, digits, 16) for cell in mnist.CELLS}
+    rows = {cell: mnist_curves.train(cell, panel, 0, digits, 16) for cell in mnist.OPTIMIZERS}
     assert len({row["final_loss"] for row in rows.values()}) == 4
     for row in rows.values():
         assert row["final_loss"] < 0.8 * row["loss"][0]
@@ -100,7 +127,7 @@ SMALL_GAP = mnist_gap.Frozen(checkpoints=(2, 10, 40), seeds=(0,), K=16, hidden=(
 
 
 def gaps(digits):
-    found = {cell: mnist_gap.along(SMALL_GAP, cell, 0, digits) for cell in SMALL_GAP.cells}
+    found = {cell: mnist_gap.measure(SMALL_GAP, cell, 0, digits) for cell in SMALL_GAP.cells}
     trained = {cell: {name: [values] for name, values in row.items()} for cell, row in found.items()}
     return {"data": "", "K": 16, "seeds": [0], "steps": list(SMALL_GAP.checkpoints), "trained_with": trained}
 
@@ -137,7 +164,7 @@ def test_both_networks_train_in_processes_of_their_own(monkeypatch):
     assert shares[-1] == 1
     assert list(result["panels"]) == ["batch 128", "batch 256"]
     for panel in result["panels"].values():
-        assert list(panel["cells"]) == list(mnist.CELLS)
+        assert list(panel["cells"]) == list(mnist.OPTIMIZERS)
         assert all(len(cell["loss"][0]) == len(cell["steps"]) for cell in panel["cells"].values())
     frozen = mnist_gap.Frozen("mnist-5k", checkpoints=(1, 2), seeds=(0,), K=3, hidden=(8, 8))
     assert run(mnist_gap, frozen)["trained_with"].keys() == {"AdaBelief", "MVN-Grad"}

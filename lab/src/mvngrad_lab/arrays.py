@@ -1,4 +1,4 @@
-"""The rule on NumPy arrays in float64, and results as plain data."""
+"""The rule on NumPy arrays in float64, and results as JSON values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mvngrad.rule import Arithmetic
 Floats = NDArray[np.float64]
 
 NUMPY = Arithmetic(np.sqrt, np.maximum)
-"""The rule on NumPy arrays."""
+"""The arithmetic of the rule on NumPy arrays."""
 
 
 def to_json(result: Any) -> Any:
-    """A result as JSON knows it: dataclasses become dicts, arrays lists, NumPy's numbers Python's, inf and nan None.
+    """A result as JSON values: dataclasses become dicts, arrays lists, NumPy's numbers Python's, inf and nan None.
 
     >>> to_json({"sizes": np.array([1.0, np.inf])})
     {'sizes': [1.0, None]}
@@ -36,7 +36,7 @@ def to_json(result: Any) -> Any:
 
 
 def fit_exponent(x: Iterable[float], y: Iterable[float]) -> float:
-    """The k of y = c x^k, by least squares in the logarithms.
+    """The k of y = c x^k, by least squares on the logarithms.
 
     >>> round(fit_exponent([1.0, 10.0, 100.0], [3.0, 300.0, 30000.0]), 12)
     2.0

@@ -1,4 +1,4 @@
-"""Many small trainings on the cores of one machine: a process each, of one thread."""
+"""Many small jobs on the cores of one machine: one process per core, each with one thread."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Result = TypeVar("Result")
 
 
 def run_jobs(
-    work: Callable[[Job], Result], jobs: Iterable[Job], workers: int, start: Callable[..., None], *given: Any
+    work: Callable[[Job], Result], jobs: Iterable[Job], workers: int, start: Callable[..., Any], *arguments: Any
 ) -> Iterator[tuple[Job, Result]]:
-    """Each job with what `work` makes of it, as they finish. `start(*given)` is called first in every process.
+    """Yield each job with the result of `work`, in the order of completion. Each process first calls
+    `start(*arguments)`; with one worker this process does the work.
 
-    One worker is this process itself. An error in a job is raised here. After it, after Ctrl-C, or if this process
-    dies, no worker goes on.
+    An exception of a job is raised here. After it, after Ctrl-C, or if this process dies, all workers end.
     """
     if workers < 2:
-        start(*given)
+        start(*arguments)
         yield from ((job, work(job)) for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(start, given)) as pool:
-        waiting = {pool.submit(work, job): job for job in jobs}
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_init_worker, initargs=(start, arguments)) as pool:
+        futures = {pool.submit(work, job): job for job in jobs}
         try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
+            for done in as_completed(futures):
+                yield futures[done], done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
@@ -40,21 +40,21 @@ def run_jobs(
 
 
 def count_cores() -> int:
-    """How many may be used."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin(start: Callable[..., None], given: tuple[Any, ...]) -> None:
+def _init_worker(start: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_outlived, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
-    start(*given)
+    start(*arguments)
 
 
-def _outlived(parent: Any) -> None:
+def _exit_after(parent: Any) -> None:
     parent.join()
     os._exit(1)

@@ -14,21 +14,10 @@ import torch
 from mvngrad.diagnostics.spikes import MNIST_SPIKE, find_spikes
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.mnist.digits import (
-    CELLS,
-    EPS_S,
-    Digits,
-    batches,
-    keep,
-    kept,
-    known,
-    optimizer,
-    source,
-    step,
-)
+from mvngrad_lab.experiments.mnist.digits import EPS_S, OPTIMIZERS, Digits, find_digits, load_digits, make_training
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.tasks.mnist.model import HIDDEN, two_layer_mlp
+from mvngrad_lab.tasks.mnist.model import HIDDEN
 
 SPIKE_RULE = (
     f"a loss spike is a step whose batch loss is above {MNIST_SPIKE.multiple} times the largest batch loss of the "
@@ -36,7 +25,7 @@ SPIKE_RULE = (
     f"are one; the first {MNIST_SPIKE.warm_up} steps have none"
 )
 BINS = 120
-"""Points a curve is stored at: the mean loss of the steps in each."""
+"""Points of a stored curve: each is the mean loss of its share of the steps."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Panel:
 
     @property
     def cost(self) -> int:
-        """Of a run, in units of its own: each step costs its digits, and a constant."""
+        """Relative cost of a run: each step costs its digits and a constant."""
         return self.steps * (self.batch + 200)
 
 
@@ -71,51 +60,50 @@ class Curves(Recipe):
 def make_recipe(quick: bool, data: Path | None) -> Curves:
     if quick:
         short = tuple(Panel(p.batch, p.lr, p.betas, p.steps // 4) for p in (SMALL, LARGE))
-        return Curves(known(data), short, (0, 1))
-    return Curves(known(data))
+        return Curves(find_digits(data), short, (0, 1))
+    return Curves(find_digits(data))
 
 
-def train(cell: str, panel: Panel, seed: int, data: Digits, hidden: int) -> dict[str, Any]:
-    """One network; losses that are not finite come out as None."""
-    torch.manual_seed(seed)
-    model = two_layer_mlp(hidden)
-    made = optimizer(cell, model, panel.lr, panel.betas, panel.eps)
-    losses = torch.stack(
-        [step(model, made, *batch) for batch in islice(batches(data.train, panel.batch, seed), panel.steps)]
-    ).numpy()
+def train(cell: str, panel: Panel, seed: int, digits: Digits, hidden: int) -> dict[str, Any]:
+    """Train one network; returns its binned losses, spikes, final loss and test accuracy."""
+    beta1, beta2 = panel.betas
+    settings = {"batch_size": panel.batch, "lr": panel.lr, "beta1": beta1, "beta2": beta2, "eps": panel.eps}
+    training_step, steps = make_training(cell, seed, digits, (hidden,), **settings)
+    losses = torch.stack(list(islice(steps, panel.steps))).numpy()
     with torch.no_grad():
-        right = model(data.test[0]).argmax(1) == data.test[1]
+        metrics = training_step.task.evaluate(training_step.model, final=True)
     parts = np.array_split(losses.astype(np.float64), min(BINS, len(losses)))
     return {
         "loss": [part.mean() for part in parts],
         "spikes": len(find_spikes(losses.tolist(), MNIST_SPIKE)),
         "final_loss": losses[-max(1, len(losses) // 10) :].mean(),
-        "test_accuracy": 100 * right.double().mean().item(),
+        **metrics,
     }
 
 
 def run(recipe: Curves, data: Path | None, tick: Tick) -> dict[str, Any]:
-    jobs = [(panel, cell, seed) for panel in recipe.panels for cell in CELLS for seed in recipe.seeds]
+    jobs = [(panel, cell, seed) for panel in recipe.panels for cell in OPTIMIZERS for seed in recipe.seeds]
     total = sum(panel.cost for panel, _, _ in jobs)
-    found: dict[Any, dict[str, Any]] = {}
-    for job, row in run_jobs(partial(_train, hidden=recipe.hidden), jobs, count_cores(), keep, data):
-        found[job] = row
-        tick(sum(panel.cost for panel, _, _ in found) / total)
+    results: dict[Any, dict[str, Any]] = {}
+    for job, row in run_jobs(partial(_train, data=data, hidden=recipe.hidden), jobs, count_cores(), load_digits, data):
+        results[job] = row
+        tick(sum(panel.cost for panel, _, _ in results) / total)
     panels: dict[str, Any] = {}
     for panel in recipe.panels:
         cells: dict[str, Any] = {}
-        for cell in CELLS:
-            rows = [found[panel, cell, seed] for seed in recipe.seeds]
+        for cell in OPTIMIZERS:
+            rows = [results[panel, cell, seed] for seed in recipe.seeds]
             cells[cell] = {metric: [row[metric] for row in rows] for metric in rows[0]}
             parts = np.array_split(np.arange(panel.steps), len(rows[0]["loss"]))
             cells[cell]["steps"] = [part.mean() for part in parts]
         panels[f"batch {panel.batch}"] = {**vars(panel), "cells": cells}
+    source = load_digits(data).source
     result: dict[str, Any] = to_json(
-        {"data": source(data), "seeds": recipe.seeds, "spike_rule": SPIKE_RULE, "panels": panels}
+        {"data": source, "seeds": recipe.seeds, "spike_rule": SPIKE_RULE, "panels": panels}
     )
     return result
 
 
-def _train(job: tuple[Panel, str, int], hidden: int) -> dict[str, Any]:
+def _train(job: tuple[Panel, str, int], data: Path | None, hidden: int) -> dict[str, Any]:
     panel, cell, seed = job
-    return train(cell, panel, seed, kept(), hidden)
+    return train(cell, panel, seed, load_digits(data), hidden)

@@ -1,83 +1,107 @@
-"""What the two MNIST targets share: which digits, in which order, through which optimizer."""
+"""What both MNIST experiments train: an MLP on all training digits, by the steps of the lab's training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mvngrad.optim.cells import AdaBelief, Adam, LaProp, MVNGrad
+from mvngrad_lab.recipe import CELLS
 from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
+from mvngrad_lab.tasks.mnist.model import mlp
+from mvngrad_lab.tasks.mnist.recipe import Mnist
+from mvngrad_lab.training.step import CompiledTask, TrainingStep
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task
 
-CELLS = {"Adam": Adam, "AdaBelief": AdaBelief, "LaProp": LaProp, "MVN-Grad": MVNGrad}
+OPTIMIZERS = {CELLS[name].name: name for name in ("adam", "adabelief", "laprop", "mvngrad")}
+"""Names in recipes of the optimizers that are compared, by their names in figures."""
 EPS_S = 1e-16
 """The paper gives none for MNIST."""
 
 
-@dataclass(frozen=True)
-class Digits:
-    """MNIST with its mean and deviation taken out, in memory."""
+class Digits(NamedTuple):
+    """Normalized images with their labels, in memory."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     source: str
+    """Description of the digits for a report."""
 
 
-def digits(folder: Path | None) -> Digits:
+@cache
+def load_digits(folder: Path | None) -> Digits:
+    """All digits, loaded once per process."""
     data = mnist.load(folder)
     train, test = mnist.normalize(data.train_images), mnist.normalize(data.test_images)
     return Digits((train, data.train_labels), (test, data.test_labels), data.source)
 
 
-_kept: list[Digits] = []
-"""In a worker, its one copy of the data."""
-
-
-def keep(folder: Path | None) -> None:
-    _kept[:] = [digits(folder)]
-
-
-def kept() -> Digits:
-    return _kept[0]
-
-
-def source(folder: Path | None) -> str:
-    """What the digits are, in words for a report."""
-    return mnist.load(folder).source
-
-
-def known(folder: Path | None) -> str:
-    """Which digits there are, as a recipe says it: without reading them."""
+def find_digits(folder: Path | None) -> str:
+    """The name of the digits that `load_digits` would load, for a recipe."""
     return "mnist" if find_files("mnist", mnist.FILES, folder) else "mnist-5k"
 
 
-def batches(data: tuple[Tensor, Tensor], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Epoch after epoch without end, each in its own order, without the last partial batch."""
-    images, labels = data
+def iter_orders(size: int, seed: int) -> Iterator[Tensor]:
+    """A new order of `size` digits for each epoch, without end."""
     generator = torch.Generator().manual_seed(seed)
     for _ in count():
-        order = torch.randperm(len(labels), generator=generator)
-        for chosen in torch.split(order, size)[: len(labels) // size]:
+        yield torch.randperm(size, generator=generator)
+
+
+def iter_batches(data: tuple[Tensor, Tensor], batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of all epochs, without end; the last partial batch of an epoch is dropped."""
+    images, labels = data
+    for order in iter_orders(len(labels), seed):
+        for chosen in torch.split(order, batch_size)[: len(labels) // batch_size]:
             yield images[chosen], labels[chosen]
 
 
-def optimizer(cell: str, model: nn.Module, lr: float, betas: tuple[float, float], eps: float) -> torch.optim.Optimizer:
-    floor: dict[str, Any] = {"eps_s": EPS_S} if cell in ("AdaBelief", "MVN-Grad") else {}
-    made: torch.optim.Optimizer = CELLS[cell](model.parameters(), lr=lr, betas=betas, eps=eps, foreach=True, **floor)
-    return made
+class DigitsTask(Task):
+    """All training digits, in the batches of `iter_batches`."""
+
+    def __init__(self, recipe: Mnist, digits: Digits, hidden: tuple[int, ...]) -> None:
+        self.device, self.source = torch.device("cpu"), digits.source
+        self.images, self.labels = digits.train
+        self.test_images, self.test_labels = digits.test
+        self.hidden, self.steps_per_epoch = hidden, len(self.labels) // recipe.batch_size
+
+    def build_model(self) -> nn.Module:
+        return mlp(*self.hidden)
+
+    def plan_epoch(self, recipe: Mnist, epoch: int) -> EpochPlan:
+        orders = iter_orders(len(self.labels), recipe.seed)
+        order = [next(orders) for _ in range(epoch + 1)][-1]
+        return {"order": order[: self.steps_per_epoch * recipe.batch_size].view(self.steps_per_epoch, -1)}
+
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
+        return self.images[row["order"]], self.labels[row["order"]]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
+        correct = model(self.test_images).argmax(1) == self.test_labels
+        return {"test_accuracy": 100 * correct.double().mean().item()}
 
 
-def step(model: nn.Module, made: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
-    """One step of training; its loss before the step."""
-    made.zero_grad()
-    loss = cross_entropy(model(images), labels)
-    loss.backward()  # type: ignore[no-untyped-call]
-    made.step()
-    return loss.detach()
+def make_training(
+    cell: str, seed: int, digits: Digits, hidden: tuple[int, ...], **settings: Any
+) -> tuple[TrainingStep, Iterator[Tensor]]:
+    """A training step, and an endless iterator that trains it and yields the loss of each step.
+
+    `settings` are batch_size, lr, beta1, beta2 and eps of the recipe.
+    """
+    optimizer = OPTIMIZERS[cell]
+    eps_s = EPS_S if CELLS[optimizer].centered else None
+    recipe = Mnist(optimizer=optimizer, eps_s=eps_s, seed=seed, **settings)
+    training_step = TrainingStep(recipe, CompiledTask(DigitsTask(recipe, digits, hidden)), captured=False)
+    for group in training_step.optimizer.param_groups:
+        group["lr"] = recipe.lr  # constant, and a float32 tensor would round it
+    return training_step, training_step.run(recipe)

@@ -1,4 +1,4 @@
-"""fig:thm_vgap_ada_prop, app:mnist-vgap: the variance gap at frozen states of a real training."""
+"""fig:thm_vgap_ada_prop, app:mnist-vgap: the variance gap at checkpoints of a real training."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch.nn.functional import cross_entropy
-
 from mvngrad.diagnostics import variance_gap
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.mnist.digits import EPS_S, Digits, batches, keep, kept, known, optimizer, source, step
+from mvngrad_lab.experiments.mnist.digits import (
+    EPS_S,
+    Digits,
+    find_digits,
+    iter_batches,
+    load_digits,
+    make_training,
+)
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.tasks.mnist.model import HIDDEN, mlp
+from mvngrad_lab.tasks.mnist.model import HIDDEN
 
 OTHER_BATCHES = 10_000
-"""Added to the seed of the batches at a frozen state, which are not those of the training."""
-
-NAMES = ("before", "after", "gap", "error")
-"""Of a `VarianceGap`, what is kept."""
+"""Added to the seed for the batches at a checkpoint, so that they differ from those of the training."""
+FIELDS = ("before", "after", "gap", "error")
+"""The fields of a `VarianceGap` that are stored."""
 
 
 @dataclass(frozen=True)
@@ -45,43 +48,45 @@ class Frozen(Recipe):
 
 
 def make_recipe(quick: bool, data: Path | None) -> Frozen:
-    return Frozen(known(data), checkpoints=(1, 20, 100, 300), seeds=(0, 1)) if quick else Frozen(known(data))
+    digits = find_digits(data)
+    return Frozen(digits, checkpoints=(1, 20, 100, 300), seeds=(0, 1)) if quick else Frozen(digits)
 
 
-def along(recipe: Frozen, cell: str, seed: int, data: Digits) -> dict[str, list[float]]:
+def measure(recipe: Frozen, cell: str, seed: int, digits: Digits) -> dict[str, list[float]]:
     """The gap at each checkpoint of one training."""
-    torch.manual_seed(seed)
-    model = mlp(*recipe.hidden)
-    made = optimizer(cell, model, recipe.lr, recipe.betas, recipe.eps)
-    training, steps = batches(data.train, recipe.batch, seed), 0
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    beta1, beta2 = recipe.betas
+    settings = {"batch_size": recipe.batch, "lr": recipe.lr, "beta1": beta1, "beta2": beta2, "eps": recipe.eps}
+    training_step, steps = make_training(cell, seed, digits, recipe.hidden, **settings)
+    model, done = training_step.model, 0
+    gaps: dict[str, list[float]] = {name: [] for name in FIELDS}
     for checkpoint in recipe.checkpoints:
-        for images, labels in islice(training, checkpoint - steps):
-            step(model, made, images, labels)
-        steps = checkpoint
-        fresh = batches(data.train, recipe.batch, OTHER_BATCHES + seed)
-        measured = variance_gap(made, lambda batch: cross_entropy(model(batch[0]), batch[1]), fresh, recipe.K)
-        for name, values in found.items():
+        for _ in islice(steps, checkpoint - done):
+            pass
+        done = checkpoint
+        fresh = iter_batches(digits.train, recipe.batch, OTHER_BATCHES + seed)
+        loss = partial(training_step.task.loss, model)
+        measured = variance_gap(training_step.optimizer, loss, fresh, recipe.K)
+        for name, values in gaps.items():
             values.append(getattr(measured, name))
-    return found
+    return gaps
 
 
-def _along(job: tuple[str, int], recipe: Frozen) -> dict[str, list[float]]:
-    return along(recipe, *job, kept())
+def _measure(job: tuple[str, int], recipe: Frozen, data: Path | None) -> dict[str, list[float]]:
+    return measure(recipe, *job, load_digits(data))
 
 
 def run(recipe: Frozen, data: Path | None, tick: Tick) -> dict[str, Any]:
     jobs = [(cell, seed) for cell in recipe.cells for seed in recipe.seeds]
-    found: dict[Any, dict[str, list[float]]] = {}
-    for job, row in run_jobs(partial(_along, recipe=recipe), jobs, count_cores(), keep, data):
-        found[job] = row
-        tick(len(found) / len(jobs))
+    results: dict[Any, dict[str, list[float]]] = {}
+    for job, gaps in run_jobs(partial(_measure, recipe=recipe, data=data), jobs, count_cores(), load_digits, data):
+        results[job] = gaps
+        tick(len(results) / len(jobs))
     trained = {
-        cell: {name: [found[cell, seed][name] for seed in recipe.seeds] for name in NAMES} for cell in recipe.cells
+        cell: {name: [results[cell, seed][name] for seed in recipe.seeds] for name in FIELDS} for cell in recipe.cells
     }
     result: dict[str, Any] = to_json(
         {
-            "data": source(data),
+            "data": load_digits(data).source,
             "K": recipe.K,
             "seeds": recipe.seeds,
             "steps": recipe.checkpoints,
