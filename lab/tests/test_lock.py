@@ -1,4 +1,4 @@
-"""Two processes never train one run: the living keep their folder, and the dead give theirs up."""
+"""Two processes never train one run: a living process keeps its folder, the lock of a dead one is replaced."""
 
 import json
 import os
@@ -59,14 +59,14 @@ def holder(process):
     return holder
 
 
-def test_a_living_process_is_named_and_keeps_its_folder(tmp_path, holder):
+def test_a_living_process_keeps_its_folder(tmp_path, holder):
     with pytest.raises(Locked, match=f"in use by process {holder.pid} on this machine"), lock_folder(tmp_path / "run"):
         pass
     assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == holder.pid
-    assert not (tmp_path / "run" / lock.TAKING).exists()
+    assert not (tmp_path / "run" / lock.TAKEOVER).exists()
 
 
-def test_training_is_refused_where_another_process_trains(tmp_path, holder):
+def test_training_is_refused_while_another_process_trains(tmp_path, holder):
     (tmp_path / "run").rename(tmp_path / Tiny().key)
     with pytest.raises(Locked, match=str(holder.pid)):
         train(Tiny(), root=tmp_path, task=TinyTask)
@@ -81,7 +81,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, reaped):
     holder.kill()
     if reaped:
         holder.wait()
-    else:  # a parent that does not ask leaves a zombie, which still has a number
+    else:  # a zombie still has its process id
         while lock.process_start(holder.pid) is not None:
             time.sleep(0.01)
     with lock_folder(tmp_path / "run"):
@@ -89,7 +89,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, reaped):
     assert not (tmp_path / "run").exists()
 
 
-def test_of_many_that_take_over_one_wins(tmp_path, process, holder):
+def test_only_one_of_many_processes_takes_over(tmp_path, process, holder):
     dead = (tmp_path / "run" / "lock").read_text()
     holder.kill()
     holder.wait()
@@ -105,7 +105,7 @@ def test_of_many_that_take_over_one_wins(tmp_path, process, holder):
             other.stdin.write("\n")
 
 
-def test_a_number_that_was_given_again_is_another_process(tmp_path):
+def test_a_reused_process_id_is_another_process(tmp_path):
     (tmp_path / "lock").write_text(
         json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
     )
@@ -113,13 +113,13 @@ def test_a_number_that_was_given_again_is_another_process(tmp_path):
         pass
 
 
-def test_what_is_not_known_is_left_to_a_person(tmp_path):
+def test_a_lock_of_another_machine_or_program_is_left_to_the_user(tmp_path):
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "began": "1"}))
     with pytest.raises(Locked, match=r"process 1 on elsewhere; wait for it, or delete .*lock"), lock_folder(tmp_path):
         pass
-    path.write_text("")
-    with pytest.raises(Locked, match="cannot be read"), lock_folder(tmp_path):
+    path.write_text("something else")
+    with pytest.raises(Locked, match="not a lock file"), lock_folder(tmp_path):
         pass
     path.unlink()
     with lock_folder(tmp_path):
@@ -127,15 +127,58 @@ def test_what_is_not_known_is_left_to_a_person(tmp_path):
     assert [left.name for left in tmp_path.iterdir()] == ["result.json"]
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+from mvngrad_lab.store.lock import lock_folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # every write fails, as on a full disk
+try:
+    with lock_folder(Path(sys.argv[1])):
+        print("locked")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["new", "taken over"])
+def test_a_full_disk_leaves_no_lock_behind(tmp_path, dead):
+    stale = json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
+    if dead:
+        (tmp_path / "lock").write_text(stale)
+    out = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True).stdout
+    assert out == "OSError\n"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("lock", stale)] * dead
+    with lock_folder(tmp_path):
+        pass
+
+
+def test_empty_lock_files_have_no_owner(tmp_path):
+    """A full disk left them, before locks were created in one step."""
+    for name in (lock.NAME, lock.TAKEOVER):
+        (tmp_path / name).touch()
+    with lock_folder(tmp_path) as check:
+        check()
+    assert not tmp_path.exists()
+
+
+def test_locks_work_without_hard_links(tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    with lock_folder(tmp_path), pytest.raises(Locked, match=str(os.getpid())), lock_folder(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("successor", ["another's lock", None], ids=["at work", "done"])
-def test_who_was_thought_dead_is_told_and_leaves_the_lock_of_the_next(tmp_path, successor):
+def test_a_process_that_lost_its_lock_is_told_and_leaves_the_new_one(tmp_path, successor):
     path = tmp_path / "run" / "lock"
     with lock_folder(tmp_path / "run") as check:
         check()
         path.unlink()
         if successor is not None:
             path.write_text(successor)
-        with pytest.raises(Locked, match="taken from this process, which was thought dead"):
+        with pytest.raises(Locked, match="taken by another process, because this one seemed dead"):
             check()
     assert (path.read_text() if path.exists() else None) == successor
 
@@ -147,7 +190,7 @@ def test_two_locks_of_one_process_are_not_the_same(tmp_path):
         assert (tmp_path / "lock").read_text() != first
 
 
-def test_training_that_another_process_took_over_writes_nothing_more(tmp_path):
+def test_a_training_that_lost_its_lock_writes_nothing_more(tmp_path):
     folder, seen = tmp_path / Tiny().key, []
 
     def take_over(event):
@@ -161,14 +204,14 @@ def test_training_that_another_process_took_over_writes_nothing_more(tmp_path):
     def contents(folder):
         return sorted((path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
-    with pytest.raises(Locked, match="thought dead"):
+    with pytest.raises(Locked, match="seemed dead"):
         train(Tiny(), root=tmp_path, task=TinyTask, on_event=take_over, checkpoint_every=0)
     step.clear_cache()
     assert len(seen) > 4
     assert contents(folder) == seen
 
 
-def test_a_signal_to_who_was_thought_dead_is_an_end_all_the_same(tmp_path):
+def test_a_training_that_lost_its_lock_still_obeys_a_signal(tmp_path):
     def stopped(event):
         if isinstance(event, EpochEnd):
             (tmp_path / Tiny().key / "lock").write_text("another's lock")

@@ -1,7 +1,7 @@
-"""Where results live: runs/<name>-<hash>/ with recipe.json, environment.json and, written last, result.json.
+"""Where results are stored: runs/<name>-<hash>/ with recipe.json, environment.json and, written last, result.json.
 
-Standard library only, so that a report is drawn where no torch is. A folder without result.json is a run that did not
-finish. Every file appears under its name whole or not at all.
+Standard library only, so that a report can be drawn without torch. A folder without result.json is a run that did not
+finish. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from gzip import GzipFile
@@ -21,54 +22,50 @@ from mvngrad_lab.recipe import Recipe
 
 ROOT = Path("runs")
 RESULTS = Path("results")
-"""Where this repository keeps results that need more than a CPU, if it is here."""
+"""The repository's folder of results that need more than a CPU."""
 BUNDLE = "runs.jsonl"
-"""One finished run a line: how small results are kept in a repository."""
+"""One finished run per line: the form of small results in a repository."""
 MONITOR = "monitor.jsonl"
-"""In the folder of a run: what a Monitor recorded beside it."""
+"""In the folder of a run: the records of its Monitor."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says where nothing more can be written."""
+"""Error numbers of a full disk."""
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Put `text` at `path`, whole or not at all, also if the process dies or the disk is full."""
+    """Write a file completely or not at all, also if the process dies or the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _written(path, text)
-    except OSError as error:  # of a file that nobody asked for
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(partial, 0o666 & ~umask)  # mkstemp's file is only for its owner
+            os.replace(partial, path)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+    except OSError as error:  # names the temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _written(path: Path, text: str) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(partial, 0o666 & ~umask)  # mkstemp's is for its owner alone
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-
-
 def read_chunks(stream: IO[bytes] | GzipFile) -> Iterator[bytes]:
-    """A stream that may be larger than memory, part after part."""
+    """The content of a stream, which may be larger than memory, in chunks."""
     while chunk := stream.read(1 << 20):
         yield chunk
 
 
 def timestamp(timespec: str = "seconds") -> str:
-    """The time, as results carry it."""
+    """The current time, as stored in results."""
     return datetime.now(timezone.utc).isoformat(timespec=timespec)
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, as read from a store."""
+    """A finished run of a recipe, a training or an experiment, as read from a store."""
 
     key: str
     name: str
@@ -76,71 +73,105 @@ class FinishedRun:
     environment: dict[str, Any]
     result: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        for name, kind in (("key", str), ("name", str), ("recipe", dict), ("environment", dict), ("result", dict)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} is not a {kind.__name__}")
+
 
 class RunFolder:
-    """The place of one recipe in a store, finished or not."""
+    """The folder of a recipe's run in a store, finished or not."""
 
     def __init__(self, recipe: Recipe, root: Path = ROOT) -> None:
         self.recipe, self.path = recipe, root / recipe.key
 
     @property
     def run(self) -> FinishedRun | None:
-        """The finished run; None where there is none, or none that can be read."""
+        """The finished run; None if there is none, or it cannot be read."""
         return read_run(self.path)
 
     @property
     def interrupted(self) -> bool:
-        """Whether a run began here and did not finish."""
+        """Whether a run was started here and did not finish."""
         return self.path.is_dir() and self.run is None
 
     def start(self, environment: dict[str, Any], changes: str = "") -> None:
-        """Note what is about to run, and on what: the `changes` to the commit too. A result of other code goes."""
+        """Record what is about to run, on which machine and code; `changes` is the diff to the commit.
+
+        A result from other code is removed.
+        """
         for old in ("result.json", "changes.diff"):
             (self.path / old).unlink(missing_ok=True)
         if changes:
             write_atomic(self.path / "changes.diff", changes)
-        note = {"name": self.recipe.name, **self.recipe.settings}
-        write_atomic(self.path / "recipe.json", json.dumps(note, indent=1) + "\n")
+        recipe = {"name": self.recipe.name, **self.recipe.settings}
+        write_atomic(self.path / "recipe.json", json.dumps(recipe, indent=1) + "\n")
         write_atomic(self.path / "environment.json", json.dumps(environment, indent=1) + "\n")
 
     def finish(self, result: dict[str, Any]) -> None:
+        """Store the result, which makes the run a finished one."""
         write_atomic(self.path / "result.json", json.dumps(result, allow_nan=False) + "\n")
 
 
-def read_run(folder: Path) -> FinishedRun | None:
-    """The finished run in `folder`. A file that is missing, cut short or not JSON makes it unfinished."""
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def read_run(folder: Path, on_problem: Callable[[str], Any] = lambda text: None) -> FinishedRun | None:
+    """The finished run in a folder. If a file is missing or damaged, it is not finished; `on_problem` is called with
+    the name of the damaged one.
+    """
+    parts = {}
+    for part in ("result", "recipe", "environment"):
+        path = folder / f"{part}.json"
+        try:
+            parts[part] = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(parts[part], dict):
+                raise ValueError("it is not an object")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            on_problem(f"{path} cannot be read ({error}); its run is left out")
+            return None
     try:
-        recipe, environment, result = (
-            json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
-            for part in ("recipe", "environment", "result")
-        )
-        return FinishedRun(folder.name, recipe.pop("name"), recipe, environment, result)
-    except (OSError, ValueError, KeyError, AttributeError):
+        return FinishedRun(folder.name, parts["recipe"].pop("name"), **parts)
+    except (KeyError, ValueError) as error:
+        on_problem(f"{folder / 'recipe.json'} is not a recipe ({error}); its run is left out")
         return None
 
 
-def load_runs(*roots: Path) -> list[FinishedRun]:
-    """All finished runs under the roots, by key; of two with one key, that of the earlier root."""
-    found: dict[str, FinishedRun] = {}
+def load_runs(*roots: Path, on_problem: Callable[[str], Any] = _warn) -> list[FinishedRun]:
+    """All finished runs in folders and bundles of the roots, by key; a key in several roots is read from the first.
+
+    `on_problem` is called with the file, and line, of each record that cannot be read and is left out.
+    """
+    runs: dict[str, FinishedRun] = {}
     for root in roots:
-        for run in (*_folders(root), *_bundled(root / BUNDLE)):
-            found.setdefault(run.key, run)
-    return [found[key] for key in sorted(found)]
+        for folder in sorted(root.iterdir()) if root.is_dir() else []:
+            if (run := read_run(folder, on_problem)) is not None:
+                runs.setdefault(run.key, run)
+        for run in _read_bundle(root / BUNDLE, on_problem):
+            runs.setdefault(run.key, run)
+    return [runs[key] for key in sorted(runs)]
 
 
-def _folders(root: Path) -> Iterator[FinishedRun]:
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if (run := read_run(folder)) is not None:
-            yield run
+def _read_bundle(path: Path, on_problem: Callable[[str], Any]) -> Iterator[FinishedRun]:
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
+        try:
+            yield FinishedRun(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            on_problem(f"{path}, line {number} is not a run ({error}); it is left out")
 
 
-def _bundled(path: Path) -> Iterator[FinishedRun]:
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        yield FinishedRun(**json.loads(line))
+def write_bundle(path: Path, runs: list[FinishedRun]) -> None:
+    """Write runs into one file, a line each, sorted by key; runs that are already in it stay.
 
+    Raises ValueError if a line of the file cannot be read, because it would be lost.
+    """
 
-def write_bundle(path: Path, finished: list[FinishedRun]) -> None:
-    """Write runs into one file, a line each, in the order of their keys; those already there stay."""
-    kept = {run.key: run for run in _bundled(path)} | {run.key: run for run in finished}
-    lines = [json.dumps(vars(kept[key]), allow_nan=False) for key in sorted(kept)]
+    def refuse(text: str) -> None:
+        raise ValueError(f"{text.removesuffix('; it is left out')}; repair or remove that line first")
+
+    merged = {run.key: run for run in [*_read_bundle(path, refuse), *runs]}
+    lines = [json.dumps(vars(merged[key]), allow_nan=False) for key in sorted(merged)]
     write_atomic(path, "\n".join(lines) + "\n")

@@ -1,7 +1,7 @@
-"""One process at a time in a run's folder: a file that says which, and that outlives no process of this machine.
+"""One process at a time in a run's folder: a lock file names it, and is replaced if that process has died.
 
-A file made with O_EXCL and not a lock of the system, because those are lost or ignored on the network disks that runs
-are often kept on. Who is thought dead and is not, and whose lock another process took, finds out by reading it.
+The lock is a file and not a lock of the operating system, because those are lost or ignored on the network disks that
+runs are often stored on. A suspended process that lost its lock notices by re-reading the file.
 """
 
 from __future__ import annotations
@@ -19,42 +19,36 @@ from typing import TypeAlias
 from mvngrad_lab.errors import NotPossible
 
 NAME = "lock"
-TAKING = "lock.taking"
-"""Held for an instant by who takes over the lock of a dead process, so that two cannot."""
+TAKEOVER = "lock.taking"
+"""Held for a moment by the process that replaces the lock of a dead one, so that only one does."""
 Check: TypeAlias = Callable[[], None]
-"""Raises `Locked` where the folder has become another process's; asked before each thing that is written there."""
+"""Raises `Locked` if the folder belongs to another process by now; called before each write to the folder."""
 
 
 class Locked(NotPossible):
-    """Another process is at work in the folder."""
+    """Another process works in the folder."""
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[Check]:
-    """Be the only process in `folder`, which is made where it is missing and removed again where it stays empty.
+    """Be the only process in `folder`, which is created if it is missing and removed if it is empty at the end.
 
-    The lock of a process that is no longer there is taken over; of processes on other machines that is not known. A
-    process that was frozen cannot know that it was: what this yields is to be asked before it writes.
+    The lock of a process of this machine that has ended is taken over. A suspended process cannot know that it lost
+    its lock: it must call what this yields before it writes.
 
     Raises:
-        Locked: by whom, and which file to delete if that is wrong.
+        Locked: names the other process, and the file to delete if there is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, pid = folder / NAME, os.getpid()
-    owner = {
-        "pid": pid,
-        "host": platform.node(),
-        "began": process_start(pid),
-        "at": time.time(),
-        "token": uuid.uuid4().hex,
-    }
-    mine = json.dumps(owner)
-    if not _made(lock, mine):
+    owner = {"pid": pid, "host": platform.node(), "began": process_start(pid), "at": time.time()}
+    mine = json.dumps({**owner, "token": uuid.uuid4().hex})
+    if not _create(lock, mine):
         _take_over(folder, mine)
 
     def check() -> None:
-        if _text(lock) != mine:
-            raise Locked(f"{folder} was taken from this process, which was thought dead")
+        if _read(lock) != mine:
+            raise Locked(f"{folder} was taken by another process, because this one seemed dead")
 
     try:
         yield check
@@ -65,24 +59,17 @@ def lock_folder(folder: Path) -> Iterator[Check]:
 
 
 def remove(lock: Path, text: str) -> bool:
-    """Delete a lock if it still says `text`; whether it did. What says something else is of another process."""
-    if _text(lock) != text:
+    """Delete a lock file if it still contains `text`; returns whether it did."""
+    if _read(lock) != text:
         return False
     lock.unlink(missing_ok=True)
     return True
 
 
-def _text(lock: Path) -> str | None:
-    try:
-        return lock.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-
-
 def process_start(pid: int) -> str | None:
-    """When a process of this machine began, "" where the system does not say; None where it is over.
+    """When a process of this machine started, "" if the system does not say; None if it has ended.
 
-    Numbers of processes are given again: a lock whose process began at another time is another's.
+    Process ids are reused: a lock whose process started at another time is not that process's.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -95,44 +82,64 @@ def process_start(pid: int) -> str | None:
     except ProcessLookupError:
         return None
     except PermissionError:
-        pass  # it is another user's
+        pass  # another user's
     return ""
 
 
-def _made(path: Path, content: str) -> bool:
+def _read(lock: Path) -> str | None:
     try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        return lock.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _create(path: Path, text: str) -> bool:
+    """Create a file with its content in one step; returns False if it exists. A full disk leaves no empty file."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        try:
+            os.link(draft, path)
+        except PermissionError:  # a file system without hard links
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
     except FileExistsError:
         return False
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(content)
+    finally:
+        with suppress(OSError):
+            draft.unlink()
     return True
 
 
 def _take_over(folder: Path, mine: str) -> None:
-    """Replace a lock whose process is over; only who holds `TAKING` may."""
-    lock, taking = folder / NAME, folder / TAKING
-    if not _made(taking, mine):
-        raise Locked(f"{folder} is being taken over by another process; if none is there, delete {taking}")
+    """Replace the lock of a process that has ended. Only the process that holds TAKEOVER may."""
+    lock, takeover = folder / NAME, folder / TAKEOVER
+    if _read(takeover) == "":  # a full disk, before locks were created in one step
+        takeover.unlink(missing_ok=True)
+    if not _create(takeover, mine):
+        raise Locked(f"{folder} is being taken over by another process; if there is none, delete {takeover}")
     try:
-        _remove_of_the_dead(lock)
-        if not _made(lock, mine):
+        _remove_dead(lock)
+        if not _create(lock, mine):
             raise Locked(f"{folder} was taken by another process just now; wait for it")
     finally:
-        taking.unlink(missing_ok=True)
+        takeover.unlink(missing_ok=True)
 
 
-def _remove_of_the_dead(lock: Path) -> None:
-    if (text := _text(lock)) is None:
-        return
-    try:
-        found = json.loads(text)
-        pid, host, since = found["pid"], found["host"], found["began"]
-    except (ValueError, KeyError, TypeError):
-        raise Locked(f"{lock} cannot be read: another process writes it, or died so; if none runs, delete it") from None
-    if host != platform.node():
-        raise Locked(f"{lock.parent} is in use by process {pid} on {host}; wait for it, or delete {lock} if it is gone")
-    if process_start(pid) == since:
-        raise Locked(f"{lock.parent} is in use by process {pid} on this machine; wait for it or stop it")
-    # A process may have let go and ended since its lock was read; what stands here now is then of a living one.
-    remove(lock, text)
+def _remove_dead(lock: Path) -> None:
+    """Delete the lock of a process that has ended; raises Locked if it may still run. An empty lock has no owner."""
+    text = _read(lock)
+    if text:
+        try:
+            owner = json.loads(text)
+            pid, host, started = owner["pid"], owner["host"], owner["began"]
+        except (ValueError, KeyError, TypeError):
+            raise Locked(f"{lock} is not a lock file of this program; if no process uses it, delete it") from None
+        if host != platform.node():
+            raise Locked(
+                f"{lock.parent} is in use by process {pid} on {host}; wait for it, or delete {lock} if it has ended"
+            )
+        if process_start(pid) == started:
+            raise Locked(f"{lock.parent} is in use by process {pid} on this machine; wait for it or stop it")
+    if text is not None:
+        remove(lock, text)  # unless it is another process's by now
