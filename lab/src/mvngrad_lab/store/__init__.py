@@ -18,6 +18,7 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import IO, Any
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
 
 ROOT = Path("runs")
@@ -128,7 +129,7 @@ def read_run(folder: Path, on_problem: Callable[[str], Any] = lambda text: None)
             parts[part] = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(parts[part], dict):
                 raise ValueError("it is not an object")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             on_problem(f"{path} cannot be read ({error}); its run is left out")
@@ -159,7 +160,7 @@ def _read_bundle(path: Path, on_problem: Callable[[str], Any]) -> Iterator[Finis
     for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
         try:
             yield FinishedRun(**json.loads(line))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:  # noqa: PERF203
             on_problem(f"{path}, line {number} is not a run ({error}); it is left out")
 
 
@@ -170,7 +171,7 @@ def write_bundle(path: Path, runs: list[FinishedRun]) -> None:
     """
 
     def refuse(text: str) -> None:
-        raise ValueError(f"{text.removesuffix('; it is left out')}; repair or remove that line first")
+        raise InvalidInput(f"{text.removesuffix('; it is left out')}; repair or remove that line first")
 
     merged = {run.key: run for run in [*_read_bundle(path, refuse), *runs]}
     lines = [json.dumps(vars(merged[key]), allow_nan=False) for key in sorted(merged)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store.lock import Check
 
 
@@ -43,8 +44,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 rows.append(json.loads(line))
                 rows[-1]["step"]
             except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(
-                    f"{path}, line {number} is damaged ({error}); delete the folder to train the run again, or repair it"
+                raise InvalidInput(
+                    f"{path}, line {number} is damaged ({error}); repair it, or delete the folder to train again"
                 ) from None
     return rows
 

@@ -1,0 +1,91 @@
+"""The identity of a run: a hash of its recipe that new fields do not change."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from mvngrad_lab.experiments.cifar100.gap import GapRecipe
+from mvngrad_lab.recipe import Recipe, added
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100
+from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
+from mvngrad_lab.tasks.mnist.recipe import Mnist
+
+RESULTS = Path(__file__).parents[2] / "results"
+CLASSES = {kind.name: kind for kind in (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Example(Recipe):
+    name: ClassVar[str] = "example"
+    lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+def grown(kind):
+    """The class with a field that was added after its runs were stored."""
+    options = {"bases": (kind,), "frozen": True}
+    return dataclasses.make_dataclass(f"Grown{kind.__name__}", [("novelty", int, added(3))], **options)
+
+
+GROWN = {name: grown(kind) for name, kind in CLASSES.items()}
+
+
+def make(classes, name, settings):
+    if name == "cifar-gap":
+        trainings = tuple(make(classes, "cifar100", each) for each in settings["trainings"])
+        settings = {**settings, "trainings": trainings, "epochs": tuple(settings["epochs"])}
+    return classes[name](**settings)
+
+
+def stored():
+    """Key, name and settings of every stored run."""
+    for line in (RESULTS / "runs.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        yield run["key"], run["name"], run["recipe"]
+    for path in RESULTS.glob("sweep-*.json"):
+        for run in json.loads(path.read_text())["runs"]:
+            yield run["key"], run["key"].rpartition("-")[0], run["settings"]
+
+
+@pytest.mark.parametrize("classes", [CLASSES, GROWN], ids=["as they are", "with a new field"])
+def test_every_stored_run_has_its_key(classes):
+    keys = {key: make(classes, name, settings).key for key, name, settings in stored()}
+    assert len(keys) > 200
+    assert keys == {key: key for key in keys}
+    assert {path.stem for path in (RESULTS / "monitors").glob("*.jsonl")} <= keys.keys()
+
+
+def test_a_new_field_counts_where_it_differs_from_its_first_default():
+    kind = grown(Example)
+    assert kind(novelty=4).key != kind().key == Example().key
+    later = dataclasses.make_dataclass(
+        "Later", [("novelty", int, added(5, introduced=3))], bases=(Example,), frozen=True
+    )
+    assert later().key == kind(novelty=5).key
+    assert later(novelty=3).key == Example().key
+    assert later().settings["novelty"] == 5
+
+
+def test_a_key_depends_on_the_content_only():
+    assert Example().key == Example(betas=(0.9, 0.99)).key
+    assert len({Example().key, Example(lr=0.2).key, Example(betas=(0.9, 0.999)).key}) == 3
+    # In another process too, where Python's own hashes differ.
+    code = "import sys; sys.path[:0] = sys.argv[1:]; from test_recipe import Example; print(Example().key)"
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == Example().key
+
+
+def test_values_and_names_that_cannot_be_stored_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Wrong(Recipe):
+        name: ClassVar[str] = "../wrong"
+
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        _ = Example(lr=float("nan")).key
+    with pytest.raises(ValueError, match=r"name='\.\./wrong' of Wrong is invalid"):
+        _ = Wrong().key
