@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import mvngrad
+from mvngrad_lab.experiments.cifar100.records import table1
+from mvngrad_lab.experiments.language.recipes import on_stand_in
+from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.recipe import CELLS
-from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper, state_precision, table1
-from mvngrad_lab.tasks.language.recipe import on_stand_in, openwebtext, wikitext103
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.optimizers import CLASSES
 

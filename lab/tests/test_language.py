@@ -10,6 +10,7 @@ import torch
 from texts import write_text
 from torch.nn.functional import cross_entropy
 
+from mvngrad_lab.experiments.language import recipes
 from mvngrad_lab.store import metrics
 from mvngrad_lab.tasks.language import recipe as language
 from mvngrad_lab.tasks.language.data import tokens
@@ -92,9 +93,9 @@ def test_settings_are_the_papers():
 
 
 def test_runs_on_the_stand_in():
-    table2, rates, shortened = language.table2(), language.rates(), language.shortened()
+    table2, rates, shortened = recipes.table2(), recipes.rates(), recipes.shortened()
     assert [len(set(runs)) for runs in (table2, rates, shortened)] == [12, 16, 4]
-    assert {recipe.text for recipe in language.on_stand_in()} == {"wikipedia_en"}
+    assert {recipe.text for recipe in recipes.on_stand_in()} == {"wikipedia_en"}
     assert {(recipe.optimizer, recipe.seed) for recipe in table2} == {
         (name, seed) for name in ("adam", "laprop", "adabelief", "mvngrad") for seed in range(3)
     }

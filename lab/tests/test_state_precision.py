@@ -8,11 +8,12 @@ from samples import add_tables
 from test_table1 import run as made
 
 from mvngrad_lab import store
+from mvngrad_lab.experiments.cifar100.records import table1
+from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.records import keep_runs
 from mvngrad_lab.report.statistics import welch, worse_by_at_most
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, judge
-from mvngrad_lab.tasks.cifar100.recipe import state_precision, table1
 from mvngrad_lab.training import train as trainings
 
 BYTES = {"float32": 12, "bf16": 6, "int8": 3}

@@ -13,6 +13,7 @@ import torch
 from sweep_toy import command, finished, freeze, is_unlocked, kill, silence, wait_for
 from tiny import Tiny, TinyTask
 
+from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
 from mvngrad_lab.recipe import COUPLED, DECOUPLED, Recipe
 from mvngrad_lab.store import load_runs
@@ -56,7 +57,7 @@ def test_a_grid_has_as_many_runs_as_the_paper_says_and_a_store_can_keep_them(nam
 @pytest.mark.parametrize(
     ("name", "selected"),
     [
-        ("cifar100-bs1024", [r for r in cifar100.table1() if (r.batch_size, r.seed) == (1024, 0)]),
+        ("cifar100-bs1024", [r for r in table1() if (r.batch_size, r.seed) == (1024, 0)]),
         ("wikitext103", [language.wikitext103(o) for o in COUPLED]),
         ("openwebtext", [language.openwebtext(o) for o in DECOUPLED]),
     ],
@@ -69,7 +70,7 @@ def test_what_the_paper_selected_is_in_its_grid(name, selected):
 
 def test_the_second_stage_at_batch_128_reaches_what_the_paper_selected():
     sweep = find_sweep("cifar100-bs128")
-    selected = {r.optimizer: r for r in cifar100.table1() if (r.batch_size, r.seed) == (128, 0)}
+    selected = {r.optimizer: r for r in table1() if (r.batch_size, r.seed) == (128, 0)}
 
     def value(recipe):
         chosen = selected[recipe.optimizer]

@@ -7,10 +7,12 @@ import pytest
 from samples import add_tables
 
 from mvngrad_lab import store
+from mvngrad_lab.experiments.cifar100.records import table1
+from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
-from mvngrad_lab.tasks.cifar100.recipe import SELECTED, state_precision, table1
+from mvngrad_lab.tasks.cifar100.recipe import SELECTED
 
 PAPER = {
     128: {"adam": 77.82, "laprop": 77.72, "adabelief": 79.93, "mvngrad": 79.94},

@@ -14,6 +14,7 @@ from test_table1 import beside
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.language import run as target
+from mvngrad_lab.experiments.language.recipes import TUNED, on_stand_in, rates, shortened, table2, tuned
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.page import render
@@ -21,17 +22,7 @@ from mvngrad_lab.report.records import load_records
 from mvngrad_lab.report.statistics import variance_above
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, UNDECIDED, judge
-from mvngrad_lab.tasks.language.recipe import (
-    STAND_IN,
-    TUNED,
-    on_stand_in,
-    openwebtext,
-    rates,
-    shortened,
-    table2,
-    tuned,
-    wikitext103,
-)
+from mvngrad_lab.tasks.language.recipe import STAND_IN, openwebtext, wikitext103
 from mvngrad_lab.training import train as trainings
 
 RESULTS = Path(__file__).parents[2] / "results"

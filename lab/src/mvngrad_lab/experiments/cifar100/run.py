@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mvngrad_lab.experiments import OnEvent, Tick
-from mvngrad_lab.tasks.cifar100.recipe import table1
+from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.training.train import require_gpu, train_missing
 
 

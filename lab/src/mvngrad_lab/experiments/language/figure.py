@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mvngrad_lab.experiments.language.recipes import shortened
 from mvngrad_lab.report.figures.style import cell_mark, draw_curve, make_axes
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.tables import Row, format_count, format_mean, format_seconds
-from mvngrad_lab.tasks.language.recipe import shortened
 
 STAND_IN = (
     "Trained on a stand-in, English Wikipedia of 2014: compare optimizer with optimizer; no number here is comparable "

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from mvngrad_lab.experiments.language.recipes import table2
 from mvngrad_lab.report import verdicts
 from mvngrad_lab.report.statistics import variance_above, welch
 from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE, Row, count_runs, describe, get_values
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, decided, judges, transferred
-from mvngrad_lab.tasks.language.recipe import table2
 
 LEVEL, LEVEL_OF_SPREAD = 0.01, 0.05
 STAND_IN = (

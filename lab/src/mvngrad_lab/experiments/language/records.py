@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mvngrad.diagnostics.diagnosis import Diagnosis
+from mvngrad_lab.experiments.language.recipes import RATES, TUNED, on_stand_in, rates, shortened, table2, tuned
 from mvngrad_lab.recipe import DECOUPLED
 from mvngrad_lab.report.records import BenchmarkFile, Sources, TableResult
 from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
-from mvngrad_lab.tasks.language.recipe import RATES, TUNED, Language, on_stand_in, rates, shortened, table2, tuned
+from mvngrad_lab.tasks.language.recipe import Language
 
 METRICS = (
     "validation_loss", "validation_perplexity", "wikitext103_loss", "wikitext103_perplexity", "train_loss",

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.experiments import OnEvent, Tick
+from mvngrad_lab.experiments.language.recipes import on_stand_in, shortened, table2
 from mvngrad_lab.tasks.language.data import tokens
-from mvngrad_lab.tasks.language.recipe import STAND_IN, on_stand_in, shortened, table2
+from mvngrad_lab.tasks.language.recipe import STAND_IN
 from mvngrad_lab.training.train import SMALL_TEXT, require_gpu, train_missing
 
 

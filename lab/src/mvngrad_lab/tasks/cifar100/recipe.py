@@ -9,13 +9,11 @@ from typing import ClassVar
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import (
     COUNT,
-    COUPLED,
     NOT_NEGATIVE,
     SHARE,
     Bound,
     OptimizerName,
     Preset,
-    StateDtype,
     TrainingRecipe,
 )
 
@@ -101,11 +99,6 @@ SELECTED: dict[tuple[str, int], tuple[float, float, float, float | None]] = {
 """lr, beta1, beta2 and eps_s selected by the paper: tab:hparams-cifar-bs128 and tab:hparams-cifar-bs1024."""
 
 
-SEEDS = (0, 1, 2)
-BATCH_SIZES = (128, 1024)
-STATES: tuple[StateDtype, ...] = ("float32", "bf16", "int8")
-
-
 def paper(optimizer: OptimizerName, batch_size: int, seed: int = 0) -> Cifar100:
     """A run of Table 1."""
     if (optimizer, batch_size) not in SELECTED:
@@ -115,16 +108,6 @@ def paper(optimizer: OptimizerName, batch_size: int, seed: int = 0) -> Cifar100:
         )
     lr, beta1, beta2, eps_s = SELECTED[optimizer, batch_size]
     return Cifar100(optimizer=optimizer, batch_size=batch_size, seed=seed, lr=lr, beta1=beta1, beta2=beta2, eps_s=eps_s)
-
-
-def table1() -> list[Cifar100]:
-    """The 24 runs of Table 1, seeds innermost: consecutive runs share their compiled and captured step."""
-    return [paper(optimizer, batch, seed) for batch in BATCH_SIZES for optimizer in COUPLED for seed in SEEDS]
-
-
-def state_precision() -> list[Cifar100]:
-    """MVN-Grad at batch 1024 with its state in each precision; the runs in float32 are also runs of Table 1."""
-    return [dataclasses.replace(paper("mvngrad", 1024, seed), state_dtype=state) for state in STATES for seed in SEEDS]
 
 
 def _preset(optimizer: OptimizerName, batch_size: int | None) -> Cifar100:
