@@ -35,7 +35,7 @@ Entries = Sequence[tuple[int, dict[str, Any]]]
 
 
 def draw(name: str, entries: Entries) -> list[Figure]:
-    """`name` tells this group from the others on a page."""
+    """All figures of one group; `name` makes their ids unique on a page."""
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
         last = entries[-1][1]
         mark = cell_mark(last["cell"])

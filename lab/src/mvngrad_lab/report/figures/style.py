@@ -1,7 +1,7 @@
-"""How every figure looks: one colour, dash and marker for each cell, in light, in dark and on paper.
+"""How every figure looks: a colour, dash and marker for each optimizer, for light and dark screens and paper.
 
-Colours alone never tell: of the four cells no two share a dash or a marker. Figures are drawn in the light colours,
-which `svg` then makes variables of the page.
+No two of the four optimizers share a dash or a marker, so colour is never needed to tell them apart. Figures are drawn
+in the light colours, which `svg` replaces by variables of the page.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ FEW = 14
 """Points of a curve that each get a marker."""
 
 SIZE = (5.0, 3.2)
-"""Inches, 72 units of an SVG each: about as wide as a phone, so that letters stay letters there."""
+"""Inches: about as wide as a phone, so that text stays readable there."""
 NARROW = (3.9, 3.1)
-"""Of panels that stand three abreast."""
+"""For three panels side by side."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a line or a point stands for, and how it is drawn."""
+    """A label, and how its line or points are drawn."""
 
     label: str
     color: str
@@ -77,7 +77,7 @@ class Mark:
     """matplotlib's letter: o, s, ^ or D."""
     width: float = 1.8
     line: bool = True
-    """Whether it has a line beside its marker."""
+    """Whether points are joined by a line."""
 
     def with_label(self, label: str) -> Mark:
         return replace(self, label=label)
@@ -106,14 +106,14 @@ CLIPPED = Mark("MVN-Grad with z_clip", "mvngrad", dash=(1.2, 2.2), width=1.5)
 
 
 def cell_mark(label: str) -> Mark:
-    """The mark of a cell whose name `label` starts with, under that label."""
+    """The mark of the optimizer whose name `label` starts with, with that label."""
     return next((mark for name, mark in MARKS.items() if label.startswith(name)), BOUND).with_label(label)
 
 
 def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56) -> Axes:
-    """One panel. The label of y lies above it, where it is read without turning one's head.
+    """The axes of one panel; `log` names those that are logarithmic. The label of y is above them, not turned.
 
-    Margins are fixed, the left one as given, in inches: so axes that stand side by side begin at the same height.
+    Margins are fixed, the left one as given, in inches, so that panels side by side are aligned.
     """
     width, height = size
     margins = {"left": left / width, "right": 1 - 0.1 / width, "bottom": 0.44 / height, "top": 1 - 0.3 / height}
@@ -135,7 +135,7 @@ def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, l
 
 
 def add_ticks(axes: Axes) -> None:
-    """Ticks between the powers of ten, where a logarithmic axis spans hardly more than one of them."""
+    """Add ticks between powers of ten to a logarithmic axis that spans little more than one of them."""
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())
         if axis.get_scale() == "log" and high < 30 * low:
@@ -143,7 +143,7 @@ def add_ticks(axes: Axes) -> None:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """As a reader would write it: 0.05, 12,500, 1.3×10⁵.
+    """A number as text: 0.05, 12,500, 1.3×10⁵.
 
     >>> number(0.05), number(1522.8), number(131072), number(-2e-7), number(99999.9), number(0)
     ('0.05', '1,523', '1.31×10⁵', '−2×10⁻⁷', '10⁵', '0')
@@ -169,7 +169,7 @@ def superscript(exponent: int) -> str:
 
 
 def draw_curve(axes: Axes, mark: Mark, x: Any, y: Any) -> None:
-    """With a marker on every point, or, where there are many, here and there: about eight across the panel."""
+    """Draw a line with markers: on every point, or about eight of them if there are many points."""
     every = {"markevery": None if len(x) <= FEW else (0.04, 0.14)} if mark.marker else {}
     axes.plot(x, y, **{**(mark.points if mark.marker else {}), **mark.stroke, **every})
 
@@ -179,7 +179,7 @@ def draw_band(axes: Axes, mark: Mark, x: Any, low: Any, high: Any) -> None:
 
 
 def draw_level(axes: Axes, y: float, label: str, x: float = 0.99, above: bool = True) -> None:
-    """A horizontal line that is not a measurement, with its name on it; `x` from 0 to 1."""
+    """Draw a horizontal line with a label at `x`, from 0 to 1: a bound or a level, not a measurement."""
     axes.axhline(y, **BOUND.stroke)
     axes.annotate(
         label,
@@ -193,7 +193,7 @@ def draw_level(axes: Axes, y: float, label: str, x: float = 0.99, above: bool = 
 
 
 def draw_vertical(axes: Axes, x: float, label: str, y: float = 0.97, side: str = "left") -> None:
-    """A vertical line with its name beside it; `y` from 0 to 1."""
+    """Draw a vertical line with a label at `y`, from 0 to 1."""
     axes.axvline(x, **BOUND.stroke)
     axes.annotate(
         label,

@@ -1,4 +1,4 @@
-"""A matplotlib drawing as an SVG that lives inside a page: themed, named, small, and with ids of its own."""
+"""A matplotlib figure as SVG inside a page: in the page's colours, with a description, small, with unique ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 NUMBERS = re.compile(r"-?\d+\.\d+")
 COLORS = re.compile("|".join(LIGHT.values()))
 VARIABLES = {color: f"var(--{name},{color})" for name, color in LIGHT.items()}
-"""Of the page, or the light colour where the picture stands alone."""
+"""Variables of the page, with the light colour as default."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers that are better read than seen."""
+    """A table of texts."""
 
     title: str
     head: tuple[str, ...]
@@ -52,17 +52,17 @@ class Figure:
 
 
 def make_panel(axes: Axes, title: str, description: str) -> Panel:
-    """The panel of `axes`. Ids depend on `title`, and on the salt that is set where a run is drawn."""
+    """The panel of `axes`. Ids in it depend on `title` and on the salt that `figures.draw` sets for each record."""
     add_ticks(axes)
     text, salt = io.StringIO(), f"{matplotlib.rcParams['svg.hashsalt']} {title}"
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         cast(Canvas, axes.figure).savefig(text, format="svg", transparent=True)
     name = "t" + hashlib.sha256(salt.encode()).hexdigest()[:10]
-    return Panel(title, inline(text.getvalue(), name, title, description))
+    return Panel(title, clean_svg(text.getvalue(), name, title, description))
 
 
-def inline(text: str, name: str, title: str, description: str) -> str:
-    """What a page needs of matplotlib's file, and the words for who cannot see it, with the id `name`."""
+def clean_svg(text: str, name: str, title: str, description: str) -> str:
+    """matplotlib's file without what a page does not need, with a title and a description for screen readers."""
     ElementTree.register_namespace("", NAMESPACE)
     root = ElementTree.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))
     used = set(re.findall(r"url\(#([^)]*)\)", text)) | set(re.findall(r'xlink:href="#([^"]*)"', text))
@@ -71,7 +71,7 @@ def inline(text: str, name: str, title: str, description: str) -> str:
             if child.tag.endswith(("metadata", "}style")):
                 parent.remove(child)
     for element in root.iter():
-        _tidy(element, used)
+        _clean_element(element, used)
         element.text, element.tail = (element.text or "").strip(), None
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-labelledby": f"{name} {name}d"}
     for number, (tag, content) in enumerate((("title", title), ("desc", description))):
@@ -81,7 +81,7 @@ def inline(text: str, name: str, title: str, description: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _tidy(element: ElementTree.Element, used: set[str]) -> None:
+def _clean_element(element: ElementTree.Element, used: set[str]) -> None:
     attributes = element.attrib
     if attributes.get("id") not in used:
         attributes.pop("id", None)
@@ -91,8 +91,8 @@ def _tidy(element: ElementTree.Element, used: set[str]) -> None:
         style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", attributes["style"])
         attributes["style"] = COLORS.sub(lambda found: VARIABLES[found[0]], style).replace(": ", ":").replace("; ", ";")
     for name in attributes.keys() & {"d", "x", "y", "width", "height", "transform"}:
-        attributes[name] = " ".join(NUMBERS.sub(_rounded, attributes[name]).split())
+        attributes[name] = " ".join(NUMBERS.sub(_round, attributes[name]).split())
 
 
-def _rounded(found: re.Match[str]) -> str:
+def _round(found: re.Match[str]) -> str:
     return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,314 @@
+"""Table 1, the table of state formats and benchmarks in the report: from the runs there are, by the rules."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+from samples import add_tables
+
+from mvngrad_lab import store
+from mvngrad_lab.cli import main
+from mvngrad_lab.experiments.cifar100.records import table1
+from mvngrad_lab.experiments.state_precision.records import state_precision
+from mvngrad_lab.report.figures import draw
+from mvngrad_lab.report.records import BenchmarkFile, keep_runs, load_records
+from mvngrad_lab.report.statistics import variance_above, welch, worse_by_at_most
+from mvngrad_lab.report.tables import OPTIMIZERS
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
+from mvngrad_lab.tasks.cifar100.recipe import SELECTED
+from mvngrad_lab.training import train as training
+
+PAPER = {
+    128: {"adam": 77.82, "laprop": 77.72, "adabelief": 79.93, "mvngrad": 79.94},
+    1024: {"adam": 78.26, "laprop": 78.40, "adabelief": 79.34, "mvngrad": 79.63},
+}
+BYTES = {"float32": 12, "bf16": 6, "int8": 3}
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def make_run(recipe, accuracy=79.6, status="finished"):
+    metrics = {"test_accuracy": accuracy, "train_accuracy": 99.0} if status == "finished" else {}
+    memory = {"parameters": 1000, "state_bytes": 1000 * BYTES[recipe.state_dtype]}
+    result = {"status": status, **metrics, **memory, "seconds": 100.0, "data": "made up"}
+    return store.FinishedRun(recipe.key, recipe.name, recipe.settings, {"device": "H200", "commit": "abc"}, result)
+
+
+def beside(run):
+    """As if another run had used the same GPU."""
+    environment, result = {**run.environment, "beside": "another"}, {**run.result, "seconds": 900.0}
+    return dataclasses.replace(run, environment=environment, result=result)
+
+
+def diverged(run):
+    return dataclasses.replace(run, result={"status": "diverged", "seconds": 100.0})
+
+
+def make_runs(shift=lambda recipe: 0.0):
+    """All 24 of Table 1: the paper's number, a shift, and a little for the seed."""
+    return [make_run(r, PAPER[r.batch_size][r.optimizer] + 0.02 * (r.seed - 1) + shift(r)) for r in table1()]
+
+
+def get_verdicts(runs):
+    return {claim.id: verdict for claim, verdict in judge(add_tables(runs))}
+
+
+def get_table(runs, name):
+    return next(record for record in add_tables(runs) if record.name == name)
+
+
+def test_table_1_has_24_runs_with_seeds_innermost():
+    recipes = table1()
+    assert len({recipe.key for recipe in recipes}) == 24
+    assert [recipe.seed for recipe in recipes] == [0, 1, 2] * 8
+    assert {recipe.epochs for recipe in recipes} == {200}
+    assert {(recipe.optimizer, recipe.batch_size) for recipe in recipes} == SELECTED.keys()
+    assert {recipe.optimizer for recipe in recipes} == set(OPTIMIZERS.values())
+
+
+def shift_one(optimizer, batch, by):
+    return lambda recipe: by * ((recipe.optimizer, recipe.batch_size) == (optimizer, batch))
+
+
+@pytest.mark.parametrize(
+    ("shift", "expected"),
+    [
+        (lambda r: 0.0, {"test-128": REPRODUCED, "test-1024": REPRODUCED, "order-128": REPRODUCED}),
+        (shift_one("adam", 128, -1.0), {"test-128": CAVEAT, "test-1024": REPRODUCED}),
+        (lambda r: 5.0, {"test-128": NOT_REPRODUCED, "test-1024": NOT_REPRODUCED}),
+        (
+            lambda r: 79.0 - PAPER[r.batch_size][r.optimizer],  # all are equal
+            {"order-128": NOT_REPRODUCED, "order-1024": NOT_REPRODUCED},
+        ),
+        (lambda r: 0.0, {"order-1024": REPRODUCED}),
+        (shift_one("mvngrad", 1024, -0.29), {"order-1024": CAVEAT}),
+    ],
+)
+def test_accuracies_are_judged_by_their_band_and_order(shift, expected):
+    verdicts = get_verdicts(make_runs(shift))
+    assert {name: verdicts[f"cifar-{name}"].status for name in expected} == expected
+
+
+def test_notes_name_what_is_outside_and_how_far_the_lead_is():
+    verdicts = get_verdicts(make_runs(shift_one("adam", 128, -1.0)))
+    assert verdicts["cifar-test-128"].note == "Outside 0.6 points: Adam."
+    verdicts = get_verdicts(make_runs(shift_one("mvngrad", 1024, -0.29)))
+    assert "MVN-Grad less AdaBelief: -0.00" in verdicts["cifar-order-1024"].note.replace("+0.00", "-0.00")
+
+
+def test_seconds_are_compared_and_not_judged():
+    runs = [dataclasses.replace(r, result={**r.result, "seconds": 50.0 + i}) for i, r in enumerate(make_runs())]
+    verdict = get_verdicts(runs)["time-cifar"]
+    assert verdict.status == UNDECIDED
+    assert "56 s at batch 128 (n=12); 68 s at batch 1024 (n=12)" in verdict.measured
+    assert get_verdicts([beside(run) for run in runs])["time-cifar"].status == NOT_RUN
+
+
+def test_missing_and_diverged_runs_are_named():
+    runs = [r for r in make_runs() if not (r.recipe["optimizer"] == "laprop" and r.recipe["batch_size"] == 128)]
+    verdicts = get_verdicts(runs)
+    assert (verdicts["cifar-test-128"].status, verdicts["cifar-test-1024"].status) == (NOT_RUN, REPRODUCED)
+    assert verdicts["cifar-test-128"].note == "Runs to come: 3 of LaProp."
+    first, *others = make_runs()
+    verdict = get_verdicts([diverged(first), *others])["cifar-test-128"]
+    assert verdict.status == NOT_REPRODUCED
+    assert "diverged: 1 of Adam" in verdict.measured
+
+
+def test_a_run_with_another_setting_is_not_in_the_table():
+    other = make_run(dataclasses.replace(table1()[0], weight_decay=1e-4), 77.0)
+    assert add_tables([other]) == [other]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], ("3", "77.82 ± 0.02", "99.00 ± 0.00", "100")),
+        ([beside], ("3", "77.82 ± 0.02", "99.00 ± 0.00", "100")),
+        ([beside] * 3, ("3", "77.82 ± 0.02", "99.00 ± 0.00", "")),
+        ([diverged], ("3, 1 diverged", "77.83 ± 0.01", "99.00 ± 0.00", "100")),
+        ([diverged] * 3, ("3, 3 diverged", "diverged", "diverged", "100")),
+    ],
+)
+def test_rows_have_times_of_runs_alone_on_a_gpu_and_count_diverged_ones(changes, expected):
+    runs = make_runs()
+    runs[: len(changes)] = [change(run) for change, run in zip(changes, runs, strict=False)]
+    (figure,) = draw(get_table(runs, "table1"))
+    row = figure.table.rows[0]
+    assert (row[1], *row[2:4], row[5], row[7]) == ("Adam", *expected)
+    assert len(figure.table.rows) == 2 * len(OPTIMIZERS)
+    assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "79.63 ± 0.02", "79.63")
+
+
+def test_stored_runs_have_the_keys_of_the_tables():
+    """A changed recipe would orphan the results in the repository."""
+    stored = {run.key for run in store.load_runs(RESULTS) if run.name == "cifar100"}
+    assert len(stored & {recipe.key for recipe in (*table1(), *state_precision())}) == 30
+
+
+# State in fewer bits
+
+
+def make_state_runs(noise=0.05, **shift):
+    return [make_run(r, 79.6 + noise * (r.seed - 1) + shift.get(r.state_dtype, 0.0)) for r in state_precision()]
+
+
+def test_three_of_nine_runs_are_of_table_1():
+    recipes = state_precision()
+    assert len({recipe.key for recipe in recipes}) == 9
+    assert {r.key for r in recipes} & {r.key for r in table1()} == {r.key for r in recipes[:3]}
+    assert {(r.optimizer, r.batch_size, r.epochs) for r in recipes} == {("mvngrad", 1024, 200)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "note"),
+    [
+        ({}, REPRODUCED, ""),
+        ({"int8": 1.0}, REPRODUCED, ""),
+        ({"int8": -0.25}, CAVEAT, "Only bf16."),  # the mean is within the margin, the bound is not
+        ({"int8": -0.25, "bf16": -0.5}, NOT_REPRODUCED, ""),
+        ({"noise": 0.4}, NOT_REPRODUCED, "Seeds vary so much that equal means would fail too."),
+    ],
+)
+def test_the_bound_decides_and_not_the_mean(options, expected, note):
+    verdict = get_verdicts(make_state_runs(**options))["cifar-state-precision"]
+    assert (verdict.status, verdict.note) == (expected, note)
+
+
+def test_missing_and_diverged_state_runs_are_named():
+    runs = make_state_runs()
+    assert get_verdicts(runs[:-1])["cifar-state-precision"].note == "Runs to come: 1 with int8."
+    assert get_verdicts(runs[:3])["cifar-state-precision"].status == NOT_RUN, "runs of Table 1 alone"
+    verdict = get_verdicts([*runs[:-1], diverged(runs[-1])])["cifar-state-precision"]
+    assert verdict.status == NOT_REPRODUCED
+    assert "diverged: 1 with int8" in verdict.measured
+
+
+def test_the_table_of_states_has_differences_and_bytes():
+    table = get_table(make_state_runs(bf16=-0.1), "state-precision")
+    rows = draw(table)[0].table.rows
+    assert rows[0] == ("float32", "3", "79.60 ± 0.05", "", "", "", "12,000 (12.00)")
+    p = 2 * welch([79.45, 79.5, 79.55], [79.55, 79.6, 79.65])
+    assert rows[1][3:] == ("-0.10", f"{p:.2g}", "0.19", "6,000 (6.00)")
+    assert table.recipe["batch_size"] == 1024
+    assert "state_dtype" not in table.recipe
+    part = get_table(make_state_runs()[3:5], "state-precision")
+    assert [row[2] for row in draw(part)[0].table.rows] == ["to come", "79.57 ± 0.04", "to come"]
+    runs = make_state_runs()
+    lost = get_table([*runs[:6], *map(diverged, runs[6:])], "state-precision")
+    assert draw(lost)[0].table.rows[2][:4] == ("int8", "3, 3 diverged", "diverged", "")
+
+
+# Statistics
+
+
+def test_welch():
+    assert welch([1.0, 2.0, 3.0], [2.0, 3.0, 5.0]) == pytest.approx(0.14231358938071087, abs=1e-10)
+    assert welch([2.0, 3.0, 5.0], [1.0, 2.0, 3.0]) == pytest.approx(1 - 0.14231358938071087, abs=1e-10)
+    assert (welch([1.0, 1.0], [2.0, 2.0]), welch([1.0, 1.0], [1.0, 1.0])) == (0, 1)
+    assert math.isnan(welch([1.0], [2.0, 3.0]))
+    values, reference = [79.3, 79.5, 79.6], [79.5, 79.6, 79.9]
+    bound = worse_by_at_most(values, reference)
+    assert welch(reference, [value + bound for value in values]) == pytest.approx(0.05, abs=1e-9)
+    assert worse_by_at_most([1.0, 1.0], [1.5, 1.5]) == pytest.approx(0.5)
+    assert math.isnan(worse_by_at_most([1.0], [1.0, 2.0]))
+
+
+def test_the_f_test_agrees_with_printed_tables():
+    """Of F(2, 6) the upper 5% begin at 5.143, and the upper 1% at 10.925."""
+    others = [[-1.0, 0.0, 1.0]] * 3
+    for f, p in ((5.1433, 0.05), (10.9248, 0.01)):
+        assert variance_above([-math.sqrt(f), 0.0, math.sqrt(f)], others) == pytest.approx(p, rel=1e-4)
+    assert variance_above([0.0, 0.0, 1.0], [[2.0, 2.0, 2.0]]) == 0
+    assert variance_above([1.0, 1.0, 1.0], [[2.0, 2.0, 2.0]]) == 1
+
+
+# Runs that a repository keeps
+
+
+def write_run(root, run):
+    for part, content in (
+        ("recipe", {"name": run.name, **run.recipe}), ("environment", run.environment), ("result", run.result),
+    ):  # fmt: skip
+        store.write_atomic(root / run.key / f"{part}.json", json.dumps(content))
+
+
+def test_runs_of_tables_and_of_gpu_experiments_are_kept(tmp_path):
+    recipes = [table1()[0], state_precision()[-1]]
+    gap = store.FinishedRun("cifar-gap-0", "cifar-gap", {}, {}, {})
+    kept = [make_run(recipes[0]), make_run(recipes[1], status="diverged")]
+    trial = make_run(dataclasses.replace(recipes[0], train_limit=2048))
+    for run in (*kept, trial, store.FinishedRun("spike-0", "spike", {}, {"quick": True}, {})):
+        write_run(tmp_path / "runs", run)
+    store.write_bundle(tmp_path / "results" / "runs.jsonl", [gap])
+    assert keep_runs(tmp_path / "runs", tmp_path / "results" / "runs.jsonl") == 2
+    assert {run.key for run in store.load_runs(tmp_path / "results")} == {"cifar-gap-0", *(run.key for run in kept)}
+    write_run(tmp_path / "runs", gap)
+    assert keep_runs(tmp_path / "runs", tmp_path / "new.jsonl") == 3
+
+
+def test_stored_runs_are_not_trained_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipes, trained, shares = state_precision()[:3], [], []
+    write_run(tmp_path / "runs", make_run(recipes[0]))
+    store.write_bundle(tmp_path / "results" / "runs.jsonl", [make_run(recipes[1])])
+    monkeypatch.setattr(training, "train", lambda recipe, **options: trained.append(recipe))
+    training.train_missing(recipes, tmp_path / "runs", None, shares.append, print)
+    assert trained == [recipes[2]]
+    assert shares == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+# Benchmarks
+
+
+def load_benchmarks():
+    records = load_records(RESULTS, warn=pytest.fail)
+    return {record.name: record for record in records if isinstance(record, BenchmarkFile)}
+
+
+def test_step_times_are_judged_and_hours_compared():
+    record = load_benchmarks()["throughput-gpt2"]
+    rows = record.result["overhead"]["124M"]["rows"]
+    slow = next(row for row in rows if row["name"] == "LaPropW float32")
+    (ours,) = (row for row in record.result["throughput"]["30M"] if row["name"] == "ours")
+
+    def get_status(claim):
+        return {each.id: verdict for each, verdict in judge([record])}[claim].status
+
+    assert get_status("time-openwebtext") == REPRODUCED
+    slow["step_seconds"] *= 1.06
+    assert get_status("time-openwebtext") == NOT_REPRODUCED
+    rows.remove(slow)
+    assert get_status("time-openwebtext") == NOT_RUN
+    measured = {claim.id: verdict.measured for claim, verdict in judge([record])}["time-wikitext"]
+    assert get_status("time-wikitext") == UNDECIDED
+    assert measured.startswith(f"{ours['projected_seconds'] / 3600:.2f} h")
+    del record.result["throughput"]["30M"]
+    assert get_status("time-wikitext") == NOT_RUN
+
+
+def test_every_row_of_a_benchmark_is_in_a_table():
+    for record in load_benchmarks().values():
+        rows = record.result.get("rows") or [
+            *(row for rows in record.result["throughput"].values() for row in rows),
+            *(row for overhead in record.result["overhead"].values() for row in overhead["rows"]),
+        ]
+        assert len([row for figure in draw(record) for row in figure.table.rows]) == len(rows) > 4
+
+
+def test_the_report_has_benchmarks_and_warns_of_damaged_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "results"):
+        Path(folder).mkdir()
+    for name in ("language-cuda.json", "engine.json"):
+        Path("results", name).write_text((RESULTS / name).read_text())
+    Path("runs/language-cuda.json").write_text("{")
+    Path("runs/engine.json").write_text(json.dumps({"environment": {}, "rows": 3}))
+    assert main(["report"]) == 0
+    page = Path("runs/report.html").read_text()
+    assert "torch AdamW fused" in page
+    assert "What the sweep engine adds to a run" in page
+    warnings = capsys.readouterr().err
+    assert "runs/language-cuda.json is left out" in warnings
+    assert "runs/engine.json is left out, because it is not what a benchmark writes: rows" in warnings
