@@ -54,7 +54,6 @@ STATES: dict[TrialState, Status] = {
 
 @dataclass(frozen=True)
 class Claim:
-    number: int
     trial: int
     """Optuna's own number, in the whole database."""
     record: Record
@@ -182,7 +181,7 @@ class Queue:
         free = sorted(self._free_trials(), key=lambda trial: make_record(trial).optimizer in last)
         while free:
             trial = free.pop(0)
-            claim = Claim(trial.number, self._id_of(trial), make_record(trial))
+            claim = Claim(self._id_of(trial), make_record(trial))
             self._call(lambda claim=claim: self.storage.record_heartbeat(claim.trial))  # type: ignore[misc]
             if self._set_state(claim.trial, TrialState.RUNNING):
                 self._set_attribute(claim.trial, "worker", worker)
