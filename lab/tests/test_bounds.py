@@ -90,7 +90,7 @@ def accepted(make, *arguments, **options):
     ],
 )
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.filterwarnings("ignore:.*puts a floor of")  # of the largest values, which are taken
+@pytest.mark.filterwarnings("ignore:.*barely normalized")  # of the largest valid values
 def test_recipes_take_what_the_optimizers_take_and_no_more(cell, name, value):
     settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "eps_s": 1e-8 if CELLS[cell].centered else None}
     if name == "eps_s" and not CELLS[cell].centered:

@@ -40,6 +40,7 @@ RECIPE = dataclasses.replace(
 EXACT = dataclasses.replace(RECIPE, deterministic=True)
 HALF = dataclasses.replace(RECIPE, precision="bf16")
 OTHER = dataclasses.replace(RECIPE, seed=1, steps=4)
+INT8 = dataclasses.replace(RECIPE, state_dtype="int8", steps=4)
 
 
 class Small(LanguageTask):
@@ -93,8 +94,8 @@ class Group:
             for rank in range(count)
         ]
 
-    def reached(self, steps):
-        reached(self.processes[0].is_alive, self.said, self.root / RECIPE.key / "checkpoints", steps)
+    def reached(self, steps, recipe=RECIPE):
+        reached(self.processes[0].is_alive, self.said, self.root / recipe.key / "checkpoints", steps)
 
     def kill(self):
         """With -9 and all at once: none is to see another die."""
@@ -127,9 +128,9 @@ def read(root, recipe=RECIPE):
 def whole(data, tmp_path_factory):
     """A store for each way to train, with runs that nothing interrupted."""
     home = tmp_path_factory.mktemp("whole")
-    recipes = {"ddp": (RECIPE, OTHER), "fsdp": (RECIPE, HALF)}
+    recipes = {"ddp": (RECIPE, OTHER), "fsdp": (RECIPE, HALF, INT8)}
     groups = [Group(home / mode, data, mode, *recipes[mode], checkpoint_every=1e9) for mode in MODES]
-    for recipe in (RECIPE, HALF):
+    for recipe in (RECIPE, HALF, INT8):
         alone(home / "one", data, recipe)
     for group in groups:
         group.end()
@@ -149,7 +150,7 @@ def close(a, b):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_several_processes_train_what_one_does(whole, tmp_path, mode):
+def test_several_processes_train_like_one(whole, tmp_path, mode):
     close(read(whole[mode]), read(whole["one"]))
     environment = json.loads((whole[mode] / RECIPE.key / "environment.json").read_text())
     assert (environment["parallel"], environment["ranks"]) == (mode, RANKS[mode])
@@ -170,7 +171,7 @@ def test_several_processes_train_what_one_does(whole, tmp_path, mode):
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("ddp", 1), ("fsdp", 5)])
-def test_killed_with_all_its_processes_a_run_ends_in_the_same_weights(whole, data, tmp_path, mode, steps):
+def test_a_killed_run_resumes_to_the_same_weights(whole, data, tmp_path, mode, steps):
     group = Group(tmp_path, data, mode, pause=0.05)
     group.reached(steps)
     group.kill()
@@ -180,7 +181,7 @@ def test_killed_with_all_its_processes_a_run_ends_in_the_same_weights(whole, dat
     assert rows == others
 
 
-def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one_or_three(whole, data, tmp_path):
+def test_a_checkpoint_of_two_processes_is_resumed_by_one_or_three(whole, data, tmp_path):
     """By three in the other mode."""
     group = Group(tmp_path / "one", data, "fsdp", pause=0.05)
     group.reached(2)
@@ -192,7 +193,7 @@ def test_a_checkpoint_of_two_processes_is_gone_on_with_by_one_or_three(whole, da
         close(read(tmp_path / name), read(whole["one"]))
 
 
-def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(whole, data, tmp_path):
+def test_a_checkpoint_of_one_process_is_resumed_by_two(whole, data, tmp_path):
     def stop(epoch, stepper):
         raise KeyboardInterrupt
 
@@ -200,6 +201,32 @@ def test_a_checkpoint_of_one_process_is_gone_on_with_by_two(whole, data, tmp_pat
         alone(tmp_path, data, checkpoint_every=0, observe=stop)
     assert "resumes after step 3 of 8" in Group(tmp_path, data, "fsdp").end()
     close(read(tmp_path), read(whole["one"]))
+
+
+def test_sharded_int8_state_resumes_exactly_and_on_one_process_to_rounding(whole, data, tmp_path):
+    group = Group(tmp_path / "two", data, "fsdp", INT8, pause=0.05)
+    group.reached(2, INT8)
+    group.kill()
+    shutil.copytree(tmp_path / "two", tmp_path / "one")
+    assert "resumes after step" in Group(tmp_path / "two", data, "fsdp", INT8).end()
+    (result, rows), (unharmed, others) = read(tmp_path / "two", INT8), read(whole["fsdp"], INT8)
+    assert (result["weights"], rows) == (unharmed["weights"], others)
+    alone(tmp_path / "one", data, INT8)
+    one, (plain, _) = read(tmp_path / "one", INT8)[0], read(whole["one"], INT8)
+    for other in (one, plain):
+        assert other["validation_loss"] == pytest.approx(unharmed["validation_loss"], rel=0.02)
+
+
+def test_int8_state_of_one_process_is_sharded_to_rounding(whole, data, tmp_path):
+    def stop(epoch, training_step):
+        raise KeyboardInterrupt
+
+    recipe = dataclasses.replace(INT8, epoch_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        alone(tmp_path, data, recipe, checkpoint_every=0, observe=stop)
+    assert "resumes after step 1 of 4" in Group(tmp_path, data, "fsdp", recipe).end()
+    expected = read(whole["one"], INT8)[0]["validation_loss"]
+    assert read(tmp_path, recipe)[0]["validation_loss"] == pytest.approx(expected, rel=0.02)
 
 
 def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(whole):
@@ -213,7 +240,7 @@ def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(whole):
     assert other["validation_loss"] != pytest.approx(exact["validation_loss"], rel=1e-5)
 
 
-def test_processes_may_train_one_run_after_another(whole):
+def test_processes_can_train_one_run_after_another(whole):
     assert read(whole["ddp"], OTHER)[0]["steps"] == 4
 
 
@@ -318,7 +345,7 @@ def test_a_task_that_does_not_share_its_batches_has_one_process():
         step.CompiledTask(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
 
 
-def test_one_process_has_nobody_to_ask():
+def test_collectives_work_without_a_group():
     device = init_process_group(None, torch.device("cpu"))
     assert (device.type, get_world_size(), broadcast_from_rank0("x"), any_rank(True, False)) == (
         "cpu",
