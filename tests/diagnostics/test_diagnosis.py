@@ -56,7 +56,7 @@ def test_of_two_trainings_in_one_file_the_second_is_judged():
 
 def test_topics_are_looked_up_by_name():
     (group,) = diagnose(train_with_monitor(mvngrad.Adam, noise)[2]).groups
-    assert next(iter(group)).topic == "signal"
+    assert [statement.topic for statement in group.statements][:2] == ["signal", "sign collapse"]
     with pytest.raises(KeyError, match="'sgnal' is not a topic; the topics are signal, sign collapse"):
         group["sgnal"]
 
@@ -82,7 +82,7 @@ def test_a_training_dominated_by_signal(cell):
         assert group["signal"].numbers["snr"] == pytest.approx(6, rel=0.2)
         assert group.cell == "MVN-Grad"
     for statement in group.statements:
-        assert statement.because in diagnosis.summary
+        assert statement.because in str(diagnosis)
 
 
 def test_a_measured_gap_decides_the_order():
@@ -208,6 +208,6 @@ def test_recovery_uses_the_bound_of_the_monitor():
         (spike,) = spikes.pop_spikes()
         assert (spike["recovered"], spike["recovery_steps"]) == (recovered, steps)
         assert spike["ended"] == ("given up" if steps else "recovered")
-        found = _judge_spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
-        assert found.verdict == "absorbed"
-        assert f"for at most {steps} steps above {recovered:g} times" in found.because
+        statement = _judge_spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
+        assert statement.verdict == "absorbed"
+        assert f"for at most {steps} steps above {recovered:g} times" in statement.because

@@ -20,8 +20,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import mvngrad
 from mvngrad.diagnostics import Monitor, TensorBoard, read_records, variance_gap
 from mvngrad.diagnostics.measures import SATURATION
-from mvngrad.diagnostics.sinks import scalars
-from mvngrad.diagnostics.state import Sample, Transfer
+from mvngrad.diagnostics.sinks import named_scalars
+from mvngrad.diagnostics.state import Sample, copy_to_host
 from mvngrad.optim.formats import load_state
 
 WATCHED = [*PLAIN, torch.optim.Adam]
@@ -161,12 +161,10 @@ def test_a_large_group_is_sampled_uniformly_and_reproducibly():
     assert entry["snr"]["0.5"] == pytest.approx(1, rel=0.06)
 
 
-def test_a_transfer_returns_the_values_of_each_add():
-    transfer = Transfer()
-    tickets = [transfer.add([torch.ones(2), torch.zeros(1, dtype=torch.float64)]), transfer.add([]), transfer.add([])]
-    tickets.append(transfer.add([torch.full((2, 2), 3.0)]))
-    transfer.copy_to_host()
-    assert [ticket().tolist() for ticket in tickets] == [[1, 1, 0], [], [], [3, 3, 3, 3]]
+def test_a_copy_to_the_host_returns_the_values_of_each_list():
+    lists = [[torch.ones(2), torch.zeros(1, dtype=torch.float64)], [], [torch.ones(0)], [torch.full((2, 2), 3.0)]]
+    assert [row.tolist() for row in copy_to_host(lists)] == [[1, 1, 0], [], [], [3, 3, 3, 3]]
+    assert copy_to_host([]) == []
 
 
 # Spikes
@@ -402,9 +400,9 @@ def test_tensorboard_gets_scalars_or_names_the_missing_package(tmp_path, monkeyp
 
 def test_scalars_omit_none():
     entry = last_entry(mvngrad.LaProp, noisy(1.0), steps=200)
-    names = {name for name, _ in scalars(entry)}
-    assert "update/0.5" in names
-    assert not any(name.startswith("snr") for name in names)
+    names = named_scalars({"groups": [entry]})
+    assert "mvngrad/group0/update/0.5" in names
+    assert not any("/snr/" in name for name in names)
 
 
 # On a GPU

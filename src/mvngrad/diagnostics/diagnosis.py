@@ -1,13 +1,13 @@
-"""Describe records in words: which regime a training is in, and which cell the paper's theory would pick for it.
+"""Judge a Monitor's records: which regime a training is in, and which cell the paper's theory would pick for it.
 
-Standard library only. Every statement carries the numbers behind it; "cannot tell" is a valid answer.
+Standard library only. Every statement carries its numbers; "cannot tell" is a valid answer.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from mvngrad.diagnostics.gap import VarianceGap
 
 LAST = 20
-"""Number of records that are judged, the most recent ones: the regime changes during a training."""
+"""The number of records that are judged, the most recent ones: the regime changes during a training."""
 
 ENOUGH = 3
-"""Fewest records that are judged: a single one may come from an unusual batch."""
+"""The smallest number of records that are judged: a single one may come from an unusual batch."""
 
 SETTLED = 3.0
-"""Times 1/(1-beta2) steps after which s and v have forgotten their start to 5%. Before, s still contains the first
-deviations from m = 0, which are signal and not noise."""
+"""Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
+contains the first deviations from m = 0, which are signal and not noise."""
 
 SIGNAL = 1.0
 """Median |mu|/sigma from which a group is signal-dominated: half of its coordinates have more signal than noise. Then
@@ -38,14 +38,14 @@ NOISE = 2.0
 At beta = 0.9 that is 0.31, where v and s differ by 5% and their roots by less."""
 
 HALF_NORMAL = 0.6745
-"""The median of |xi| for a normal xi."""
+"""The median of |xi| for a standard normal xi."""
 
 COLLAPSE = 0.1
-"""Share of coordinates in sign collapse from which it is reported as present. Chance puts none there: with noise alone,
-an update near lr is 4 deviations of m away."""
+"""Share of coordinates in sign collapse from which it is reported as present. Chance does not produce it: with noise
+alone, an update near lr is 4 standard deviations of m away."""
 
 FLOOR = 0.1
-"""Share of coordinates at the floor of epsilon from which it counts as active: their steps are lr |m| / epsilon."""
+"""Share of coordinates at the floor of epsilon that counts as active. Their steps are lr |m| / epsilon."""
 
 CARRIED = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
@@ -56,15 +56,9 @@ GAP = 0.02
 """Smallest share of AdaBelief's variance that the other order must save for the order to matter."""
 
 ERRORS = 2.0
-"""Standard errors by which a measured gap must differ from 0."""
+"""Number of standard errors by which a measured gap must differ from 0."""
 
 CANNOT_TELL = "cannot tell"
-TABLE = {
-    ("second moment", "before"): ADAM.name,
-    ("second moment", "after"): LAPROP.name,
-    ("variance", "before"): ADABELIEF.name,
-    ("variance", "after"): MVNGRAD.name,
-}
 
 
 @dataclass(frozen=True)
@@ -91,9 +85,6 @@ class GroupDiagnosis:
             raise KeyError(f"{topic!r} is not a topic; the topics are {', '.join(by_topic)}")
         return by_topic[topic]
 
-    def __iter__(self) -> Iterator[Statement]:
-        return iter(self.statements)
-
     @property
     def cell(self) -> str | None:
         """The cell that the theory would pick; None if the records do not suffice."""
@@ -107,8 +98,7 @@ class Diagnosis:
     """The first and the last step judged."""
     groups: tuple[GroupDiagnosis, ...]
 
-    @property
-    def summary(self) -> str:
+    def __str__(self) -> str:
         if self.steps is None:
             return "No record, no diagnosis."
         lines = [f"Steps {self.steps[0]} to {self.steps[1]}."]
@@ -116,9 +106,6 @@ class Diagnosis:
             lines += [f"Group {group.group}, trained with {group.trained_with}:"]
             lines += [f"  {statement}" for statement in group.statements]
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.summary
 
 
 def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGap | None = None) -> Diagnosis:
@@ -132,23 +119,17 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
     """
     if isinstance(records, (str, os.PathLike)):
         records = read_records(records)
-    training = _without_overwritten(records)
+    training: list[Record] = []
+    for record in records:
+        while training and training[-1]["step"] >= record["step"]:
+            training.pop()  # this step was repeated, after a resume or in another training
+        training.append(record)
     judged = training[-LAST:]
     if not judged:
         return Diagnosis(None, ())
     numbers = sorted({entry["group"] for record in judged for entry in record["groups"]})
     groups = tuple(_diagnose_group(number, training, judged, gap) for number in numbers)
     return Diagnosis((judged[0]["step"], judged[-1]["step"]), groups)
-
-
-def _without_overwritten(records: Iterable[Record]) -> list[Record]:
-    """Each record replaces the earlier ones of the same or a later step."""
-    result: list[Record] = []
-    for record in records:
-        while result and result[-1]["step"] >= record["step"]:
-            result.pop()
-        result.append(record)
-    return result
 
 
 def _diagnose_group(
@@ -181,7 +162,7 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     medians = [entry["snr"]["0.5"] for entry in entries if entry["ratio"] and entry["ratio"]["0.5"] is not None]
     if not medians:
         return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
-    # None means more than |m|/sqrt(v) can resolve: it tends to 1 as the noise tends to 0.
+    # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
     snr = median(math.inf if value is None else value for value in medians)
     noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
     if snr >= SIGNAL:
@@ -203,21 +184,20 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
     if not shares:
         return Statement(topic, CANNOT_TELL, "No coordinate has had a gradient.")
     share, last = median(shares), entries[-1]
-    numbers = {"share": share, "bound": bound}
     if key == "epsilon_floor":
-        words = "active", "not active"
+        above, below = "active", "not active"
         because = (
             f"For {share:.1%} of the coordinates the divisor is mostly epsilon "
             f"(eps {last['eps']:.2g}, floor of eps_s {last['floor']:.2g})"
         )
     elif last["sign_collapse_is"] == "measured":
-        words = "present", "absent"
+        above, below = "present", "absent"
         because = f"{share:.1%} of the coordinates step by lr within 5%, whatever their gradient"
     else:
-        words = "avoided", "absent"
+        above, below = "avoided", "absent"
         because = f"A second moment would make {share:.1%} of the coordinates step by lr within 5%"
-    verdict = words[0] if share >= bound else words[1]
-    return Statement(topic, verdict, f"{because}; the threshold is {bound:.0%}.", numbers)
+    because += f"; the threshold is {bound:.0%}."
+    return Statement(topic, above if share >= bound else below, because, {"share": share, "bound": bound})
 
 
 def _judge_spikes(entries: Sequence[Record]) -> Statement:
@@ -226,33 +206,26 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
         if not any(entry["gradient_norm"] for entry in entries):
             return Statement("spikes", CANNOT_TELL, "Gradients were not followed.")
         return Statement("spikes", "none", "No gradient norm was far above its running median.", {"count": 0})
-    followed = [spike for spike in spikes.values() if spike["update_during"] is not None]
     numbers: dict[str, Any] = {"count": len(spikes), "steps": sorted(spikes)}
-    sizes = [spike["multiple"] for spike in spikes.values() if spike["multiple"] is not None]
-    text = f"{len(spikes)} found" + (f", the largest {max(sizes):.3g} times the median" if sizes else "")
+    multiples = [spike["multiple"] for spike in spikes.values() if spike["multiple"] is not None]
+    text = f"{len(spikes)} found" + (f", the largest {max(multiples):.3g} times the median" if multiples else "")
+    followed = [spike for spike in spikes.values() if spike["update_during"] is not None]
     if not followed:
         return Statement("spikes", CANNOT_TELL, f"{text}; updates were not followed.", numbers)
-    carried = sum(_is_carried_over(spike) for spike in followed)
-    waits = [spike["recovery_steps"] for spike in followed if spike["recovery_steps"] is not None]
-    largest = max(max(spike["update_during"], spike["update_after"] or 0.0) for spike in followed)
-    numbers |= {"carried_over": carried, "update": largest, "recovery_steps": max(waits, default=None)}
+    carried, largest, recovery_steps = 0, 0.0, None
+    for spike in followed:
+        during, after = spike["update_during"], spike["update_after"] or 0.0
+        bound = spike.get("recovered", RECOVERED)  # early records do not have it
+        carried += after > CARRIED * max(during, bound)
+        largest = max(largest, during, after)
+        if spike["recovery_steps"] is not None:
+            recovery_steps = max(recovery_steps or 0, spike["recovery_steps"])
+    numbers |= {"carried_over": carried, "update": largest, "recovery_steps": recovery_steps}
     because = (
-        f"{text}; updates rose to at most {largest:.3g} times their median, for at most {numbers['recovery_steps']} "
-        f"steps above {_recovery_bound(followed[-1]):g} times; {carried} rose again after the gradient had recovered."
+        f"{text}; updates rose to at most {largest:.3g} times their median, for at most {recovery_steps} steps above "
+        f"{bound:g} times; {carried} rose again after the gradient had recovered."
     )
     return Statement("spikes", "carried over" if carried else "absorbed", because, numbers)
-
-
-def _is_carried_over(spike: Record) -> bool:
-    during: float = spike["update_during"]
-    after: float = spike["update_after"] or 0.0
-    return after > CARRIED * max(during, _recovery_bound(spike))
-
-
-def _recovery_bound(spike: Record) -> float:
-    """The largest update that counts as recovered, in medians from before the spike."""
-    bound: float = spike.get("recovered", RECOVERED)  # early records do not have it
-    return bound
 
 
 def _judge_normalizer(signal: Statement, collapse: Statement, floor: Statement) -> Statement:
@@ -278,7 +251,7 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
     if spikes.numbers.get("count") and beta1**2 >= beta2:
         because = f"rem:adam_bound: beta1^2 = {beta1**2:.3g} is not below beta2 = {beta2:.3g}, and there are spikes."
         return Statement("order", "after", because, {"beta1^2": beta1**2, "beta2": beta2})
-    if gap is not None and gap.cells[0] == TABLE["variance", "before"]:  # the theorem is about this row
+    if gap is not None and gap.cells[0] == ADABELIEF.name:  # the theorem does not cover Adam and LaProp
         numbers = {"gap": gap.gap, "relative": gap.relative, "error": gap.error}
         if abs(gap.relative) < GAP:
             return Statement("order", "either", f"Measured: {gap}. Less than {GAP:.0%} does not matter.", numbers)
@@ -296,9 +269,12 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
 
 
 def _pick_cell(normalizer: Statement, order: Statement) -> Statement:
-    rows = [row for row in ("variance", "second moment") if normalizer.verdict in (row, "either", CANNOT_TELL)]
-    columns = [column for column in ("before", "after") if order.verdict in (column, "either", CANNOT_TELL)]
-    cells = [TABLE[row, column] for row in rows for column in columns]
+    cells = [
+        rule.name
+        for rule in (ADABELIEF, MVNGRAD, ADAM, LAPROP)
+        if (rule.centered or normalizer.verdict != "variance")
+        and order.verdict != ("before" if rule.momentum_last else "after")
+    ]
     if len(cells) == 4:
         return Statement("cell", CANNOT_TELL, "Neither question has a single answer; all four cells are possible.")
     because = "Both questions have an answer." if len(cells) == 1 else "One question has no single answer."

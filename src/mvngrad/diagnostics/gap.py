@@ -40,7 +40,7 @@ class ParameterGap:
 
 @dataclass(frozen=True)
 class VarianceGap:
-    """Variances of the next update over lr, from one frozen state, averaged over all coordinates."""
+    """The variances of the next update, divided by lr, from one frozen state, averaged over all coordinates."""
 
     cells: tuple[str, str]
     """The cells with momentum before and after normalizing."""
@@ -61,7 +61,7 @@ class VarianceGap:
 
     @property
     def relative(self) -> float:
-        """The gap as a share of `before`: what momentum after normalizing saves, or costs if negative."""
+        """The gap as a share of `before`; 0 if `before` is 0."""
         return self.gap / self.before if self.before else 0.0
 
     def __str__(self) -> str:
@@ -72,43 +72,12 @@ class VarianceGap:
         )
 
 
-class Welford:
-    """Coordinate-wise mean and variance by Welford's recursion, without keeping values or subtracting large sums.
-
-    >>> welford = Welford()
-    >>> for value in (1.0, 2.0, 6.0):
-    ...     _ = welford.add(torch.tensor([value]))
-    >>> welford.variance
-    tensor([7.])
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = torch.zeros(())
-        self.squares = torch.zeros(())
-
-    def add(self, value: Tensor) -> Tensor:
-        """Add a value and return its squared Helmert contrast with the values before it.
-
-        Contrasts are independent and have the variance as their mean; the first is 0.
-        """
-        if self.count == 0:
-            self.mean, self.squares = torch.zeros_like(value), torch.zeros_like(value)
-        self.count += 1
-        deviation = value - self.mean
-        self.mean.add_(deviation, alpha=1 / self.count)
-        contrast = deviation * (value - self.mean)
-        self.squares.add_(contrast)
-        return contrast
-
-    @property
-    def variance(self) -> Tensor:
-        """The unbiased estimate, divided by count - 1."""
-        return self.squares / (self.count - 1)
-
-
 class _FrozenParameter:
-    """A parameter with a copy of its state, and the variances of the updates that would follow."""
+    """A parameter with a copy of its state, and the variances of the updates that would follow.
+
+    `mean` and `squares` have one row for each of the two cells. Welford's recursion updates them, which neither stores
+    the updates nor subtracts large sums.
+    """
 
     def __init__(self, name: str, param: Tensor, state: dict[str, Any], view: GroupView, dtype: torch.dtype) -> None:
         self.name, self.param, self.dtype = name, param, dtype
@@ -121,33 +90,39 @@ class _FrozenParameter:
         values = {letter: load_state(state, name, dtype) for letter, name in view.names.items()}
         if view.rule.lean:
             values["m"] = view.rule.reconstruct_mean(values, self.t, hyper, OUT_OF_PLACE)
-        # u is a constant given the past, so 0 gives the same variance; AdaBelief's state has no other.
+        # u_{t-1} is a constant given the past, so 0 gives the same variance; AdaBelief does not have it.
         self.state: dict[str, Any] = {**values, "u": 0.0}
-        self.variances = Welford(), Welford()
+        self.batches = 0
+        self.mean = self.squares = torch.zeros(())
 
     def add_gradient(self, grad: Tensor) -> Tensor:
-        """Add a gradient and return its contribution to the gap, summed over coordinates."""
+        """Add a gradient and return its contribution to the gap, summed over coordinates.
+
+        The contribution comes from squared Helmert contrasts of the updates with those before them. They are
+        independent and have the variance as their mean; the first is 0.
+        """
         g = self.sign * view_as_real(get_local_like(grad, self.param)).to(self.dtype)
         if self.decay:
             g = g + self.decay * view_as_real(get_local(self.param)).to(self.dtype)
-        contrasts = []
-        for rule, variance in zip(self.rules, self.variances, strict=True):
-            state = {letter: self.state[letter] for letter in rule.state_names}
-            x, _ = rule.update(0.0, g, state, self.t, self.hyper, OUT_OF_PLACE)
-            contrasts.append(variance.add(-x))
+        updates = torch.stack(
+            [rule.update(0.0, g, self.state, self.t, self.hyper, OUT_OF_PLACE)[0] for rule in self.rules]
+        )
+        if self.batches == 0:
+            self.mean, self.squares = torch.zeros_like(updates), torch.zeros_like(updates)
+        self.batches += 1
+        deviations = updates - self.mean
+        self.mean.add_(deviations, alpha=1 / self.batches)
+        contrasts = deviations * (updates - self.mean)
+        self.squares.add_(contrasts)
         return (contrasts[0] - contrasts[1]).sum()
 
-    @property
-    def batches(self) -> int:
-        return self.variances[0].count
-
     def result(self) -> ParameterGap:
-        before, after = (float(each.variance.mean()) for each in self.variances)
-        return ParameterGap(self.name, self.variances[0].mean.numel(), self.batches, before, after)
+        before, after = (float((squares / (self.batches - 1)).mean()) for squares in self.squares)
+        return ParameterGap(self.name, self.squares[0].numel(), self.batches, before, after)
 
 
 def cells_by_order(rule: Rule) -> tuple[Rule, Rule]:
-    """The cells with momentum before and after normalizing, with the same normalizer as `rule`."""
+    """The cells with momentum before and after normalizing that have the normalizer of `rule`."""
     return (ADABELIEF, MVNGRAD) if rule.centered else (ADAM, LAPROP)
 
 
@@ -167,8 +142,8 @@ def variance_gap(
 
     The state (x, m, s, t) is frozen. For each batch, `Rule.update` computes both updates from its gradient, with the
     optimizer's bias correction, coupled weight decay and epsilon, divided by lr. Variances are computed for each
-    coordinate, then averaged. No gradient is kept; four numbers per coordinate are. The standard error of the gap comes
-    from the contrasts of each batch with those before it, which are independent.
+    coordinate, then averaged. Gradients are not stored, only four numbers per coordinate. The standard error of the gap
+    comes from the contrasts of each batch with those before it, which are independent.
 
     The optimizer is AdaBelief, MVN-Grad or lean MVN-Grad. For Adam, including torch's, Adam and LaProp are compared
     with its v; the theorem does not cover them. The optimizer, its parameters and their `.grad` are not changed, and no
@@ -202,8 +177,7 @@ def variance_gap(
     frozen = _freeze(optimizer, model, dtype)
     params = [each.param for each in frozen.values()]
     buffers = [] if model is None else [(buffer, buffer.clone()) for buffer in model.buffers()]
-    contributions: list[list[Tensor]] = []
-    """For each batch, those of the parameters that had a gradient."""
+    contributions: list[list[Tensor]] = []  # for each batch, those of the parameters that had a gradient
     try:
         for batch in islice(batches, K):
             with torch.enable_grad():
@@ -234,7 +208,11 @@ def variance_gap(
 
 
 def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -> dict[int, _FrozenParameter]:
-    """The parameters that have state and require gradients, by their index among all parameters."""
+    """Freeze the parameters that have state and require gradients, by their index among all parameters.
+
+    Raises:
+        ValueError: the optimizer has taken no step, or the two orders cannot be compared at its state.
+    """
     model_names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
     frozen: dict[int, _FrozenParameter] = {}
     index = -1

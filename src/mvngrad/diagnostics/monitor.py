@@ -1,22 +1,20 @@
-"""A monitor that reads an optimizer's state after its steps: it changes nothing and rarely waits for a device."""
+"""The Monitor, a step hook that records measures of an optimizer's state. It changes nothing."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from itertools import islice
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from mvngrad.diagnostics.measures import Corrections, finite_or_none, mean_noise, measure_sample, update_sizes
+from mvngrad.diagnostics.measures import correct_bias, finite_or_none, measure_sample, update_sizes
 from mvngrad.diagnostics.sinks import Record, Sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
-from mvngrad.diagnostics.state import SAMPLE, Sample, Transfer, get_stepped_params, pick_large_params, view_group
+from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
 from mvngrad.optim.tensors import get_local, view_as_real
 
 FOLLOWED, TENSORS = 512, 4
@@ -24,7 +22,7 @@ FOLLOWED, TENSORS = 512, 4
 
 
 class Monitor:
-    """Records every `every` steps what regime an optimizer works in, through a step hook, until `detach`.
+    """Record the regime that an optimizer works in, every `every` steps, through a step hook, until `detach`.
 
     A record has for each parameter group: quantiles of ``|m|/sqrt(s)`` or ``|m|/sqrt(v)`` (`ratio`), of the
     signal-to-noise ratio that this implies (`snr`) and of the update over lr (`update`); the shares of coordinates in
@@ -75,9 +73,9 @@ class Monitor:
         spike: float = GRADIENT_SPIKE.multiple,
         recovered: float = RECOVERED,
     ) -> None:
-        for name, value, least in (("every", every, 1), ("sample", sample, 1)):
-            if value < least:
-                raise ValueError(f"Monitor: {name}={value!r} is invalid; it must be at least {least}")
+        for name, value in (("every", every), ("sample", sample)):
+            if value < 1:
+                raise ValueError(f"Monitor: {name}={value!r} is invalid; it must be at least 1")
         for group in optimizer.param_groups:
             view_group(optimizer, group)  # raises if the optimizer's state is unknown
         self.optimizer, self.every, self.sink = optimizer, every, make_sink(sink)
@@ -92,16 +90,13 @@ class Monitor:
     def detach(self) -> None:
         """Remove the hook from the optimizer and close the sink."""
         self._handle.remove()
-        close: Callable[[], None] | None = getattr(self.sink, "close", None)
-        if close is not None:
-            close()
+        if hasattr(self.sink, "close"):
+            self.sink.close()
 
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -117,11 +112,10 @@ class Monitor:
 
     def record(self) -> Record | None:
         """Measure now and send the record to the sink; None if no parameter has been stepped."""
-        transfer = Transfer()
         with torch.no_grad():
-            pending = [group.start_entry(transfer) for group in self._get_groups()]
-        transfer.copy_to_host()
-        entries = [finish() for finish in pending if finish is not None]
+            collected = [(group, lists) for group in self._get_groups() if (lists := group.collect())]
+            rows = iter(copy_to_host([tensors for _, lists in collected for tensors in lists.values()]))
+        entries = [group.make_entry({name: next(rows) for name in lists}) for group, lists in collected]
         if not entries:
             return None
         self.step = max(self.step, *(entry["t"] for entry in entries))  # includes steps that called no hook
@@ -142,39 +136,47 @@ def _is_capturing() -> bool:
     return initialized and torch.cuda.is_current_stream_capturing()
 
 
+class _NotedStep(NamedTuple):
+    """What stays on the device from a step until the next record."""
+
+    step: int
+    norms: Tensor
+    """The gradient norm of each parameter that had a gradient."""
+    row: Tensor | None
+    """The state that the updates of the followed coordinates are computed from; None if others are followed now."""
+
+
 class _Group:
-    """One parameter group: its samples, and what was noted since the last record."""
+    """One parameter group: its samples, and the steps since the last record."""
 
     def __init__(self, monitor: Monitor, number: int, spikes: SpikeTracker) -> None:
         self.monitor, self.number, self.spikes = monitor, number, spikes
         self.params: list[Tensor] = []
         self.sample = self.followed = Sample([], 0, 0)
-        self.steps: list[int] = []
-        """The noted steps."""
-        self.norms: list[Tensor] = []
-        """For each noted step, the gradient norms of all parameters that had one."""
-        self.rows: list[Tensor | None] = []
-        """For each noted step, the state from which the update of the followed coordinates is computed."""
+        self.noted: list[_NotedStep] = []
         self.names: dict[str, str] = {}
-        """The state names of these rows."""
+        """The state names in the rows of the noted steps."""
         self.norm_dtype: torch.dtype | None = None
         self.devices: set[torch.device] = set()
 
     @property
-    def group(self) -> dict[str, Any]:
-        group: dict[str, Any] = self.monitor.optimizer.param_groups[self.number]
-        return group
+    def group(self) -> Any:
+        return self.monitor.optimizer.param_groups[self.number]
+
+    @property
+    def view(self) -> GroupView:
+        return view_group(self.monitor.optimizer, self.group)
 
     def refresh_samples(self) -> None:
         """Draw new samples if parameters were added or removed, or took their first step."""
-        params = get_stepped_params(self.monitor.optimizer, self.group)
+        params = [param for param in self.group["params"] if self.monitor.optimizer.state.get(param)]
         if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
             return
         self.params = params
         self.sample = Sample(params, self.monitor.sample, self.monitor.seed)
         self.followed = Sample(pick_large_params(params, TENSORS), FOLLOWED, self.monitor.seed)
-        self.rows = [None] * len(self.rows)  # the noted rows are of other coordinates
-        view = view_group(self.monitor.optimizer, self.group)
+        self.noted = [noted._replace(row=None) for noted in self.noted]  # they are of other coordinates
+        view = self.view
         self.names = {k: name for k, name in view.names.items() if k == "u" or not view.rule.momentum_last}
         self.devices = {get_local(param).device for param in params}
         dtypes = {param.dtype for param in params}
@@ -182,79 +184,78 @@ class _Group:
         self.norm_dtype = torch.float32 if half and dtypes <= half | {torch.float32} else None
 
     def note_step(self) -> None:
-        """Keep this step's gradient norm and the followed coordinates on their device."""
+        """Store this step's gradient norms and followed coordinates, on their device."""
         optimizer = self.monitor.optimizer
         if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
             self.refresh_samples()
         grads = [view_as_real(get_local(param.grad)) for param in self.group["params"] if param.grad is not None]
         if not grads:
             return
-        self.steps.append(self.monitor.step)
         norms = torch._foreach_norm(grads, 2, dtype=self.norm_dtype)
         if len(self.devices) > 1:
             device = next((device for device in self.devices if device.type != "cpu"), norms[0].device)
             norms = tuple(norm.to(device, non_blocking=True) for norm in norms)
-        norm = torch.stack(norms)
+        stacked = torch.stack(norms)
         scale = getattr(optimizer, "grad_scale", None)  # GradScaler leaves the division to a fused step
-        self.norms.append(norm if scale is None else norm / scale.to(norm.device))
+        if scale is not None:
+            stacked = stacked / scale.to(stacked.device)
         rows = [row for name in self.names.values() for row in self.followed.load_rows(optimizer, name)]
-        self.rows.append(torch.cat(rows) if rows else None)
+        self.noted.append(_NotedStep(self.monitor.step, stacked, torch.cat(rows) if rows else None))
 
-    def start_entry(self, transfer: Transfer) -> Callable[[], Record] | None:
-        """Add what a record needs to the transfer; the returned function makes the entry after it."""
+    def collect(self) -> dict[str, list[Tensor]]:
+        """The tensors that a record needs on the host, by name; empty if no parameter has been stepped."""
         self.refresh_samples()
         if not self.sample.pieces:
-            return None
-        optimizer, group = self.monitor.optimizer, self.group
-        view = view_group(optimizer, group)
-        get_lr = transfer.add([group["lr"]]) if isinstance(group["lr"], Tensor) else None
-        get_t = transfer.add(self.sample.step_counts(optimizer))
-        get_state = {k: transfer.add(self.sample.load_rows(optimizer, name)) for k, name in view.names.items()}
-        get_norms = transfer.add(self.norms)
-        get_rows = transfer.add([row for row in self.rows if row is not None])
-        get_followed_t = transfer.add(self.followed.step_counts(optimizer))
-        has_row = [row is not None for row in self.rows]
-        steps, counts = self.steps, [norm.numel() for norm in self.norms]
-        self.norms, self.rows, self.steps = [], [], []
+            return {}
+        optimizer, lr = self.monitor.optimizer, self.group["lr"]
+        return {
+            "lr": [lr] if isinstance(lr, Tensor) else [],
+            "t": self.sample.step_counts(optimizer),
+            "norms": [noted.norms for noted in self.noted],
+            "rows": [noted.row for noted in self.noted if noted.row is not None],
+            "followed_t": self.followed.step_counts(optimizer),
+            **{k: self.sample.load_rows(optimizer, name) for k, name in self.view.names.items()},
+        }
 
-        def make_entry() -> Record:
-            t, state = get_t(), {letter: values() for letter, values in get_state.items()}
-            corrections = Corrections.at(view.hyper, t, self.sample.per_coordinate)
-            sizes = iter(self._followed_sizes(get_rows(), sum(has_row), get_followed_t()))
-            parameter_norms = iter(get_norms().tolist())
-            norms = [math.hypot(*islice(parameter_norms, count)) for count in counts]
-            for step, norm, known in zip(steps, norms, has_row, strict=True):
-                self.spikes.add(step, norm, next(sizes) if known else None)
-            hyper, rule = view.hyper, view.rule
-            finite = sorted(norm for norm in norms if math.isfinite(norm))
-            return {
-                "group": self.number,
-                "cell": rule.name,
-                "lr": finite_or_none(get_lr().item() if get_lr else float(hyper.lr)),
-                "beta1": hyper.beta1,
-                "beta2": hyper.beta2,
-                "eps": hyper.eps,
-                "floor": hyper.floor if rule.centered else 0.0,
-                "t": int(t.min()),
-                "mean_noise": mean_noise(hyper.mean_decay),
-                "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
-                "coordinates": self.sample.population,
-                **measure_sample(rule, hyper, corrections, state),
-                "gradient_norm": {"median": finite[len(finite) // 2], "max": finite[-1]} if finite else None,
-                "gradients_not_finite": len(norms) - len(finite),
-                "spikes": self.spikes.pop_spikes(),
-            }
+    def make_entry(self, host: dict[str, Tensor]) -> Record:
+        """Make the group's part of a record from the tensors of `collect`, and forget the noted steps."""
+        view = self.view
+        rule, hyper = view.rule, view.hyper
+        values = iter(host["norms"].tolist())
+        norms = [math.hypot(*islice(values, noted.norms.numel())) for noted in self.noted]
+        sizes = iter(self._followed_sizes(host["rows"], host["followed_t"]))
+        for noted, norm in zip(self.noted, norms, strict=True):
+            self.spikes.add(noted.step, norm, None if noted.row is None else next(sizes))
+        self.noted = []
+        finite = sorted(norm for norm in norms if math.isfinite(norm))
+        averages = correct_bias(hyper, {k: host[k] for k in view.names}, host["t"], self.sample.per_coordinate)
+        return {
+            "group": self.number,
+            "cell": rule.name,
+            "lr": finite_or_none(host["lr"].item() if host["lr"].numel() else float(hyper.lr)),
+            "beta1": hyper.beta1,
+            "beta2": hyper.beta2,
+            "eps": hyper.eps,
+            "floor": hyper.floor if rule.centered else 0.0,
+            "t": int(host["t"].min()),
+            "mean_noise": math.sqrt((1 - hyper.mean_decay) / (1 + hyper.mean_decay)),  # |m|/sigma without signal
+            "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
+            "coordinates": self.sample.population,
+            **measure_sample(rule, hyper, averages),
+            "gradient_norm": {"median": finite[len(finite) // 2], "max": finite[-1]} if finite else None,
+            "gradients_not_finite": len(norms) - len(finite),
+            "spikes": self.spikes.pop_spikes(),
+        }
 
-        return make_entry
-
-    def _followed_sizes(self, row: Tensor, count: int, t: Tensor) -> list[float]:
-        """The root mean square update of the followed coordinates at each of the last `count` steps."""
-        if not count or not row.numel():
+    def _followed_sizes(self, rows: Tensor, t: Tensor) -> list[float]:
+        """The root mean square update of the followed coordinates at each noted step that has a row."""
+        count = sum(noted.row is not None for noted in self.noted)
+        if not rows.numel():
             return [0.0] * count
-        view = view_group(self.monitor.optimizer, self.group)
-        values = row.view(count, len(self.names), -1)
+        view = self.view
+        values = rows.view(count, len(self.names), -1)
         ago = torch.arange(count - 1, -1, -1, dtype=torch.float64, device="cpu")[:, None]
-        corrections = Corrections.at(view.hyper, (t[None] - ago).clamp(min=1), self.followed.per_coordinate)
         state = {letter: values[:, i] for i, letter in enumerate(self.names)}
-        sizes: list[float] = update_sizes(view.rule, view.hyper, corrections, state).square().mean(1).sqrt().tolist()
+        averages = correct_bias(view.hyper, state, (t[None] - ago).clamp(min=1), self.followed.per_coordinate)
+        sizes: list[float] = update_sizes(view.rule, view.hyper, averages).square().mean(1).sqrt().tolist()
         return sizes

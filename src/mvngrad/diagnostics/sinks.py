@@ -14,7 +14,7 @@ Sink = Callable[[Record], object]
 
 
 class JSONLines:
-    """Appends each record to a file as one line, in one write, so that records survive if the process is killed."""
+    """Append each record to a file as one line, in one write, so that records survive if the process is killed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -49,15 +49,15 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     records = [value for value in values if isinstance(value, dict) and {"step", "groups"} <= value.keys()]
     if not records or len(records) < len(values):
         raise ValueError(
-            f"{os.fspath(path)} does not consist of a Monitor's records; name a file that a Monitor has written"
+            f"{os.fspath(path)} is empty or has lines that are no Monitor's records; name a file that a Monitor wrote"
         )
     return records
 
 
 class TensorBoard:
-    """Writes scalars for TensorBoard. As the sink of a Monitor, it names them `mvngrad/group0/snr/0.5` and the like.
+    """Write scalars for TensorBoard. As the sink of a Monitor, it names them `mvngrad/group0/snr/0.5` and the like.
 
-    The first write hides later steps that an interrupted run has written to the same folder.
+    The first write hides the steps from there on that an interrupted run has written to the same folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -84,26 +84,20 @@ class TensorBoard:
             self._writer.close()
 
 
-def scalars(entry: Record) -> list[tuple[str, float]]:
-    """The changing numbers of a group's entry by name, with the number of spikes; None is left out."""
-    pairs: list[tuple[str, float]] = []
-    for name in ("ratio", "snr", "update", "gradient_norm"):
-        pairs += [(f"{name}/{key}", value) for key, value in (entry[name] or {}).items() if value is not None]
-    for name in ("lr", "dead", "sign_collapse", "epsilon_floor"):
-        if entry[name] is not None:
-            pairs.append((name, entry[name]))
-    return [*pairs, ("spikes", float(len(entry["spikes"])))]
-
-
 def named_scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record as `mvngrad/group0/snr/0.5` and the like, for a logger."""
-    return {
-        f"mvngrad/group{group['group']}/{name}": value for group in record["groups"] for name, value in scalars(group)
-    }
+    """The changing numbers of a record as `mvngrad/group0/snr/0.5` and the like, for a logger, without None."""
+    numbers: dict[str, float | None] = {}
+    for entry in record["groups"]:
+        prefix = f"mvngrad/group{entry['group']}"
+        for name in ("ratio", "snr", "update", "gradient_norm"):
+            numbers |= {f"{prefix}/{name}/{key}": value for key, value in (entry[name] or {}).items()}
+        numbers |= {f"{prefix}/{name}": entry[name] for name in ("lr", "dead", "sign_collapse", "epsilon_floor")}
+        numbers[f"{prefix}/spikes"] = float(len(entry["spikes"]))
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def make_sink(sink: str | os.PathLike[str] | Sink) -> Sink:
-    """A JSON-lines sink for a path; a callable is a sink already."""
+    """Make a `JSONLines` from a path; return a callable unchanged. Raises a TypeError for anything else."""
     if callable(sink):
         return sink
     if isinstance(sink, (str, os.PathLike)):

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SpikeRule:
-    """A value is a spike if it is not finite, or above the limit that the values before it set.
+    """The definition of a spike: a value that is not finite, or above a limit set by the values before it.
 
     The limit is ``multiple * center + deviations * 1.4826 * MAD``. `center` is the median or the maximum of the last
     `window` finite values. MAD is their median distance from the center; times 1.4826 it estimates the standard
@@ -20,12 +20,12 @@ class SpikeRule:
     """
 
     window: int = 100
-    """Values that set the limit."""
+    """The number of values that set the limit."""
     center: Callable[[Sequence[float]], float] = median
     multiple: float = 1.0
     deviations: float = 0.0
     warm_up: int = 100
-    """Values at the start of a series that are never spikes: every training falls fast there."""
+    """The number of values at the start that are never spikes: the loss of every training falls fast there."""
     separation: int = 10
     """Spikes fewer than this many values after the previous one are part of it."""
 
@@ -51,7 +51,7 @@ GRADIENT_SPIKE = SpikeRule(window=101, multiple=5.0, warm_up=20)
 
 
 def find_spikes(values: Sequence[float | None], rule: SpikeRule = TRAINING_SPIKE) -> list[int]:
-    """The indices at which spikes of a series start; None stands for a value that was not finite.
+    """Find the indices at which spikes of a series start. None counts as not finite.
 
     >>> calm = [2 + 0.1 * math.sin(step) for step in range(300)]
     >>> find_spikes(calm), find_spikes([*calm[:150], 3.0, 2.9, *calm[152:]])
@@ -61,15 +61,13 @@ def find_spikes(values: Sequence[float | None], rule: SpikeRule = TRAINING_SPIKE
     >>> find_spikes([1.0] * 150 + [1.6, 1.7] + [1.0] * 100 + [1.4], MNIST_SPIKE)
     [150]
     """
-    finite = [value if value is not None and math.isfinite(value) else None for value in values]
+    numbers = [math.nan if value is None else value for value in values]
     starts: list[int] = []
     last = -rule.separation
-    for index in range(rule.warm_up, len(finite)):
-        value = finite[index]
-        if value is not None:
-            before = [old for old in finite[max(0, index - rule.window) : index] if old is not None]
-            if value <= rule.limit(before):
-                continue
+    for index in range(rule.warm_up, len(numbers)):
+        before = filter(math.isfinite, numbers[max(0, index - rule.window) : index])
+        if math.isfinite(numbers[index]) and numbers[index] <= rule.limit(list(before)):
+            continue
         if index - last >= rule.separation:
             starts.append(index)
         last = index
@@ -105,13 +103,9 @@ class Spike:
     ended: str | None = None
     """Why it is no longer followed: "recovered", "another spike", "given up" or "not followed"; None while it is."""
 
-    def extend(self, multiple: float | None) -> None:
-        self.steps += 1
-        self.multiple = None if multiple is None or self.multiple is None else max(multiple, self.multiple)
-
 
 class SpikeTracker:
-    """Finds spikes from the gradient norm and the update size of each step, and follows the updates after them.
+    """Find spikes from the gradient norm and the update size of each step, and follow the updates after them.
 
     >>> tracker = SpikeTracker()
     >>> for step in range(1, 61):
@@ -125,44 +119,48 @@ class SpikeTracker:
         self.norms: deque[float] = deque(maxlen=self.rule.window)
         self.updates: deque[float] = deque(maxlen=self.rule.window)
         self._above = False
-        self._spikes: list[tuple[Spike, float | None]] = []
-        """Spikes that are open or ended since `pop_spikes`, each with the median update before it."""
+        self._spikes: list[Spike] = []
+        """Those that ended since `pop_spikes`, and the one that is followed."""
+        self._update_before: float | None = None
+        """The median update before the last spike."""
 
     def add(self, step: int, norm: float, update: float | None = None) -> None:
         """Add the gradient norm of a step and, if it is followed, the size of its update."""
         limit = self.rule.limit(self.norms) if len(self.norms) >= self.rule.warm_up else None
+        was_above = self._above
         # A limit of 0 makes no spike: most gradients of the group are 0.
-        above = limit is not None and (not math.isfinite(norm) or norm > limit > 0)
-        if above:
+        self._above = limit is not None and (not math.isfinite(norm) or norm > limit > 0)
+        spike = self._spikes[-1] if self._spikes and self._spikes[-1].ended is None else None
+        if self._above:
             usual = median(self.norms)
             multiple = norm / usual if math.isfinite(norm) and usual else None
-            if self._above and self._spikes and self._spikes[-1][0].ended is None:
-                self._spikes[-1][0].extend(multiple)
+            if spike and was_above:
+                spike.steps += 1
+                spike.multiple = None if multiple is None or spike.multiple is None else max(multiple, spike.multiple)
             else:
-                for spike, _ in self._spikes:
-                    spike.ended = spike.ended or "another spike"
-                before = median(self.updates) if len(self.updates) >= self.rule.warm_up else None
-                self._spikes.append((Spike(step, usual, multiple, 1), before))
-        self._above = above
-        for spike, before in self._spikes:
-            if spike.ended is None:
-                self._follow(spike, before, step - spike.step, update)
+                if spike:
+                    spike.ended = "another spike"
+                self._update_before = median(self.updates) if len(self.updates) >= self.rule.warm_up else None
+                spike = Spike(step, usual, multiple, 1)
+                self._spikes.append(spike)
+        if spike:
+            self._follow(spike, step - spike.step, update)
         if math.isfinite(norm):
             self.norms.append(norm)
         if update is not None and math.isfinite(update):
             self.updates.append(update)
 
-    def _follow(self, spike: Spike, before: float | None, since: int, update: float | None) -> None:
-        if update is None or not before:
+    def _follow(self, spike: Spike, since: int, update: float | None) -> None:
+        if update is None or not self._update_before:
             spike.ended = None if self._above else "not followed"
             return
-        size = update / before
+        size = update / self._update_before
+        recovered = size <= self.recovered
         if math.isfinite(size):
             if self._above:
                 spike.update_during = max(spike.update_during or 0.0, size)
             else:
                 spike.update_after = max(spike.update_after or 0.0, size)
-        recovered = size <= self.recovered
         spike.recovery_steps = (spike.recovery_steps or 0) if recovered else since + 1
         if since >= FOLLOW and recovered:
             spike.ended = "recovered"
@@ -170,7 +168,7 @@ class SpikeTracker:
             spike.ended = "given up"
 
     def pop_spikes(self) -> list[dict[str, Any]]:
-        """The open spikes and those that ended since the last call, which are forgotten now."""
-        spikes = [{**asdict(spike), "recovered": self.recovered} for spike, _ in self._spikes]
-        self._spikes = [entry for entry in self._spikes if entry[0].ended is None]
+        """Return the spike that is followed and those that ended since the last call, and forget the latter."""
+        spikes = [{**asdict(spike), "recovered": self.recovered} for spike in self._spikes]
+        self._spikes = [spike for spike in self._spikes if spike.ended is None]
         return spikes

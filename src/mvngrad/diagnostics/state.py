@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from mvngrad.optim.tensors import get_local, view_as_real
 from mvngrad.rule import ADAM, Hyper, Rule
 
 SAMPLE = 2**12
-"""Coordinates of a group that quantiles and shares are computed from. The standard error of a share is at most 0.8%,
-and a group of a billion coordinates costs no more than one of a million."""
+"""The default number of coordinates that are sampled from a group. It bounds the standard error of a share by 0.8%, and
+a group of a billion coordinates costs no more than one of a million."""
 
 
 class GroupView(NamedTuple):
@@ -29,7 +30,7 @@ class GroupView(NamedTuple):
 
 
 def view_group(optimizer: Optimizer, group: Group) -> GroupView:
-    """How to read a group's state; `hyper.lr` is the group's, a number or a tensor.
+    """Get the cell, hyper-parameters and state names of a group; `hyper.lr` is a number or a tensor, as in the group.
 
     Raises:
         TypeError: the state of this optimizer is unknown.
@@ -57,7 +58,7 @@ def load_state(state: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor:
 
 
 def load_state_at(state: dict[str, Any], name: str, index: Tensor | None) -> Tensor:
-    """The values of a state tensor at flat coordinates, or at all, as a row."""
+    """The values of a state tensor at flat indices, or all values, as a row."""
     tensor, scale = view_as_real(get_local(state[name])), state.get(f"{name}_scale")
     if index is None or (scale is not None and not tensor.is_contiguous()):
         row = load_state(state, name, torch.float32) if scale is not None else tensor
@@ -68,15 +69,10 @@ def load_state_at(state: dict[str, Any], name: str, index: Tensor | None) -> Ten
     return formats.INT8.decode(name, values, scale[..., index // formats.BLOCK])  # only the sampled codes
 
 
-def get_stepped_params(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor]:
-    """The parameters of a group that have state."""
-    return [param for param in group["params"] if optimizer.state.get(param)]
-
-
 def pick_large_params(params: Sequence[Tensor], count: int) -> list[Tensor]:
-    """The largest parameter of each of `count` stretches of a group, all on the device of the largest of all.
+    """Cut the list of parameters into `count` parts and pick the largest of each, so that not all are embeddings.
 
-    Stretches, because the largest parameters of a group are often all embeddings.
+    Only parameters on the device of the largest one count, so that their values can be concatenated.
     """
     if not params:
         return []
@@ -87,7 +83,7 @@ def pick_large_params(params: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 class Sample:
-    """`size` random coordinates of parameters, each equally likely; all coordinates if there are no more."""
+    """`size` random coordinates of a list of parameters, drawn with equal probability; all if there are no more."""
 
     def __init__(self, params: Sequence[Tensor], size: int, seed: int) -> None:
         counts = [count_coordinates(param) for param in params]
@@ -115,49 +111,29 @@ class Sample:
         return [optimizer.state[param]["step"] for param, _, _ in self.pieces]
 
     def per_coordinate(self, values: Tensor) -> Tensor:
-        """Repeat values that are per parameter in the last dimension for each of its coordinates."""
+        """Expand the last dimension from one value per sampled parameter to one per sampled coordinate."""
         counts = [count for _, _, count in self.pieces]
-        if bool((values == values[..., :1]).all()):  # usually all parameters have taken as many steps
+        if bool((values == values[..., :1]).all()):  # usually all parameters have taken the same number of steps
             return values[..., :1].expand(*values.shape[:-1], sum(counts))
         return values.repeat_interleave(torch.tensor(counts, device="cpu"), -1)
 
 
-class Transfer:
-    """Copies many small tensors to the host as float64, in one copy from each device.
+def copy_to_host(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The values of each list of tensors as one float64 row on the host, in one copy from each device.
 
-    >>> transfer = Transfer()
-    >>> get_values = transfer.add([torch.ones(2), torch.zeros(())])
-    >>> transfer.copy_to_host()
-    >>> get_values()
-    tensor([1., 1., 0.], dtype=torch.float64)
+    >>> copy_to_host([[torch.ones(2), torch.zeros(())], []])
+    [tensor([1., 1., 0.], dtype=torch.float64), tensor([], dtype=torch.float64)]
     """
-
-    def __init__(self) -> None:
-        self._parts: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        self._sizes: dict[tuple[torch.device, torch.dtype], int] = {}
-        self._rows: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-
-    def add(self, tensors: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Add tensors to the copy; the returned function gives their values, concatenated, after `copy_to_host`."""
-        slices = []
-        for tensor in tensors:
-            key = tensor.device, tensor.dtype
-            start = self._sizes.get(key, 0)
-            self._parts.setdefault(key, []).append(tensor if tensor.dim() == 1 else tensor.reshape(-1))
-            self._sizes[key] = stop = start + tensor.numel()
-            slices.append((key, start, stop))
-
-        def get_values() -> Tensor:
-            rows = [self._rows[key][start:stop] for key, start, stop in slices]
-            return torch.cat(rows) if rows else torch.empty(0, dtype=torch.float64, device="cpu")
-
-        return get_values
-
-    def copy_to_host(self) -> None:
-        """Copy what was added; waits for the devices."""
-        for device in {device for device, _ in self._parts}:
-            keys = [key for key in self._parts if key[0] == device]
-            wide = torch.float32 if device.type == "mps" else torch.float64
-            row = torch.cat([torch.cat(self._parts[key]).to(wide) for key in keys]).cpu().double()
-            self._rows.update(zip(keys, row.split_with_sizes([self._sizes[key] for key in keys]), strict=True))
-        self._parts = {}
+    rows: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in chain.from_iterable(lists):
+        rows.setdefault((tensor.device, tensor.dtype), []).append(tensor.reshape(-1))
+    copies: dict[tuple[torch.device, torch.dtype], Iterator[Tensor]] = {}
+    for device in {device for device, _ in rows}:
+        keys = [key for key in rows if key[0] == device]
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        joined = [torch.cat(rows[key]) for key in keys]  # by dtype: torch.cat is slow for several
+        host = torch.cat([row.to(wide) for row in joined]).cpu().double()
+        for key, part in zip(keys, host.split_with_sizes([row.numel() for row in joined]), strict=True):
+            copies[key] = iter(part.split_with_sizes([row.numel() for row in rows[key]]))
+    empty = torch.empty(0, dtype=torch.float64, device="cpu")
+    return [torch.cat([empty, *(next(copies[tensor.device, tensor.dtype]) for tensor in each)]) for each in lists]
