@@ -60,7 +60,7 @@ def test_a_second_init_keeps_the_pace_and_says_what_it_changes(toy):
     toy.init(grace=900)
     assert (toy.queue.notes["heartbeat"], toy.queue.notes["grace"]) == (300, 900)
     assert "grace was 7200 s and is 900 s, for workers that start from now on" in toy.said
-    with pytest.raises(ValueError, match="grace=200 must be more than heartbeat=300"):
+    with pytest.raises(ValueError, match="grace=200 must exceed heartbeat=300"):
         toy.init(grace=200)
 
 

@@ -435,7 +435,7 @@ def test_jobs_of_a_cluster_run_a_sweep_to_its_end(tmp_path, monkeypatch):
     ("storage", "options", "message"),
     [
         *(
-            (f"postgresql://{given}", (), "password would be in the files of a job")
+            (f"postgresql://{given}", (), "password would be in a job's files")
             for given in (
                 "me:secret@host/runs",
                 "me:secret%40!@host/runs",
