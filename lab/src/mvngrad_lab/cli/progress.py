@@ -14,7 +14,7 @@ from mvngrad_lab.reproduce import Outcome
 from mvngrad_lab.training import events
 
 QUIET = 60.0
-"""Seconds without a line, where there is no bar, after which a training gives a sign of life."""
+"""Seconds without a line after which a training prints its progress, if there is no bar."""
 WORDS = {"ran": "[green]done[/]  ", "stored": "[dim]stored[/]", "failed": "[red]failed[/]"}
 
 
@@ -26,10 +26,11 @@ def clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
-def told(event: events.EpochEnd, metrics: dict[str, float]) -> str:
-    """Where a training is, for the end of a bar; of the `metrics` known so far the first, a task's main one.
+def format_progress(event: events.EpochEnd, metrics: dict[str, float]) -> str:
+    """The progress of a training, with the first of the latest `metrics`, which is a task's main one.
 
-    >>> told(events.EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120), {"test_accuracy": 0.5, "test_loss": 1.0})
+    >>> end = events.EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120)
+    >>> format_progress(end, {"test_accuracy": 0.5, "test_loss": 1.0})
     'epoch 2/10  loss 2.5000  test_accuracy 0.50  40,000/s  2:00 left'
     """
     shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
@@ -44,7 +45,7 @@ class TrainingBar(Progress):
         columns = (BarColumn(20), TaskProgressColumn(), TextColumn("{task.fields[now]}", markup=False))
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.metrics: dict[str, float] = {}
-        self.bar = self.add_task("", total=None, now="getting ready")
+        self.bar = self.add_task("", total=None, now="preparing")
         self.last = time.monotonic()
 
     def __call__(self, event: events.Event) -> None:
@@ -57,7 +58,7 @@ class TrainingBar(Progress):
             self.update(self.bar, total=event.steps, completed=event.step, now=words)
         else:
             self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
-            self.update(self.bar, total=event.steps, completed=event.step, now=told(event, self.metrics))
+            self.update(self.bar, total=event.steps, completed=event.step, now=format_progress(event, self.metrics))
 
 
 class Bars(Progress):
@@ -73,9 +74,9 @@ class Bars(Progress):
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.expected: dict[str, float] = {}
         self.passed = 0.0
-        """Expected seconds of the experiments that are over."""
+        """Expected seconds of the experiments that have ended."""
         self.training, self.metrics = "", dict[str, float]()
-        """The run that trains now, and what is known of it."""
+        """The key of the current training and its latest metrics."""
 
     def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
         self.expected = {experiment.name: experiment.seconds[quick] for experiment in experiments}
@@ -102,7 +103,7 @@ class Bars(Progress):
         if event.key != self.training:
             self.training, self.metrics = event.key, {}
         self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
-        self.update(self.current, left=told(event, self.metrics))
+        self.update(self.current, left=format_progress(event, self.metrics))
 
     def _everything(self, done: float) -> None:
         total = sum(self.expected.values())

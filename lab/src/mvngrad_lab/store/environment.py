@@ -1,4 +1,4 @@
-"""What a number was measured on."""
+"""The machine, versions and code that a result was measured with."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import mvngrad
 PACKAGE = Path(__file__).parents[1]
 LIBRARY = Path(mvngrad.__file__).parent
 GIT = ("git", "-C", str(PACKAGE))
-LONGEST_DIFF = 1_000_000
-"""Characters."""
+LONGEST_DIFF = 1_000_000  # characters
 
 
 def commit(*parts: Path) -> str:
@@ -33,7 +32,7 @@ def commit(*parts: Path) -> str:
 def changes() -> str:
     """How the packages differ from their commit, as a diff; "" if they do not, or without a repository.
 
-    Of files that were never added only the names: what lies about may be anything, and results are passed around.
+    Files that git does not track are only named: results are shared, and such files may be private.
     """
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")
@@ -52,6 +51,7 @@ def _git(*arguments: str) -> str:
 
 
 def processor() -> str:
+    """The model name of the CPU."""
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

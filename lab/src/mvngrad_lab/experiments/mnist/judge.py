@@ -11,7 +11,7 @@ from mvngrad_lab.report.verdicts import Verdict, decided, judges
 LEVEL = 0.05
 
 
-def told(result: dict[str, Any], text: str) -> str:
+def with_sample_size(result: dict[str, Any], text: str) -> str:
     return f"{text} (n = {len(result['seeds'])} seeds; {result['data']})"
 
 
@@ -24,7 +24,9 @@ def _(result: dict[str, Any]) -> Verdict:
     fewer = {cell for cell, value in p.items() if value < LEVEL}
     caveat = "Fewer than with momentum before normalizing; not fewer than LaProp, which has the same order."
     return decided(
-        {"Adam", "AdaBelief"} <= fewer, told(result, f"{text}; p: {tests}"), "" if "LaProp" in fewer else caveat
+        {"Adam", "AdaBelief"} <= fewer,
+        with_sample_size(result, f"{text}; p: {tests}"),
+        "" if "LaProp" in fewer else caveat,
     )
 
 
@@ -32,7 +34,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     cells = {cell: row["final_loss"] for cell, row in result["panels"]["batch 1024"]["cells"].items()}
     if any(value is None for row in cells.values() for value in row):
-        return decided(False, told(result, "a loss is not finite"))
+        return decided(False, with_sample_size(result, "a loss is not finite"))
     p = {
         "MVN-Grad below LaProp": welch(cells["MVN-Grad"], cells["LaProp"]),
         "AdaBelief below Adam": welch(cells["AdaBelief"], cells["Adam"]),
@@ -41,7 +43,7 @@ def _(result: dict[str, Any]) -> Verdict:
     tests = ", ".join(f"{name} {value:.2g}" for name, value in p.items())
     true = [name for name, value in p.items() if value < LEVEL]
     caveat = f"Only {true[0]}." if len(true) == 1 else ""
-    return decided(bool(true), told(result, f"final loss: {text}; p: {tests}"), caveat)
+    return decided(bool(true), with_sample_size(result, f"final loss: {text}; p: {tests}"), caveat)
 
 
 def means(result: dict[str, Any], cell: str) -> list[float]:
@@ -57,7 +59,7 @@ def _(result: dict[str, Any]) -> Verdict:
     text = "; ".join(f"trained with {cell}: positive at {n} of {every} checkpoints" for cell, n in positive.items())
     caveat = "Not at every checkpoint."
     fewest = min(positive.values())
-    return decided(fewest >= 0.75 * every, told(result, text), caveat if fewest < every else "")
+    return decided(fewest >= 0.75 * every, with_sample_size(result, text), caveat if fewest < every else "")
 
 
 @judges("mnist-gap-plateau")
@@ -73,4 +75,4 @@ def _(result: dict[str, Any]) -> Verdict:
         if gaps.index(top) > 0 and last >= top / 4:
             true.append(cell)
     caveat = f"Only trained with {true[0]}." if len(true) == 1 else ""
-    return decided(bool(true), told(result, "; ".join(texts)), caveat)
+    return decided(bool(true), with_sample_size(result, "; ".join(texts)), caveat)

@@ -1,4 +1,4 @@
-"""A small network on MNIST: digits in memory, some of the training digits held out for validation."""
+"""A small network on MNIST: digits in memory, a part of the training digits held out for validation."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from mvngrad_lab.tasks.mnist.model import two_layer_mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
 
-VALIDATION = 6
-"""One training digit in so many is held out."""
-SHUFFLE = 28
-"""Seed of the order in which they are held out: the same for every run."""
+VALIDATION_EVERY = 6
+"""One training digit in six is held out for validation."""
+SPLIT_SEED = 28
+"""Seed of that split, the same for every run."""
 
-Labelled: TypeAlias = tuple[Tensor, Tensor]
+LabelledImages: TypeAlias = tuple[Tensor, Tensor]
 
 
 class MnistTask(Task):
     """Batches in a new order each epoch, without the last partial one."""
 
     def __init__(self, recipe: Mnist, folder: Path | None, device: torch.device) -> None:
-        digits = _digits(recipe, folder)
+        digits = _load_digits(recipe, folder)
         self.device, self.source, self.hidden = device, digits.source, recipe.hidden
-        order = torch.randperm(len(digits.train_labels), generator=torch.Generator().manual_seed(SHUFFLE))
-        held, rest = order[: len(order) // VALIDATION], order[len(order) // VALIDATION :]
+        order = torch.randperm(len(digits.train_labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
+        validation, rest = order[: len(order) // VALIDATION_EVERY], order[len(order) // VALIDATION_EVERY :]
         images = data.normalize(digits.train_images)
-        self.train = self._placed(images[rest], digits.train_labels[rest])
+        self.train = self._on_device(images[rest], digits.train_labels[rest])
         self.sets = {
-            "validation": self._placed(images[held], digits.train_labels[held]),
-            "test": self._placed(data.normalize(digits.test_images), digits.test_labels),
+            "validation": self._on_device(images[validation], digits.train_labels[validation]),
+            "test": self._on_device(data.normalize(digits.test_images), digits.test_labels),
         }
         self.steps_per_epoch = len(rest) // recipe.batch_size
         if not self.steps_per_epoch:
             raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
 
-    def _placed(self, images: Tensor, labels: Tensor) -> Labelled:
+    def _on_device(self, images: Tensor, labels: Tensor) -> LabelledImages:
         return images.to(self.device), labels.to(self.device)
 
     def build_model(self) -> nn.Module:
@@ -61,19 +61,19 @@ class MnistTask(Task):
 
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Accuracy in percent and loss on the validation digits and, at the end, on test and training digits."""
-        found = {}
+        metrics = {}
         for name, (images, labels) in {**self.sets, "train": self.train}.items():
             if final or name == "validation":
                 scores = model(images)
-                found[f"{name}_accuracy"] = 100 * (scores.argmax(1) == labels).double().mean().item()
-                found[f"{name}_loss"] = cross_entropy(scores, labels).item()
-        return found
+                metrics[f"{name}_accuracy"] = 100 * (scores.argmax(1) == labels).double().mean().item()
+                metrics[f"{name}_loss"] = cross_entropy(scores, labels).item()
+        return metrics
 
 
 TASK = MnistTask
 
 
-def _digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
+def _load_digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
     if recipe.digits == "mnist-5k":
         return data.load_sample()
     if not (found := data.load(folder)).complete:
