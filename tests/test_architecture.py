@@ -31,6 +31,7 @@ FORBIDDEN = {
     "report/**/*.py": HEAVY,
     "experiments/*/*judge.py": HEAVY,
     "experiments/*/*figure.py": HEAVY,
+    "experiments/*/records.py": HEAVY,
     "experiments/__init__.py": {"numpy", *HEAVY},
     "tasks/*/recipe.py": {"numpy", *HEAVY},
     "recipe.py": {"numpy", *HEAVY},
