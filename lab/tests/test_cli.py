@@ -342,8 +342,8 @@ def test_help_says_what_there_is_and_what_a_flag_does(capsys):
     assert "`mvngrad --version`" in helped(capsys)
     assert "Train a network by a recipe of the paper" in helped(capsys, "train")
     images = helped(capsys, "train", "cifar100")
-    assert "--no-drop-last Whether an epoch's last batch is left out" in images
-    assert "--no-flip Whether half of the images, at random, are mirrored; --no-flip mirrors none." in images
+    assert "--no-drop-last Whether an epoch's last batch is skipped" in images
+    assert "--no-flip Whether half of the images, at random, are flipped horizontally; --no-flip flips none." in images
     assert "else the cache)" in images
     assert "sample" not in images.partition("--runs")[0]
     assert "a small sample" in helped(capsys, "reproduce")

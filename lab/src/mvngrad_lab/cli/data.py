@@ -18,7 +18,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.files import OnProgress
 from mvngrad_lab.tasks.language.data.text import TEXTS
 
-IMAGES = tuple(sorted(path.parent.name for folder in tasks.__path__ for path in Path(folder).glob("*/data.py")))
+IMAGES = tuple(sorted({path.parent.name for folder in tasks.__path__ for path in Path(folder).glob("*/data.py")}))
 """Tasks whose data.py has `download(folder, on_progress)` and `load(folder)`."""
 DATA_SETS = (*IMAGES, *TEXTS)
 REPORT_EVERY = 30.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
+from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible
 from mvngrad_lab.store import DISK_FULL, read_chunks
 
 FOLDER_VARIABLE = "MVNGRAD_DATA"
@@ -49,7 +49,7 @@ class DamagedFile(InvalidInput):
     """A file does not have the expected content."""
 
 
-class DownloadError(UserError, RuntimeError):
+class DownloadError(NotPossible):
     """No mirror delivered a file."""
 
 

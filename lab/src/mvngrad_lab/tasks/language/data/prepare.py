@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mvngrad_lab import pool
-from mvngrad_lab.errors import InvalidInput, UserError
+from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import KnownFile, OnProgress, name_full_disk
@@ -270,7 +270,7 @@ def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
     with name_full_disk(partial), partial.open("wb") as out:
         for shard in shards:
             if (counts := shard.read_counts()) is None:
-                raise RuntimeError(f"{shard.path} vanished while {target} was written; start again")
+                raise NotPossible(f"{shard.path} vanished while {target} was written; start again")
             content, middle = shard.path.read_bytes(), 2 * counts["train"][1]
             content = content[:middle] if split == "train" else content[middle:]
             out.write(content)
@@ -290,13 +290,13 @@ def load_encoding(vocabulary: Path | None = None) -> Encoding:
         import tiktoken
         from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     except ImportError as error:
-        raise ImportError("preparing text needs tiktoken: pip install mvngrad-lab") from error
+        raise NotPossible("preparing text needs tiktoken: pip install mvngrad-lab") from error
     paths = files.find_files("gpt2_bpe", VOCABULARY, vocabulary)
     if paths is None:
         try:
             return tiktoken.get_encoding("gpt2")
         except OSError as error:
-            raise UserError(
+            raise NotPossible(
                 f"GPT-2's vocabulary cannot be downloaded ({type(error).__name__}); put "
                 f"{' and '.join(file.name for file in VOCABULARY)} into gpt2_bpe/ of the folder of data"
             ) from error

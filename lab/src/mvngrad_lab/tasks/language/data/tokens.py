@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mvngrad_lab.errors import InvalidInput, MissingFile
+from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks.files import DamagedFile, search_folders, sha256
 from mvngrad_lab.tasks.language.data.text import TEXTS
@@ -89,7 +89,7 @@ class Tokens:
         if split not in SPLITS:
             raise InvalidInput(f"split={split!r} is not one of {', '.join(SPLITS)}")
         if sys.byteorder != "little":
-            raise RuntimeError("token files are little-endian, and this machine is not")
+            raise NotPossible("token files are little-endian, and this machine is not")
         manifest = Manifest.read(folder)
         part: Part = getattr(manifest, split)
         path = folder / f"{split}.bin"
