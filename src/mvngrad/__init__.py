@@ -1,4 +1,4 @@
-"""MVN-Grad, momentum on variance-normalized gradients, and the three optimizers it stands beside."""
+"""MVN-Grad, momentum on variance-normalized gradients, and the three related optimizers."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class LaProp(RuleOptimizer):
         u_t &= \beta_1 u_{t-1} + (1-\beta_1) z_t \\
         x_t &= x_{t-1} - \eta\, u_t / (1-\beta_1^t)
 
-    The learning rate stands outside the average, as in the MVN-Grad paper. LaProp's authors put it inside, which
-    differs while a schedule moves it.
+    The learning rate is outside the average, as in the MVN-Grad paper. LaProp's authors put it inside, which
+    differs under a schedule.
 
     >>> import torch
     >>> optimizer = LaProp([torch.nn.Parameter(torch.ones(3))], lr=1e-3)
@@ -99,7 +99,7 @@ class AdaBeliefW(AdaBelief):
 
 
 class Adam(RuleOptimizer):
-    r"""Momentum, normalized by the root mean square, here to be compared with: torch.optim.Adam, on the eager and
+    r"""Momentum, normalized by the root mean square; for comparison. It equals torch.optim.Adam, on the eager and
     foreach paths bit for bit.
 
     .. math::

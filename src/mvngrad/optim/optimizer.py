@@ -75,17 +75,17 @@ class RuleOptimizer(Optimizer):
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
             z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
-            lean: rebuild m from u and s instead of keeping it, which leaves two states, as many as Adam has. Not the
-                paper's rule, but equal to it while s stands still. MVN-Grad only.
-            state_dtype: how state is kept: torch.float32, torch.bfloat16 (or "float32", "bf16"), or "int8" in blocks
-                with scales, the latter two rounded at random so that slow averages go on moving; None is float32, and
+            lean: rebuild m from u and s instead of storing it, which leaves two states, as many as Adam has. Not the
+                paper's rule, but equal to it while s is constant. MVN-Grad only.
+            state_dtype: how state is stored: torch.float32, torch.bfloat16 (or "float32", "bf16"), or "int8" in blocks
+                with scales, the latter two rounded at random so that slow averages do not freeze; None is float32, and
                 a wider parameter's own dtype.
             stochastic_rounding: round bfloat16 parameters at random, so that small steps are not lost.
-            rounding_seed: what rounding at random draws from, together with the step; saved in checkpoints.
-            foreach: one kernel an operation for all tensors; None decides as torch.optim does. The CPU has no
-                such kernels: there it steps tensor by tensor, which equals it and needs less memory.
-            fused: one kernel for the whole step: on CUDA in Triton, which None chooses where it can; on the CPU by
-                torch's compiler, which needs one of C++ and is chosen by True only.
+            rounding_seed: the seed of rounding at random; saved in checkpoints.
+            foreach: one kernel for each operation on all tensors; None decides as torch.optim does. The CPU has no
+                such kernels: there it steps tensor by tensor, with equal results and less memory.
+            fused: one kernel for the whole step. On CUDA it is written in Triton, and None uses it if it can. On the
+                CPU torch's compiler makes it; that needs a C++ compiler and fused=True.
             maximize: ascend instead of descending.
             capturable: keep step counts on the device and read nothing back, for CUDA graphs.
             differentiable: let autograd run through the step.

@@ -5,8 +5,10 @@ This is a translation of `Rule.update` and of the arithmetic of `formats.py`, an
 found through a table of addresses, one row for each `Column`; `launch.py` writes it.
 """
 
+import inspect
+from collections import namedtuple
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -31,62 +33,6 @@ class Column(IntEnum):
 
 STEP, PARAM, GRAD, INDEX = (tl.constexpr(column.value) for column in list(Column)[:4])
 M, R, U, M_SCALE, R_SCALE, U_SCALE = (tl.constexpr(column.value) for column in list(Column)[4:])
-
-
-class AdvanceArguments(NamedTuple):
-    """The arguments of `advance`, by name."""
-
-    table: Any
-    shared: Any
-    tensors: int
-    found_at: Any
-    seed: int
-    log1: float
-    log2: float
-    CHECKED: bool
-
-
-class UpdateArguments(NamedTuple):
-    """The arguments of `update`, by name. Those in capitals are compiled in."""
-
-    table: Any
-    shared: Any
-    sizes: Any
-    owners: Any
-    positions: Any
-    tensors: int
-    lr: float
-    lr_at: Any
-    scale_at: Any
-    found_at: Any
-    mean_weight: float
-    beta1: float
-    weight1: float
-    beta2: float
-    weight2: float
-    eps: float
-    eps_s: float
-    decay: float
-    z_clip: float
-    X: Any
-    G: Any
-    S: Any
-    ALIGNED: bool
-    BLOCK: int
-    LOOPS: int
-    CENTERED: bool
-    MOMENTUM_LAST: bool
-    LEAN: bool
-    COUPLED: bool
-    DECOUPLED: bool
-    MAXIMIZE: bool
-    CLIP: bool
-    SCALED: bool
-    CHECKED: bool
-    LR_ON_DEVICE: bool
-    ROUND_X: bool
-    FAST: bool
-    DECAY_AT_MOST_HALF: bool
 
 
 @triton.jit
@@ -383,3 +329,8 @@ def update(
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
                 DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
+
+
+# The arguments of the two kernels by name; launches pass them in order.
+AdvanceArguments: Any = namedtuple("AdvanceArguments", inspect.signature(advance.fn).parameters)
+UpdateArguments: Any = namedtuple("UpdateArguments", inspect.signature(update.fn).parameters)
