@@ -332,5 +332,8 @@ def update(
 
 
 # The arguments of the two kernels by name; launches pass them in order.
-AdvanceArguments: Any = namedtuple("AdvanceArguments", inspect.signature(advance.fn).parameters)
-UpdateArguments: Any = namedtuple("UpdateArguments", inspect.signature(update.fn).parameters)
+AdvanceArguments: Any
+UpdateArguments: Any
+AdvanceArguments, UpdateArguments = (
+    namedtuple("Arguments", inspect.signature(kernel.fn).parameters) for kernel in (advance, update)
+)
