@@ -7,7 +7,7 @@ import pytest
 
 from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, judge, latest
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, find_latest, judge
 from mvngrad_lab.store import FinishedRun
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "mvn-grad.tex"
@@ -66,10 +66,10 @@ def made(name="memory", quick=False, made="2026-01-01", state=3.0, **recipe):
 
 def test_full_runs_come_before_quick_and_new_before_old_ones():
     old, new, quick = made(), made(made="2026-01-02"), made(quick=True, made="2026-01-03")
-    assert latest([quick, new, old])["memory"] is new
-    assert latest([quick])["memory"] is quick
+    assert find_latest([quick, new, old])["memory"] is new
+    assert find_latest([quick])["memory"] is quick
     sample, whole = made(made="2026-01-05", data="mnist-5k"), made(data="mnist")
-    assert latest([whole, sample])["memory"] is whole
+    assert find_latest([whole, sample])["memory"] is whole
 
 
 def test_quick_results_are_marked():

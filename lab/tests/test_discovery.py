@@ -35,12 +35,12 @@ def run(recipe, data, tick):
     return {"heads": recipe.throws // 2}
 """,
     "judge.py": """
-from mvngrad_lab.report.verdicts import decided, judges
+from mvngrad_lab.report.verdicts import decide, judges
 
 
 @judges("coin-fair")
 def judge_fair(result):
-    return decided(result["heads"] == 5, f"{result['heads']} heads of 10")
+    return decide(result["heads"] == 5, f"{result['heads']} heads of 10")
 """,
     "figure.py": """
 from mvngrad_lab.report.figures.style import make_axes

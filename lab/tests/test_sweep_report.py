@@ -22,7 +22,16 @@ from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.page import render
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
-from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge, latest
+from mvngrad_lab.report.verdicts import (
+    CAVEAT,
+    JUDGES,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    find_latest,
+    judge,
+)
 from mvngrad_lab.store import FinishedRun
 
 SCALED = "cifar100-bs1024-scaled"
@@ -151,9 +160,9 @@ def test_the_run_behind_claims_is_of_all_data_then_the_fullest_then_the_newest(r
     sample, later = samples.sweep(name="mnist-5k", made="2026-03-01"), samples.sweep(made="2026-02-01")
     runs = [read(each) for each in (whole, part, sample, later)]
     assert {run.name for run in runs} == {"sweep-mnist"}
-    assert latest(runs)["sweep-mnist"] is runs[3]
-    assert latest(runs[:3])["sweep-mnist"] is runs[0]
-    assert latest(runs[1:3])["sweep-mnist"] is runs[1]
+    assert find_latest(runs)["sweep-mnist"] is runs[3]
+    assert find_latest(runs[:3])["sweep-mnist"] is runs[0]
+    assert find_latest(runs[1:3])["sweep-mnist"] is runs[1]
     assert "mnist-5k" in verdicts(runs[2])["sweep-mnist-best"].measured
 
 
@@ -470,7 +479,7 @@ def noisy(change):
     return changed
 
 
-def transferred(read, name, short, change, *rules):
+def decide_transferred(read, name, short, change, *rules):
     """The verdicts of these rules alone: a permutation test takes its time."""
     judge([])  # registers the judges
     run = read(samples.sweep(noisy(change), name=name))
@@ -492,14 +501,14 @@ def transferred(read, name, short, change, *rules):
 )
 def test_medians_are_judged_by_pairs(read, name, short, good, changes, best, variance):
     change = by(**{optimizer: good * size for optimizer, size in changes.items()})
-    found = transferred(read, name, short, change, "best", "variance")
+    found = decide_transferred(read, name, short, change, "best", "variance")
     assert [verdict.status for verdict in found] == [best, variance]
     for verdict in found:
         assert "no number is the paper's" in verdict.note
         assert f"over {name}: " in verdict.measured
         assert "largest p for it" in verdict.measured
     if name == SCALED:
-        train = transferred(read, name, short, change, "train")
+        train = decide_transferred(read, name, short, change, "train")
         assert (train.status, "median train accuracy" in train.measured) == (variance, True)
 
 
@@ -525,7 +534,7 @@ def wider(*optimizers):
     ],
 )
 def test_ranges_are_judged_by_swapping_pairs(read, name, short, wide, expected):
-    found = transferred(read, name, short, wider(*wide), "quartiles")
+    found = decide_transferred(read, name, short, wider(*wide), "quartiles")
     assert found.status == expected
     assert "interquartile range of" in found.measured
 
@@ -538,14 +547,14 @@ def test_a_diverged_run_is_worse_than_any_and_said(read, name, short, good):
         lost = settings["lr"] == 1e-2 and settings["beta1"] < 0.95 and optimizer == "adam"
         return "diverged" if lost else ahead.get(optimizer, 0.0)
 
-    best, variance = transferred(read, name, short, change, "best", "variance")
+    best, variance = decide_transferred(read, name, short, change, "best", "variance")
     assert (best.status, variance.status) == (CAVEAT, CAVEAT)
     assert re.search(r"Adam [\d.]+ \(n = \d+, \d diverged\)", best.measured)
     for lost in ("adam", "mvngrad"):
-        everywhere = transferred(read, name, short, at_large_rates("diverged", lost), "quartiles")
+        everywhere = decide_transferred(read, name, short, at_large_rates("diverged", lost), "quartiles")
         assert everywhere.status == UNDECIDED
         assert "a quarter of the runs diverged" in everywhere.note
-    best, variance = transferred(read, name, short, by(mvngrad="diverged"), "best", "variance")
+    best, variance = decide_transferred(read, name, short, by(mvngrad="diverged"), "best", "variance")
     assert (best.status, variance.status) == (NOT_REPRODUCED, NOT_REPRODUCED)
     assert "MVN-Grad not finite" in best.measured
 

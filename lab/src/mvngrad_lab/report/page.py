@@ -17,7 +17,7 @@ from mvngrad_lab.report.claims import Claim
 from mvngrad_lab.report.figures import draw, monitor, style
 from mvngrad_lab.report.figures.svg import Figure
 from mvngrad_lab.report.records import Record, Summary
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Verdict, latest
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Verdict, find_latest
 
 MARKERS = {
     "s": "M10 2h6v6h-6z",
@@ -56,7 +56,7 @@ class Group:
 def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str) -> str:
     """The report. Claims without a verdict come last, with the reason; then records that decide no claim."""
     counts = Counter(verdict.status for _, verdict in judged)
-    by_name = latest(records)
+    by_name = find_latest(records)
     groups = _make_groups([pair for pair in judged if pair[1].status != NOT_RUN], by_name)
     shown = {record.name: record.key for group in groups for record, _ in group.records}
     # Tables that are not done, and sweeps of users, have no verdict and a heading of their own.

@@ -10,7 +10,7 @@ from mvngrad.rule import CELLS
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.report.records import Sources, TableResult
 from mvngrad_lab.report.statistics import mean_and_deviation
-from mvngrad_lab.report.verdicts import NOT_RUN, Verdict, decided
+from mvngrad_lab.report.verdicts import NOT_RUN, Verdict, decide
 
 OPTIMIZERS = {rule.name: rule.name.replace("-", "").lower() for rule in sorted(CELLS, key=lambda rule: rule.centered)}
 """Name in the paper -> name in recipes, in the order of the paper's tables."""
@@ -73,7 +73,7 @@ def check_rows(rows: Mapping[str, Row], metric: str, link: str = "of") -> tuple[
     if left := count_runs(rows, "to_come", link):
         return values, Verdict(NOT_RUN, describe(values), f"Runs to come: {left}.")
     if lost := count_runs(rows, "diverged", link):
-        return values, decided(False, f"{describe(values)}; diverged: {lost}")
+        return values, decide(False, f"{describe(values)}; diverged: {lost}")
     return values, None
 
 

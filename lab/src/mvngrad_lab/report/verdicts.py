@@ -22,7 +22,7 @@ REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
 SAMPLE = "-5k"
 """Ends the name of a data set or sweep that is a sample of another. It decides claims only without the other."""
 COMPARED = "A comparison, not a verdict: another GPU and another loop."
-"""The note on a claim of which nothing is to be reproduced."""
+"""The note on a claim that is compared and not judged."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Verdict:
     """One of STATUSES."""
     measured: str
     note: str = ""
-    """The caveat, what limits another verdict, or why it was not run."""
+    """The caveat, a remark on another verdict, or why it was not run."""
 
 
 Judge = Callable[[Any], Verdict]
@@ -56,25 +56,25 @@ def find_judges() -> dict[str, Judge]:
     return JUDGES
 
 
-def decided(holds: bool, measured: str, caveat: str = "") -> Verdict:
-    """`caveat` is what limits a claim that holds, if anything does."""
+def decide(holds: bool, measured: str, caveat: str = "") -> Verdict:
+    """Reproduced if the rule holds, with a caveat if there is one; else not reproduced."""
     status = (CAVEAT if caveat else REPRODUCED) if holds else NOT_REPRODUCED
     return Verdict(status, measured, caveat if holds else "")
 
 
-def transferred(holds: bool, fails: bool, measured: str, note: str) -> Verdict:
-    """What holds elsewhere than in the paper holds with a caveat; what shows neither way is undecided."""
+def decide_transferred(holds: bool, fails: bool, measured: str, note: str) -> Verdict:
+    """The verdict on a claim of the paper that is tested on another task: reproduced with a caveat at best."""
     return Verdict(CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED, measured, note)
 
 
-def at_small_sizes(verdict: Verdict) -> Verdict:
-    """Few seeds and short runs can show that a claim holds; that it does not, they leave open."""
+def mark_as_quick(verdict: Verdict) -> Verdict:
+    """The verdict of a run with --quick: small sizes can show that a claim holds, but not that it fails."""
     if verdict.status == NOT_REPRODUCED:
         return Verdict(NOT_RUN, verdict.measured, "Undecided at small sizes (--quick): run it in full.")
     return Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
 
 
-def latest(records: Iterable[Record]) -> dict[str, Record]:
+def find_latest(records: Iterable[Record]) -> dict[str, Record]:
     """The record of each name: full before quick, then of all data, then the most complete, then the newest."""
 
     def rank(record: Record) -> tuple[bool, bool, int, str]:
@@ -87,7 +87,7 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
 
 def judge(records: Iterable[Record]) -> list[tuple[Claim, Verdict]]:
     """Each claim with its verdict, in the order of the report."""
-    by_name, judges = latest(records), find_judges()
+    by_name, judges = find_latest(records), find_judges()
     verdicts = []
     for claim in load_claims():
         record = by_name.get(claim.target)
@@ -96,5 +96,5 @@ def judge(records: Iterable[Record]) -> list[tuple[Claim, Verdict]]:
             verdicts.append((claim, Verdict(NOT_RUN, "", why)))
         else:
             verdict = judges[claim.id](record.result)
-            verdicts.append((claim, at_small_sizes(verdict) if record.environment.get("quick") else verdict))
+            verdicts.append((claim, mark_as_quick(verdict) if record.environment.get("quick") else verdict))
     return verdicts

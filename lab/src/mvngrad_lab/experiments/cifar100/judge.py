@@ -9,7 +9,7 @@ from typing import Any
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import welch
 from mvngrad_lab.report.tables import SECOND_MOMENT, VARIANCE, check_rows, describe
-from mvngrad_lab.report.verdicts import COMPARED, NOT_RUN, UNDECIDED, Verdict, decided, judges
+from mvngrad_lab.report.verdicts import COMPARED, NOT_RUN, UNDECIDED, Verdict, decide, judges
 
 MARGIN = 0.6
 """Points of accuracy."""
@@ -26,7 +26,7 @@ def judge_accuracy(result: dict[str, Any], kind: str, batch: str) -> Verdict:
     off = {cell: fmean(accuracies) - paper[cell] for cell, accuracies in values.items()}
     text = f"{describe(values)}; off by " + ", ".join(f"{cell} {by:+.2f}" for cell, by in off.items())
     outside = [cell for cell, by in off.items() if abs(by) > MARGIN]
-    return decided(len(outside) < len(off), text, f"Outside {MARGIN} points: {', '.join(outside)}." if outside else "")
+    return decide(len(outside) < len(off), text, f"Outside {MARGIN} points: {', '.join(outside)}." if outside else "")
 
 
 def judge_order(result: dict[str, Any], batch: str) -> Verdict:
@@ -39,10 +39,10 @@ def judge_order(result: dict[str, Any], batch: str) -> Verdict:
     above = ", ".join(f"{cell} by {lead[cell]:.2f}" for cell in SECOND_MOMENT)
     text = f"{describe(values)}; MVN-Grad above {above}; largest p {max(p):.2g}, one-sided"
     if batch == "128":
-        return decided(max(p) < 0.01 and abs(lead["AdaBelief"]) <= MARGIN, text)
+        return decide(max(p) < 0.01 and abs(lead["AdaBelief"]) <= MARGIN, text)
     best = welch(values["AdaBelief"], values["MVN-Grad"])
     caveat = f"MVN-Grad less AdaBelief: {lead['AdaBelief']:+.2f}, p = {best:.2g}."
-    return decided(max(p) < 0.01, text, caveat if best >= 0.05 else "")
+    return decide(max(p) < 0.01, text, caveat if best >= 0.05 else "")
 
 
 for batch in ("128", "1024"):
@@ -76,4 +76,4 @@ def judge_gap(result: dict[str, Any]) -> Verdict:
         )
     text = f"{'; '.join(texts)} (n = 1 run each, K = {result['K']}; {result['data']})"
     caveat = "Not at every checkpoint." if min(counts) < checkpoints else ""
-    return decided(min(counts) >= 0.75 * checkpoints, text, caveat)
+    return decide(min(counts) >= 0.75 * checkpoints, text, caveat)

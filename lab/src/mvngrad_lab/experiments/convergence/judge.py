@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mvngrad_lab.report.verdicts import Verdict, decided, judges
+from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 
 @judges("convergence-bound")
@@ -17,13 +17,13 @@ def _(result: dict[str, Any]) -> Verdict:
     trivial = (bound > rate["trivial"]).mean()
     text = f"T from {T[0]:,} to {T[-1]:,}: measured at most {share:.1%} of the bound"
     caveat = f"At {trivial:.0%} of the T the bound exceeds d max|F'|² = {rate['trivial']:.3g}, which no run can."
-    return decided(bool(share <= 1), text, caveat if trivial >= 0.5 else "")
+    return decide(bool(share <= 1), text, caveat if trivial >= 0.5 else "")
 
 
 @judges("convergence-rate")
 def _(result: dict[str, Any]) -> Verdict:
     power = result["rate"]["exponent"]
-    return decided(power <= -0.45, f"T^{power:.3f}")
+    return decide(power <= -0.45, f"T^{power:.3f}")
 
 
 @judges("convergence-floor")
@@ -36,7 +36,7 @@ def _(result: dict[str, Any]) -> Verdict:
         f"Linear only for {', '.join(linear)} noise, spikes that s forgets before the next one; otherwise the floor "
         f"falls faster, and for {', '.join(without)} noise there is none. The bound holds for all."
     )
-    return decided(bool(linear), text, caveat if len(linear) < len(powers) else "")
+    return decide(bool(linear), text, caveat if len(linear) < len(powers) else "")
 
 
 @judges("convergence-covariance")
@@ -46,4 +46,4 @@ def _(result: dict[str, Any]) -> Verdict:
         for name, floor in result["floors"].items()
     }
     text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-    return decided(bool(max(shares.values()) <= 1), f"largest |Cov|, of the bound: {text}")
+    return decide(bool(max(shares.values()) <= 1), f"largest |Cov|, of the bound: {text}")

@@ -10,7 +10,7 @@ from mvngrad_lab.experiments.language.recipes import table2
 from mvngrad_lab.report import verdicts
 from mvngrad_lab.report.statistics import variance_above, welch
 from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE, Row, count_runs, describe, get_values
-from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, decided, judges, transferred
+from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, decide, decide_transferred, judges
 
 LEVEL, LEVEL_OF_SPREAD = 0.01, 0.05
 STAND_IN = (
@@ -67,7 +67,7 @@ def judge_below(result: dict[str, Any], low: Sequence[str], high: Sequence[str],
     p_for, p_against = max(welch(*pair) for pair in pairs), min(welch(*reversed(pair)) for pair in pairs)
     text = f"{describe_losses(losses)}; largest p for it {p_for:.2g}, smallest against it {p_against:.2g}"
     note = f"{STAND_IN} {describe_rates(result) if table == 'cells' else ''}".strip()
-    return transferred(p_for < LEVEL, p_against < LEVEL, text, note)
+    return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note)
 
 
 judges("stand-in-adam")(partial(judge_below, low=["MVN-Grad"], high=["Adam"]))
@@ -84,7 +84,7 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
     losses = get_losses(result["cells"])
     p = variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
     text = f"{describe_losses(losses)}; p that LaProp varies more {p:.2g}"
-    return transferred(p < LEVEL_OF_SPREAD, 1 - p < LEVEL_OF_SPREAD, text, STAND_IN)
+    return decide_transferred(p < LEVEL_OF_SPREAD, 1 - p < LEVEL_OF_SPREAD, text, STAND_IN)
 
 
 @judges("time-openwebtext")
@@ -95,7 +95,7 @@ def judge_step_times(result: dict[str, Any]) -> Verdict:
         return CUT_SHORT
     steps = {cell: rows[name]["step_seconds"] for cell, name in names.items()}
     text = "seconds a step: " + ", ".join(f"{cell} {seconds:.4f}" for cell, seconds in steps.items())
-    return decided(all(abs(seconds / steps["AdamW"] - 1) <= WITHIN for seconds in steps.values()), text)
+    return decide(all(abs(seconds / steps["AdamW"] - 1) <= WITHIN for seconds in steps.values()), text)
 
 
 @judges("time-wikitext")

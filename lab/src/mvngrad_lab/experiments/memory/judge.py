@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Verdict, decided, judges
+from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 
 def judge_sizes(result: dict[str, Any], others: int, label: str) -> Verdict:
@@ -13,7 +13,7 @@ def judge_sizes(result: dict[str, Any], others: int, label: str) -> Verdict:
     holds = all(abs(size / (others + (3 if cell == "MVN-GradW" else 2)) - 1) <= 0.01 for cell, size in sizes.items())
     text = ", ".join(f"{cell} {size:.2f}" for cell, size in sizes.items())
     small = ", ".join(f"{name} {state + others:.2f}" for name, state in result["smaller"].items())
-    return decided(holds, f"{label}: {text}. MVN-GradW with smaller state: {small}")
+    return decide(holds, f"{label}: {text}. MVN-GradW with smaller state: {small}")
 
 
 @judges("memory-states")

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from mvngrad_lab.report.statistics import mean_and_deviation, welch
-from mvngrad_lab.report.verdicts import Verdict, decided, judges
+from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 LEVEL = 0.05
 
@@ -23,7 +23,7 @@ def _(result: dict[str, Any]) -> Verdict:
     tests = ", ".join(f"{cell} {value:.2g}" for cell, value in p.items())
     fewer = {cell for cell, value in p.items() if value < LEVEL}
     caveat = "Fewer than with momentum before normalizing; not fewer than LaProp, which has the same order."
-    return decided(
+    return decide(
         {"Adam", "AdaBelief"} <= fewer,
         with_sample_size(result, f"{text}; p: {tests}"),
         "" if "LaProp" in fewer else caveat,
@@ -34,7 +34,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     cells = {cell: row["final_loss"] for cell, row in result["panels"]["batch 1024"]["cells"].items()}
     if any(value is None for row in cells.values() for value in row):
-        return decided(False, with_sample_size(result, "a loss is not finite"))
+        return decide(False, with_sample_size(result, "a loss is not finite"))
     p = {
         "MVN-Grad below LaProp": welch(cells["MVN-Grad"], cells["LaProp"]),
         "AdaBelief below Adam": welch(cells["AdaBelief"], cells["Adam"]),
@@ -43,7 +43,7 @@ def _(result: dict[str, Any]) -> Verdict:
     tests = ", ".join(f"{name} {value:.2g}" for name, value in p.items())
     true = [name for name, value in p.items() if value < LEVEL]
     caveat = f"Only {true[0]}." if len(true) == 1 else ""
-    return decided(bool(true), with_sample_size(result, f"final loss: {text}; p: {tests}"), caveat)
+    return decide(bool(true), with_sample_size(result, f"final loss: {text}; p: {tests}"), caveat)
 
 
 def means(result: dict[str, Any], cell: str) -> list[float]:
@@ -59,7 +59,7 @@ def _(result: dict[str, Any]) -> Verdict:
     text = "; ".join(f"trained with {cell}: positive at {n} of {every} checkpoints" for cell, n in positive.items())
     caveat = "Not at every checkpoint."
     fewest = min(positive.values())
-    return decided(fewest >= 0.75 * every, with_sample_size(result, text), caveat if fewest < every else "")
+    return decide(fewest >= 0.75 * every, with_sample_size(result, text), caveat if fewest < every else "")
 
 
 @judges("mnist-gap-plateau")
@@ -75,4 +75,4 @@ def _(result: dict[str, Any]) -> Verdict:
         if gaps.index(top) > 0 and last >= top / 4:
             true.append(cell)
     caveat = f"Only trained with {true[0]}." if len(true) == 1 else ""
-    return decided(bool(true), with_sample_size(result, "; ".join(texts)), caveat)
+    return decide(bool(true), with_sample_size(result, "; ".join(texts)), caveat)

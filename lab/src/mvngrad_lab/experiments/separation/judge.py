@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Verdict, decided, judges
+from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 EXACT = 1e-12
 FIXED, SIGNS = "MVN-Grad, s fixed", "LaProp, signs"
@@ -13,13 +13,13 @@ FIXED, SIGNS = "MVN-Grad, s fixed", "LaProp, signs"
 @judges("separation-heavy-ball")
 def _(result: dict[str, Any]) -> Verdict:
     error, steps = result["stable"]["heavy_ball_error"], len(result["stable"]["sums"])
-    return decided(error < EXACT, f"largest difference {error:.1g} of |x₀|, over {steps} steps")
+    return decide(error < EXACT, f"largest difference {error:.1g} of |x₀|, over {steps} steps")
 
 
 @judges("separation-descent")
 def _(result: dict[str, Any]) -> Verdict:
     slack = result["stable"]["slack"]
-    return decided(min(slack) >= -EXACT, f"smallest slack {min(slack):.1g} of Φ₀, over {len(slack)} steps")
+    return decide(min(slack) >= -EXACT, f"smallest slack {min(slack):.1g} of Φ₀, over {len(slack)} steps")
 
 
 @judges("separation-upper")
@@ -32,13 +32,13 @@ def _(result: dict[str, Any]) -> Verdict:
         f"O(1/ε²) hides F(x₀). From the proof's own start F(x₀) grows with d, the theorem's count grows as "
         f"d^{growth:.2f}, and the steps taken as d^{from_proof[FIXED]:.2f}."
     )
-    return decided(total <= bound and abs(power) <= 0.1, text, caveat if growth > 0.1 else "")
+    return decide(total <= bound and abs(power) <= 0.1, text, caveat if growth > 0.1 else "")
 
 
 @judges("separation-laprop-form")
 def _(result: dict[str, Any]) -> Verdict:
     error = result["closed_form_error"]
-    return decided(error < EXACT, f"largest error {error:.1g} of x₀, over {result['horizon']} steps")
+    return decide(error < EXACT, f"largest error {error:.1g} of x₀, over {result['horizon']} steps")
 
 
 @judges("separation-lower")
@@ -51,4 +51,4 @@ def _(result: dict[str, Any]) -> Verdict:
         f"Only in the limit: from a start that depends on no horizon, LaProp with β₂ = 0.99 takes d^{memory:.2f} "
         f"steps, and on signs with a rate tuned to d, d^{tuned:.2f}."
     )
-    return decided(smallest >= bound and abs(power - 1) <= 0.05, text, caveat if min(memory, tuned) < 0.5 else "")
+    return decide(smallest >= bound and abs(power - 1) <= 0.05, text, caveat if min(memory, tuned) < 0.5 else "")

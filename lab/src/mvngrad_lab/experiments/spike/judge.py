@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mvngrad_lab.report.verdicts import Verdict, decided, judges
+from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 ROUNDING = 1 + 1e-9
 PANELS = ("long horizon", "early carry-over")
@@ -31,12 +31,12 @@ def _(result: dict[str, Any]) -> Verdict:
         f"The constant is |u|/ε, and MVN-Grad reaches it or far exceeds LaProp ({', '.join(far)}): the gradients "
         "after the spike are constant, so their variance vanishes. AdaBelief has such a constant too."
     )
-    return decided(holds, text, caveat if far else "")
+    return decide(holds, text, caveat if far else "")
 
 
 @judges("spike-laprop")
 def _(result: dict[str, Any]) -> Verdict:
-    return decided(*check_bound(result, "LaProp"))
+    return decide(*check_bound(result, "LaProp"))
 
 
 @judges("spike-adam")
@@ -46,14 +46,14 @@ def _(result: dict[str, Any]) -> Verdict:
         for name, panel in result["panels"].items()
     }
     text = "; ".join(f"{name}: smallest ratio of update to bound {ratio:.3g}" for name, ratio in ratios.items())
-    return decided(all(ratio >= 1 / ROUNDING for ratio in ratios.values()), text)
+    return decide(all(ratio >= 1 / ROUNDING for ratio in ratios.values()), text)
 
 
 @judges("spike-adam-growth")
 def _(result: dict[str, Any]) -> Verdict:
     powers = {name: (panel["adam_growth"], panel["adam_growth_expected"]) for name, panel in result["panels"].items()}
     text = "; ".join(f"{name}: M^{power:.3f}, expected M^{expected:.3f}" for name, (power, expected) in powers.items())
-    return decided(all(abs(power - expected) <= 0.05 and power > 0 for power, expected in powers.values()), text)
+    return decide(all(abs(power - expected) <= 0.05 and power > 0 for power, expected in powers.values()), text)
 
 
 @judges("spike-adam-bounded")
@@ -61,7 +61,7 @@ def _(result: dict[str, Any]) -> Verdict:
     rows = result["adam_bounded"]
     text = "; ".join(f"({r['beta1']:g}, {r['beta2']:g}): {r['peak']:.4g} of {r['bound']:.4g}" for r in rows)
     holds = all(row["peak"] <= row["bound"] * ROUNDING for row in rows)
-    return decided(holds, f"(β₁, β₂): peak of bound. {text}")
+    return decide(holds, f"(β₁, β₂): peak of bound. {text}")
 
 
 @judges("spike-figure-long")
@@ -72,7 +72,7 @@ def _(result: dict[str, Any]) -> Verdict:
     above = float((peaks["MVN-Grad"] > peaks["Adam"]).mean())
     caveat = f"MVN-Grad's flat line is |u|/ε = {peaks['MVN-Grad'].max():.3g}, above Adam at {above:.0%} of all M."
     holds = max(ratios["LaProp"], ratios["MVN-Grad"]) < 10 and ratios["Adam"] > 100
-    return decided(bool(holds), text, caveat if above else "")
+    return decide(bool(holds), text, caveat if above else "")
 
 
 @judges("spike-figure-early")
@@ -87,20 +87,20 @@ def _(result: dict[str, Any]) -> Verdict:
         f"{panel['at_resonance']['MVN-Grad']:.2g}. The claim holds for M more than 20% away from it."
     )
     holds = is_bounded[is_far].all() and growth["Adam"].max() > 100
-    return decided(bool(holds), text, "" if is_bounded.all() else caveat)
+    return decide(bool(holds), text, "" if is_bounded.all() else caveat)
 
 
 @judges("spike-adabelief")
 def _(result: dict[str, Any]) -> Verdict:
     shares = {p: (get_peaks(result, p, "AdaBelief") > 10 * get_peaks(result, p, "MVN-Grad")).mean() for p in PANELS}
     text = "; ".join(f"{panel}: above 10 times MVN-Grad's at {share:.0%} of all M" for panel, share in shares.items())
-    return decided(max(shares.values()) >= 0.5, text)
+    return decide(max(shares.values()) >= 0.5, text)
 
 
 @judges("multi-spike-laprop")
 def _(result: dict[str, Any]) -> Verdict:
     largest, bound = max(result["trains"]["laprop"]), result["trains"]["laprop_bound"]
-    return decided(largest <= bound * ROUNDING, f"largest |z| {largest:.4g}, bound {bound:.4g}")
+    return decide(largest <= bound * ROUNDING, f"largest |z| {largest:.4g}, bound {bound:.4g}")
 
 
 @judges("multi-spike-mvngrad")
@@ -109,7 +109,7 @@ def _(result: dict[str, Any]) -> Verdict:
     largest, bound, jump = max(trains["mvngrad"]), trains["mvngrad_bound"], max(trains["shifted"])
     text = f"largest |z| at {sum(trains['spikes']):.0f} spikes {largest:.4g}, bound {bound:.4g}"
     caveat = f"The condition is needed: if the gradient jumps and stays there, |z| reaches {jump:.2g}."
-    return decided(largest <= bound * ROUNDING, text, caveat if jump > bound else "")
+    return decide(largest <= bound * ROUNDING, text, caveat if jump > bound else "")
 
 
 @judges("z-clip")
@@ -117,4 +117,4 @@ def _(result: dict[str, Any]) -> Verdict:
     largest = max(max(panel["clipped"]) for panel in result["panels"].values())
     jump = max(result["trains"]["shifted_clipped"])
     text = f"largest update after one spike {largest:.4g}; largest |z| if the gradient jumps and stays there {jump:.4g}"
-    return decided(max(largest, jump) <= result["trains"]["z_clip"] * ROUNDING, text)
+    return decide(max(largest, jump) <= result["trains"]["z_clip"] * ROUNDING, text)

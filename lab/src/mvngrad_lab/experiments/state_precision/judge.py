@@ -7,7 +7,7 @@ from typing import Any
 
 from mvngrad_lab.report.statistics import worse_by_at_most
 from mvngrad_lab.report.tables import check_rows, describe
-from mvngrad_lab.report.verdicts import NOT_REPRODUCED, Verdict, decided, judges
+from mvngrad_lab.report.verdicts import NOT_REPRODUCED, Verdict, decide, judges
 
 MARGIN = 0.3
 """Points of accuracy."""
@@ -27,4 +27,4 @@ def judge_state_precision(result: dict[str, Any]) -> Verdict:
             within.append(state)
     if not within and min(widths) > MARGIN:
         return Verdict(NOT_REPRODUCED, text, "Seeds vary so much that equal means would fail too.")
-    return decided(bool(within), text, f"Only {within[0]}." if len(within) == 1 else "")
+    return decide(bool(within), text, f"Only {within[0]}." if len(within) == 1 else "")

@@ -10,7 +10,7 @@ from mvngrad_lab.experiments.sweeps.records import SweepExport
 from mvngrad_lab.report.figures.style import number
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE
-from mvngrad_lab.report.verdicts import NOT_RUN, UNDECIDED, Verdict, decided, judges, transferred
+from mvngrad_lab.report.verdicts import NOT_RUN, UNDECIDED, Verdict, decide, decide_transferred, judges
 
 LEVEL = 0.01
 MOMENTUM_LAST_AND_FIRST = (("LaProp", "Adam"), ("MVN-Grad", "AdaBelief"))
@@ -77,7 +77,7 @@ def judge_batch_128(export: SweepExport) -> Verdict:
     medians, tails = compute(export, cells, median), compute(export, cells, partial(quantile, share=0.1))
     text = f"{describe(export, medians, 'median')}; {describe(export, tails, '10th percentile')}"
     near = abs(medians["MVN-Grad"] - medians["AdaBelief"]) <= POINT
-    return decided(near and tails["MVN-Grad"] >= tails["AdaBelief"], text)
+    return decide(near and tails["MVN-Grad"] >= tails["AdaBelief"], text)
 
 
 @needs(OPTIMIZERS)
@@ -87,7 +87,7 @@ def judge_order(export: SweepExport, train: bool) -> Verdict:
         return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no train metric.")
     medians = compute(export, list(OPTIMIZERS), median, metric)
     holds = medians["MVN-Grad"] > medians["AdaBelief"] > max(medians[cell] for cell in SECOND_MOMENT)
-    return decided(holds, describe(export, medians, f"median {metric.replace('_', ' ')}"))
+    return decide(holds, describe(export, medians, f"median {metric.replace('_', ' ')}"))
 
 
 judges("sweep-cifar-1024-test")(partial(judge_order, train=False))
@@ -99,7 +99,7 @@ judges("sweep-cifar-1024-train")(partial(judge_order, train=True))
 def judge_openwebtext_medians(export: SweepExport) -> Verdict:
     medians = compute(export, DECOUPLED_CELLS, median)
     holds = max(medians[f"{cell}W"] for cell in VARIANCE) < min(medians[f"{cell}W"] for cell in SECOND_MOMENT)
-    return decided(holds, describe(export, medians, "median validation loss"))
+    return decide(holds, describe(export, medians, "median validation loss"))
 
 
 @judges("openwebtext-quartiles")
@@ -107,7 +107,7 @@ def judge_openwebtext_medians(export: SweepExport) -> Verdict:
 def judge_openwebtext_ranges(export: SweepExport) -> Verdict:
     ranges = compute(export, DECOUPLED_CELLS, interquartile)
     holds = all(ranges[f"{last}W"] < ranges[f"{first}W"] for last, first in MOMENTUM_LAST_AND_FIRST)
-    return decided(holds, describe(export, ranges, "interquartile range of validation loss"))
+    return decide(holds, describe(export, ranges, "interquartile range of validation loss"))
 
 
 # Transferred to sweeps that are not the paper's
@@ -146,7 +146,7 @@ def judge_ranges(export: SweepExport, note: str) -> Verdict:
 def _transfer(p_for: Sequence[float], p_against: Sequence[float], text: str, note: str) -> Verdict:
     """For the claim if all tests are, against it if one is (with Bonferroni's correction), else undecided."""
     text += f"; largest p for it {max(p_for):.2g}, smallest against it {min(p_against):.2g}"
-    return transferred(max(p_for) < LEVEL, min(p_against) < LEVEL / len(p_against), text, note)
+    return decide_transferred(max(p_for) < LEVEL, min(p_against) < LEVEL / len(p_against), text, note)
 
 
 NOTES = {

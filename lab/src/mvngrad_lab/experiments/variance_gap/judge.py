@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Verdict, decided, judges
+from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 
 @judges("gap-closed-form")
@@ -15,7 +15,7 @@ def _(result: dict[str, Any]) -> Verdict:
         holds &= estimate["low"] - 1e-12 <= closed <= estimate["high"] + 1e-12
         holds &= abs(row["quadrature"] - closed) <= 1e-9
         texts.append(f"{row['noise']}: {closed:.5f} in [{estimate['low']:.5f}, {estimate['high']:.5f}]")
-    return decided(holds, f"{'; '.join(texts)} (n = {result['symmetric'][0]['estimate']['samples']:,})")
+    return decide(holds, f"{'; '.join(texts)} (n = {result['symmetric'][0]['estimate']['samples']:,})")
 
 
 @judges("gap-nonnegative")
@@ -23,7 +23,7 @@ def _(result: dict[str, Any]) -> Verdict:
     gaps = {row["noise"]: row["closed_form"] for row in result["symmetric"]}
     holds = all(gap >= 0 for gap in gaps.values()) and gaps["normal"] > 0 and gaps["uniform"] > 0
     text = ", ".join(f"{noise} {gap:.4f}" for noise, gap in gaps.items())
-    return decided(holds, f"{text}. With signs, (g−m)² and the normalizer are not random")
+    return decide(holds, f"{text}. With signs, (g−m)² and the normalizer are not random")
 
 
 @judges("gap-lower-bound")
@@ -35,7 +35,7 @@ def _(result: dict[str, Any]) -> Verdict:
     caveat = "The bound is negative for every error, because of σ/ε², and says nothing here."
     if turning:
         caveat += f" The gap itself becomes negative where m underestimates the mean by {turning:.2f} σ."
-    return decided(min(slack) >= 0, text, caveat if largest < 0 else "")
+    return decide(min(slack) >= 0, text, caveat if largest < 0 else "")
 
 
 @judges("gap-beyond")
@@ -47,4 +47,4 @@ def _(result: dict[str, Any]) -> Verdict:
     )
     caveat = f"On average, not at every step: up to {worst:.0%} of the pasts have a negative gap."
     holds = all(row["low"] > 0 for row in rows)
-    return decided(holds, f"mean gap, 99% interval. {text}", caveat if worst > 0.05 else "")
+    return decide(holds, f"mean gap, 99% interval. {text}", caveat if worst > 0.05 else "")
