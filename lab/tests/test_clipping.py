@@ -73,7 +73,7 @@ def test_micro_batches_add_up_to_the_batch(run, tmp_path, device):
         assert row["norms"] == pytest.approx(other["norms"], rel=1e-4)
 
 
-def test_it_trains_as_a_plain_loop_with_clipping_does(run, tmp_path):
+def test_clipping_equals_a_plain_loop(run, tmp_path):
     """AdamW of torch, with decay for matrices alone."""
     recipe = Clipped(optimizer="adamw", eps_s=None, weight_decay=0.1, bias_decays=False, epochs=2, micro_batch_size=16)
     result = run(recipe).result
@@ -103,7 +103,7 @@ def test_it_trains_as_a_plain_loop_with_clipping_does(run, tmp_path):
 
 @each_device
 @pytest.mark.parametrize("clip", [0.5, None])
-def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, tmp_path, device, clip):
+def test_a_nonfinite_step_is_skipped_counted_and_reported(run, tmp_path, device, clip):
     recipe, told = Clipped(exploding=(3, 4, 9), clip=clip), []
     result = run(recipe, device=device, on_event=told.append).result
     assert (result["status"], result["nonfinite_steps"]) == ("finished", 3)
@@ -126,7 +126,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_and_told(run, 
 
 @each_device
 @pytest.mark.parametrize(("exploding", "end"), [((3, 4, 5), 6), ((5, 6, 7), 8)], ids=["in an epoch", "across two"])
-def test_too_many_in_a_row_are_the_end(run, tmp_path, device, exploding, end):
+def test_too_many_nonfinite_steps_in_a_row_end_the_run(run, tmp_path, device, exploding, end):
     result = run(Clipped(exploding=exploding), device=device).result
     assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", end, 3)
     assert [row["nonfinite"] for row in rows(tmp_path, Clipped(exploding=exploding))] == ([3] if end < 7 else [2, 1])
@@ -144,14 +144,14 @@ def test_an_epoch_without_a_finite_step_has_no_loss(run, tmp_path):
     assert "loss" not in scalars(empty)
 
 
-def test_what_came_after_the_end_is_not_counted(run, tmp_path):
+def test_steps_after_divergence_are_not_counted(run, tmp_path):
     recipe = Clipped(exploding=tuple(range(8, 14)))
     result = run(recipe).result
     assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", 11, 3)
     assert [(row["step"], len(row["losses"])) for row in rows(tmp_path, recipe)] == [(7, 7), (11, 4)]
 
 
-def test_an_interruption_does_not_make_a_run_forget_how_many_there_were(run, tmp_path, monkeypatch):
+def test_nonfinite_steps_are_counted_across_an_interruption(run, tmp_path, monkeypatch):
     """Killed between the two epochs that the row of three lies in."""
     recipe = Clipped(exploding=(5, 6, 7))
     saved = checkpoint.save
@@ -169,7 +169,7 @@ def test_an_interruption_does_not_make_a_run_forget_how_many_there_were(run, tmp
     assert (result["status"], result["step"]) == ("diverged", 8)
 
 
-def test_without_a_clip_the_gradient_is_left_as_it_is(run, tmp_path):
+def test_without_clip_the_gradient_is_unchanged(run, tmp_path):
     guarded, plain = Clipped(clip=None), Clipped(clip=None, nonfinite_limit=1)
     assert run(guarded).result["weights"] == run(plain).result["weights"]
     assert "norms" in rows(tmp_path, guarded)[0]
@@ -177,7 +177,7 @@ def test_without_a_clip_the_gradient_is_left_as_it_is(run, tmp_path):
 
 
 @pytest.mark.gpu
-def test_captured_it_is_the_same_run(run):
+def test_a_captured_clipped_run_is_the_same(run):
     """The gradient norm, the decision to leave a step out and the step itself are all in the graph."""
     recipe = Clipped(exploding=(3, 9))
     results = [run(recipe, str(capture), device="cuda", capture=capture).result for capture in (True, False)]

@@ -37,7 +37,7 @@ def test_a_clean_tree_has_no_changes(package):
     assert not environment.commit().endswith("+changes")
 
 
-def test_changes_of_the_package_are_told_and_nothing_beside_it(package):
+def test_changes_contain_only_the_package(package):
     (package / "rule.py").write_text("beta1 = 0.8\n")
     (package.parents[1] / "secrets.env").write_text("token = 2\n")
     (package / "new.py").write_text("password = 3\n")
@@ -57,13 +57,13 @@ def test_a_long_diff_is_cut(package):
     assert "# cut off: 2" in found
 
 
-def test_no_repository_is_no_changes(package, monkeypatch):
+def test_without_a_repository_there_are_no_changes(package, monkeypatch):
     monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package / "none")))
     assert environment.changes() == ""
     assert environment.commit() == "unknown"
 
 
-def test_a_run_keeps_its_changes_and_not_those_of_the_run_before(tmp_path):
+def test_a_restarted_run_drops_the_old_changes(tmp_path):
     class Example(Recipe):
         name = "example"
 

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask, ended, reached, rows, started
+from tiny import Tiny, TinyTask, exit_code, rows, start_training, wait_for_checkpoint
 
 from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
 from mvngrad_lab.tasks.language.recipe import wikitext103
@@ -85,7 +85,7 @@ class Group:
         shared = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         options = {"root": root, "data": data, "parallel": mode, "checkpoint_every": 0, "task": Small, **options}
         self.processes = [
-            started(
+            start_training(
                 self.said,
                 *(recipes or [RECIPE]),
                 variables={name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
@@ -95,7 +95,7 @@ class Group:
         ]
 
     def reached(self, steps, recipe=RECIPE):
-        reached(self.processes[0].is_alive, self.said, self.root / recipe.key / "checkpoints", steps)
+        wait_for_checkpoint(self.processes[0].is_alive, self.said, self.root / recipe.key / "checkpoints", steps)
 
     def kill(self):
         """With -9 and all at once: none is to see another die."""
@@ -106,7 +106,7 @@ class Group:
 
     def end(self, code=0):
         """Wait for it; what was said."""
-        codes, told = {ended(process, self.said) for process in self.processes}, self.said.read_text()
+        codes, told = {exit_code(process, self.said) for process in self.processes}, self.said.read_text()
         assert codes == {code}, told
         return told
 
@@ -229,7 +229,7 @@ def test_int8_state_of_one_process_is_sharded_to_rounding(whole, data, tmp_path)
     assert read(tmp_path, recipe)[0]["validation_loss"] == pytest.approx(expected, rel=0.02)
 
 
-def test_in_bfloat16_a_sharded_model_is_the_same_to_that_rounding(whole):
+def test_a_sharded_model_in_bfloat16_agrees_to_rounding(whole):
     """Under fsdp embeddings and norms are in bfloat16 too, which autocast leaves in float32."""
     (result, table), (other, others) = read(whole["one"], HALF), read(whole["fsdp"], HALF)
     assert other["validation_loss"] == pytest.approx(result["validation_loss"], rel=1e-3)
@@ -254,13 +254,13 @@ def test_a_device_that_is_too_small_names_the_micro_batch(data, tmp_path):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_killed_run_ends_in_the_same_weights_too(data, tmp_path):
+def test_on_a_gpu_a_killed_run_ends_with_the_same_weights(data, tmp_path):
     """One process; and the captured step is the one that is not."""
     options = {"data": data, "device": "cuda", "task": LanguageTask}
-    process = started(tmp_path / "said", EXACT, root=tmp_path / "killed", checkpoint_every=0, **options)
-    reached(process.is_alive, tmp_path / "said", tmp_path / "killed" / EXACT.key / "checkpoints", 3)
+    process = start_training(tmp_path / "said", EXACT, root=tmp_path / "killed", checkpoint_every=0, **options)
+    wait_for_checkpoint(process.is_alive, tmp_path / "said", tmp_path / "killed" / EXACT.key / "checkpoints", 3)
     process.kill()
-    ended(process, tmp_path / "said")
+    exit_code(process, tmp_path / "said")
     found = {
         alone(tmp_path / name, recipe=EXACT, capture=capture, **options).result["weights"]
         for name, capture in {"captured": True, "plain": False, "killed": True}.items()
@@ -288,7 +288,7 @@ def test_compiled_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path
         assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go_on_from_there(data, tmp_path):
+def test_a_signal_to_torchrun_stops_all_processes_at_one_step(data, tmp_path):
     pytest.importorskip("tyro")
     given = {name: value for name, value in RECIPE.settings.items() if value}
     given |= {"device": "cpu", "data": data, "runs": tmp_path, "parallel": "fsdp", "checkpoint_every": 0}
@@ -310,7 +310,7 @@ def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go
             return subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     process = launched()
-    reached(lambda: process.poll() is None, said, at, 1)
+    wait_for_checkpoint(lambda: process.poll() is None, said, at, 1)
     process.send_signal(signal.SIGTERM)  # which it passes on, when it likes to
     assert process.wait(120) != 0
     step = int(checkpoint.find_newest(at).name[5:13])
@@ -321,7 +321,7 @@ def test_a_signal_to_torchrun_stops_all_of_its_processes_at_one_step_and_they_go
     assert json.loads((tmp_path / RECIPE.key / "environment.json").read_text())["parallel"] == "fsdp"
 
 
-def test_without_torchrun_or_without_parallel_it_says_what_is_missing(data, tmp_path, monkeypatch, capsys):
+def test_missing_torchrun_or_parallel_is_named(data, tmp_path, monkeypatch, capsys):
     pytest.importorskip("tyro")
     from mvngrad_lab import cli
 
@@ -340,7 +340,7 @@ def test_unequal_shares_of_a_batch_are_refused(data, tmp_path, monkeypatch):
         train(recipe, root=tmp_path, data=data, parallel="ddp")
 
 
-def test_a_task_that_does_not_share_its_batches_has_one_process():
+def test_a_task_without_parallel_support_is_refused():
     with pytest.raises(ValueError, match="parallel='ddp' is for language models; TinyTask has one process"):
         step.CompiledTask(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
 

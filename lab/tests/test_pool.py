@@ -48,17 +48,17 @@ def eventually(condition, seconds=30.0):
     return False
 
 
-def test_every_job_comes_back_with_its_result():
+def test_every_job_is_yielded_with_its_result():
     for workers in (1, 2):
         assert sorted(run_jobs(square, range(5), workers, nothing)) == [(n, n * n) for n in range(5)]
 
 
-def test_an_error_is_raised_here():
+def test_an_exception_of_a_job_is_raised():
     with pytest.raises(ValueError, match="no 1"):
         list(run_jobs(fail, [1], 2, nothing))
 
 
-def test_a_worker_that_dies_is_an_error_and_not_a_wait():
+def test_a_dead_worker_is_an_error():
     with pytest.raises(BrokenProcessPool):
         list(run_jobs(die, [1], 2, nothing))
 

@@ -34,7 +34,7 @@ def test_the_newest_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_older_ones_go(tmp_path, keep):
+def test_older_checkpoints_are_removed(tmp_path, keep):
     for step in range(4):
         save(tmp_path, step, keep=keep)
     assert [path.name[:13] for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000003", "step-00000002"][
@@ -43,7 +43,7 @@ def test_older_ones_go(tmp_path, keep):
     assert len(list(tmp_path.iterdir())) == keep
 
 
-def test_saving_a_step_again_keeps_one_before_it(tmp_path):
+def test_saving_a_step_again_keeps_the_one_before(tmp_path):
     for step in (1, 2, 2):
         save(tmp_path, step, keep=2)
     assert [path.name[:13] for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000002", "step-00000001"]
@@ -64,7 +64,7 @@ def empty(path):
 
 
 @pytest.mark.parametrize("damage", [cut, change, empty])
-def test_a_damaged_one_gives_way_to_the_one_before_and_says_so(tmp_path, damage):
+def test_a_damaged_checkpoint_is_reported_and_skipped(tmp_path, damage):
     told = []
     save(tmp_path, 1, keep=2)
     damage(save(tmp_path, 2, keep=2))
@@ -76,7 +76,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_and_says_so(tmp_path, damage)
     assert newest(tmp_path, told) is None
 
 
-def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 1, keep=1)
 
     def full(value, file):
@@ -93,7 +93,7 @@ def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it began", "while it wrote"])
-def test_who_lost_the_folder_leaves_the_checkpoints_of_the_next(tmp_path, late):
+def test_a_process_that_lost_its_folder_leaves_the_new_owners_checkpoints(tmp_path, late):
     """What the next one has half written, too; its own half may be gone by then."""
     save(tmp_path, 1, keep=1)
     half, asked = tmp_path / ".partial.elsewhere-1", []
@@ -127,7 +127,7 @@ def test_only_plain_data_is_loaded(tmp_path):
         newest(tmp_path)
 
 
-def test_a_full_disk_is_called_that_and_what_is_half_written_goes(tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_leaves_no_partial_file(tmp_path, monkeypatch):
     """Torch's own words for it are of a position in an archive."""
     opened = Path.open
     monkeypatch.setattr(Path, "open", lambda path, *mode: opened(Path("/dev/full"), *mode))

@@ -24,7 +24,7 @@ def finished(tmp_path):
     return finished
 
 
-def test_what_is_not_finite_is_left_out():
+def test_scalars_are_finite():
     event = EpochEnd("a-0", 2, 3, 14, 21, 0.5, 100.0, 1.0, 1.0, {"test_loss": None, "test_accuracy": 3.0})
     assert events.scalars(event) == {"loss": 0.5, "epoch": 2.0, "samples_per_second": 100.0, "test_accuracy": 3.0}
 

@@ -68,7 +68,7 @@ def test_the_form_of_weight_decay_is_that_of_the_guide(decoupled, names):
             check_options(f"zoo:{name}", weight_decay=0.1)
 
 
-def test_hyper_parameters_arrive():
+def test_hyper_parameters_are_passed_on():
     (group,) = make_third_party_optimizer(
         "torch:NAdam", [nn.Parameter(torch.ones(2))], lr=0.5, betas=(0.1, 0.2), eps=0.3
     ).param_groups
@@ -85,9 +85,12 @@ def test_hyper_parameters_arrive():
         ("torch:Muon", {"betas": (0.9, 0.99)}, "does not take betas"),
         ("torch:Optimizer", {}, "has no optimizer 'Optimizer'"),
         ("adam", {}, "neither torch:NAME"),
+        ("torch:Adam,amsgrad=True)(", {}, "cannot be read"),
+        ("torch:Adam,)+(1", {}, "cannot be read"),
+        ("torch:Adam,**{}", {}, "cannot be read"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(name, hyper, problem):
+def test_invalid_options_are_refused(name, hyper, problem):
     with pytest.raises(ValueError, match=problem):
         make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))], **hyper)
 
@@ -105,13 +108,13 @@ def test_what_cannot_be_is_refused_with_the_reason(name, hyper, problem):
         ("zoo:0", {}, r"has no '0'; pytorch_optimizer.get_supported_optimizers\(\) lists"),
     ],
 )
-def test_what_the_zoo_cannot_is_refused_with_the_reason(name, hyper, problem):
+def test_unsuitable_optimizers_of_the_zoo_are_refused(name, hyper, problem):
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(ValueError, match=problem):
         make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))], **hyper)
 
 
-def test_what_the_zoo_has_for_matrices_alone_is_refused_before_there_are_any():
+def test_an_optimizer_for_matrices_only_is_refused():
     pytest.importorskip("pytorch_optimizer")
     with pytest.raises(ValueError, match="zoo:SpectralSphere needs parameters of two dimensions alone"):
         check_options("zoo:SpectralSphere")
@@ -124,7 +127,7 @@ def test_options_follow_the_name():
     assert (group["lr"], group["betas"], group["amsgrad"]) == (0.5, (0.1, 0.2), True)
 
 
-def test_the_zoos_muon_is_told_which_parameters_are_matrices():
+def test_the_zoos_muon_gets_groups_of_matrices():
     pytest.importorskip("pytorch_optimizer")
     found = losses("zoo:Muon,adamw_lr=0.01", lr=1e-2)
     assert found[-1] < found[0]
@@ -141,7 +144,7 @@ def trained(recipe, root, **options):
         step.clear_cache()
 
 
-def test_the_loop_trains_with_one_as_a_plain_loop_does(tmp_path):
+def test_training_with_one_equals_a_plain_loop(tmp_path):
     """torch's AdamW, as anybody's, is ours to rounding."""
     common = {"lr": 1e-2, "weight_decay": 0.1}
     theirs = Tiny(optimizer="torch:AdamW", beta1=0.9, beta2=0.99, eps_s=None, **common)
@@ -197,7 +200,7 @@ def test_runs_of_one_process_do_not_share_its_rate(tmp_path):
         ({"beta1": None}, "beta1=None is invalid with optimizer='mvngrad'"),
     ],
 )
-def test_recipes_refuse_what_does_not_go_together(change, message):
+def test_recipes_refuse_options_of_ours(change, message):
     with pytest.raises(ValueError, match=message):
         Tiny(**change)
 
@@ -207,7 +210,7 @@ def test_a_recipe_that_names_what_the_optimizer_does_not_take_is_refused_before_
         trained(Tiny(optimizer="torch:SGD", eps_s=None), tmp_path)
 
 
-def test_all_but_the_parameters_can_be_checked_before_there_are_any():
+def test_options_are_checked_without_parameters():
     recipe = tiny("torch:SGD,momentum=0.9", lr=0.5, weight_decay=0.25)
     assert check_options(recipe.optimizer, **third_party_options(recipe)) == {
         "lr": 0.5,
@@ -256,5 +259,5 @@ def test_every_other_optimizer_of_the_zoo_trains_as_it_is():
 @pytest.mark.parametrize(
     ("optimizer", "decay"), [("torch:AdamW", 0.0), ("torch:AdamW,weight_decay=0.1", None), ("torch:LBFGS", None)]
 )
-def test_no_decay_is_none_also_where_the_default_is_some(optimizer, decay):
+def test_weight_decay_0_overrides_another_default(optimizer, decay):
     assert third_party_options(tiny(optimizer, weight_decay=0.0))["weight_decay"] == decay

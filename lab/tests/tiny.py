@@ -86,7 +86,7 @@ class TinyTask(Task):
         return {**found, "train_accuracy": (scores.argmax(1) == self.labels).float().mean().item()} if final else found
 
 
-def started(said, *recipes, variables=None, pause=0.0, **options):
+def start_training(said, *recipes, variables=None, pause=0.0, **options):
     """A process that trains recipes, with `variables` in its environment and a `pause` after each checkpoint.
 
     What it has to say is appended to the file `said`.
@@ -116,14 +116,14 @@ def _train(said, recipes, variables, pause, options):
         sys.exit(128 + stopped.signal_number)
 
 
-def ended(process, said):
+def exit_code(process, said):
     """How a process ended."""
     process.join(180)
     assert process.exitcode is not None, said.read_text()
     return process.exitcode
 
 
-def reached(alive, said, checkpoints, steps):
+def wait_for_checkpoint(alive, said, checkpoints, steps):
     """Wait until a process, which is `alive` meanwhile, has written a checkpoint of so many steps."""
     for _ in range(9000):
         found = checkpoint.list_checkpoints(checkpoints)
