@@ -103,7 +103,7 @@ class Diagnose:
 
     record: Annotated[Positional[Path], arg(metavar="RUN", help="a JSONL file of a Monitor, or a folder with one")]
     out: Annotated[
-        Path | None, arg(metavar="FILE", help="the page", help_behavior_hint="(default: beside the record)")
+        Path | None, arg(metavar="FILE", help="the page", help_behavior_hint="(default: next to the record)")
     ] = None
 
     def __call__(self) -> int:

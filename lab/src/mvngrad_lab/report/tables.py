@@ -29,7 +29,7 @@ def make_table(
     metrics: Sequence[str],
     fill: Callable[[MakeRow], dict[str, Any]],
 ) -> list[TableResult]:
-    """The table of these trainings, of which `fill` makes the result from rows; an empty list if none is done."""
+    """The table of these trainings, with the result that `fill` makes from rows; an empty list if none is done."""
     done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
     if not done:
         return []
