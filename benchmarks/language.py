@@ -118,7 +118,7 @@ def measure_throughput(
 
     def ours() -> Arm:
         made = Captured(recipe, task, compiled=on_gpu)
-        benches.append(made.stepper.compiled)
+        benches.append(made.training_step.compiled)
         return made
 
     def compiled() -> Arm:

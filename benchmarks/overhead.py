@@ -52,27 +52,27 @@ class TimedSteps:
     """Steps of a recipe on a shared model, with the time of the whole step and of the optimizer."""
 
     def __init__(self, recipe: Language, bench: CompiledTask, torch_adamw: bool = False) -> None:
-        self.stepper, self.device, self.marks = (
+        self.training_step, self.device, self.marks = (
             TrainingStep(recipe, bench, captured=False),
             bench.task.device,
             list[Any](),
         )
         if torch_adamw:
-            self.stepper.optimizer = make_fused_adamw(bench.model, recipe)
-            self.stepper.optimizer.register_step_pre_hook(_drop_found_inf)
-        self.optimizer = self.stepper.optimizer
+            self.training_step.optimizer = make_fused_adamw(bench.model, recipe)
+            self.training_step.optimizer.register_step_pre_hook(_drop_found_inf)
+        self.optimizer = self.training_step.optimizer
         self.optimizer.register_step_pre_hook(self._mark)
         self.optimizer.register_step_post_hook(self._mark)
         plan = bench.task.plan_epoch(recipe, 0)
-        self.stepper.set_plan({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
+        self.training_step.set_plan({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
         for _ in range(2):  # compile kernels, create state and tables
             self.step()
 
     def step(self) -> tuple[float, float]:
         self.marks.clear()
         self._mark()
-        self.stepper.step_index.zero_()
-        self.stepper.step()
+        self.training_step.step_index.zero_()
+        self.training_step.step()
         self._mark()
         synchronize(self.device)
         start, before, after, end = self.marks

@@ -55,8 +55,8 @@ class Captured:
     def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
         self.recipe, self.task, self.epoch = recipe, task, 0
         with configure_kernels(recipe, task.device):
-            self.stepper = TrainingStep(recipe, CompiledTask(task, compiled), captured=task.device.type == "cuda")
-            self.stepper.reset(recipe.seed)
+            self.training_step = TrainingStep(recipe, CompiledTask(task, compiled), captured=task.device.type == "cuda")
+            self.training_step.reset(recipe.seed)
             self.train_epoch()
 
     def train_epoch(self) -> int:
@@ -64,11 +64,11 @@ class Captured:
         per_epoch = self.task.steps_per_epoch
         first = self.epoch % self.recipe.epochs * per_epoch
         rates = [self.recipe.learning_rate(first + at, per_epoch) for at in range(per_epoch)]
-        self.stepper.set_plan({**self.task.plan_epoch(self.recipe, self.epoch), "lr": torch.tensor(rates)}, at=0)
+        self.training_step.set_plan({**self.task.plan_epoch(self.recipe, self.epoch), "lr": torch.tensor(rates)}, at=0)
         for _ in range(per_epoch):
-            self.stepper.step()
+            self.training_step.step()
         self.epoch += 1
-        self.stepper.losses.tolist()
+        self.training_step.losses.tolist()
         return per_epoch * self.recipe.batch_size
 
     def train(self, seconds: float) -> float:
@@ -84,7 +84,7 @@ class Captured:
         for final in (False, False, True):  # the first does not count: libraries choose their kernels in it
             start = time.perf_counter()
             with torch.no_grad(), torch.autocast(self.task.device.type, torch.bfloat16):
-                self.task.evaluate(self.stepper.model.eval(), final)
+                self.task.evaluate(self.training_step.model.eval(), final)
             times.append(time.perf_counter() - start)
         return (self.recipe.epochs - 1) // self.recipe.eval_every * times[1] + times[2]
 

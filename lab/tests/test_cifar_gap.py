@@ -73,10 +73,10 @@ def test_the_batches_are_fresh_at_each_checkpoint_and_enough(measure):
             seen[self.kind].append(tuple(row["order"].tolist()))
             return super().make_batch(row)
 
-    def gap(training, stepper, *rest):
-        stepper.task.kind = "measured"
-        found = original(training, stepper, *rest)
-        stepper.task.kind = "training"
+    def gap(training, training_step, *rest):
+        training_step.task.kind = "measured"
+        found = original(training, training_step, *rest)
+        training_step.task.kind = "training"
         return found
 
     original, cifar_gap.measure_gap = cifar_gap.measure_gap, gap

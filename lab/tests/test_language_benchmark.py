@@ -123,7 +123,7 @@ def test_plain_loop_trains_as_ours_does():
     for _ in range(3):
         plain.step()
     theirs, start = plain.model.state_dict(), build_initial_model(task, recipe.seed).state_dict()
-    for name, value in ours.stepper.model.state_dict().items():
+    for name, value in ours.training_step.model.state_dict().items():
         if not name.endswith("attention_input.bias"):  # of keys it has no gradient but rounding, which Adam enlarges
             torch.testing.assert_close(value, theirs[name], atol=1e-5, rtol=0)
         assert (value - start[name]).abs().max() > 5e-3

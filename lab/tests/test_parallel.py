@@ -194,7 +194,7 @@ def test_a_checkpoint_of_two_processes_is_resumed_by_one_or_three(whole, data, t
 
 
 def test_a_checkpoint_of_one_process_is_resumed_by_two(whole, data, tmp_path):
-    def stop(epoch, stepper):
+    def stop(epoch, training_step):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

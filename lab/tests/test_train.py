@@ -165,8 +165,8 @@ def test_recipes_share_compiled_tasks_and_training_steps(run, device):
     shared = []
     for recipe, weights in alone.items():
         assert run(recipe, device=device).result["weights"] == weights
-        (stepper,) = step._training_steps.values()
-        shared.append((stepper is first, stepper.compiled is bench))
+        (training_step,) = step._training_steps.values()
+        shared.append((training_step is first, training_step.compiled is bench))
     assert shared == [(True, True), (False, True), (False, True), (False, True)]
     run(exact(batch_size=20), device=device)
     assert len(step._compiled_tasks) == 2
@@ -414,10 +414,10 @@ def test_an_observer_changes_nothing_and_its_time_does_not_count(run, tmp_path, 
     """One that computes gradients and runs the model, with batch normalization, in the mode of training."""
     recipe, seen = Tiny(deterministic=True), []
 
-    def observe(epoch, stepper):
-        gap = variance_gap(recipe, stepper, epoch, K=4)
+    def observe(epoch, training_step):
+        gap = variance_gap(recipe, training_step, epoch, K=4)
         time.sleep(0.2)
-        seen.append((epoch, gap.batches, stepper.step_index.item()))
+        seen.append((epoch, gap.batches, training_step.step_index.item()))
 
     alone = run(recipe, "alone", device=device)
     step.clear_cache()
@@ -457,18 +457,18 @@ def test_the_gpu_sees_the_same_data_as_the_cpu(run):
 @pytest.mark.gpu
 def test_a_capture_does_not_change_the_state():
     recipe, device = Tiny(), torch.device("cuda")
-    stepper = step.TrainingStep(
+    training_step = step.TrainingStep(
         recipe, step.CompiledTask(TinyTask(recipe, None, device), compiled=False), captured=True
     )
-    stepper.reset(3)
-    before = {name: value.clone() for name, value in stepper.state_dict().items()}
-    stepper.set_plan({**stepper.task.plan_epoch(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
-    assert stepper.graph is not None
-    for name, value in stepper.state_dict().items():
+    training_step.reset(3)
+    before = {name: value.clone() for name, value in training_step.state_dict().items()}
+    training_step.set_plan({**training_step.task.plan_epoch(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
+    assert training_step.graph is not None
+    for name, value in training_step.state_dict().items():
         assert torch.equal(value, before[name]), name
-    stepper.step()
-    assert not torch.equal(stepper.state_dict()["model.0.weight"], before["model.0.weight"])
-    assert stepper.step_index.item() == 1
+    training_step.step()
+    assert not torch.equal(training_step.state_dict()["model.0.weight"], before["model.0.weight"])
+    assert training_step.step_index.item() == 1
 
 
 @pytest.mark.gpu

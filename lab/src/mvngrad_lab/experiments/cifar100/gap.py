@@ -40,13 +40,13 @@ class GapRecipe(Recipe):
     """The state is frozen after these. Not after the last one, when lr is 0."""
 
 
-def measure_gap(training: TrainingRecipe, stepper: TrainingStep, epoch: int, K: int) -> VarianceGap:
-    """The gap at the state of `stepper`, over new batches, augmented and mixed as those of the training.
+def measure_gap(training: TrainingRecipe, training_step: TrainingStep, epoch: int, K: int) -> VarianceGap:
+    """The gap at the state of `training_step`, over new batches, augmented and mixed as those of the training.
 
     The model is in training mode, as when the optimizer gets its gradients. Nothing is compiled or captured: gradients
     come from torch.autograd.grad, and `.grad`, which a captured step writes, does not change.
     """
-    task, other_seed = stepper.task, dataclasses.replace(training, seed=OTHER_BATCHES + training.seed)
+    task, other_seed = training_step.task, dataclasses.replace(training, seed=OTHER_BATCHES + training.seed)
 
     def batches() -> Iterator[StepPlan]:
         for later in count(epoch, training.epochs):
@@ -55,11 +55,11 @@ def measure_gap(training: TrainingRecipe, stepper: TrainingStep, epoch: int, K: 
                 yield {name: value[index] for name, value in plan.items()}
 
     def loss(plan: StepPlan) -> Tensor:
-        with torch.autocast(task.device.type, torch.bfloat16, enabled=stepper.autocast):
-            return task.loss(stepper.model, task.make_batch(plan))
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=training_step.autocast):
+            return task.loss(training_step.model, task.make_batch(plan))
 
-    stepper.model.train()
-    return variance_gap(stepper.optimizer, loss, batches(), K, model=stepper.model)
+    training_step.model.train()
+    return variance_gap(training_step.optimizer, loss, batches(), K, model=training_step.model)
 
 
 def measure(recipe: GapRecipe, root: Path, data: Path | None, tick: Tick, **options: Any) -> FinishedRun:
@@ -96,12 +96,15 @@ def _epochs(path: Path) -> tuple[int, ...]:
 def _train(
     recipe: GapRecipe, training: TrainingRecipe, path: Path, root: Path, data: Path | None, options: dict[str, Any]
 ) -> None:
-    def observe(epoch: int, stepper: TrainingStep) -> None:
+    def observe(epoch: int, training_step: TrainingStep) -> None:
         if epoch in recipe.epochs:
-            gap, step = measure_gap(training, stepper, epoch, recipe.K), epoch * stepper.task.steps_per_epoch
+            gap, step = (
+                measure_gap(training, training_step, epoch, recipe.K),
+                epoch * training_step.task.steps_per_epoch,
+            )
             row = {name: getattr(gap, name) for name in FIELDS}
             # Drop rows of this epoch and later ones: the process that wrote them was killed before its checkpoint.
-            MetricsFile(path, step - 1).add({"step": step, "epoch": epoch, **row, "data": stepper.task.source})
+            MetricsFile(path, step - 1).add({"step": step, "epoch": epoch, **row, "data": training_step.task.source})
 
     trained = train(training, root=path.parent, data=data, observe=observe, **options)
     if _epochs(path) != recipe.epochs:
