@@ -25,14 +25,14 @@ STATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """An optimizer by the module and name of its class, which is imported only when it is made."""
+    """An optimizer by the module and name of its class, which `make` imports."""
 
     name: str
     module: str
     factory: str
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    kind: Literal["torch", "ours", "peer"] = "peer"
+    origin: Literal["torch", "ours", "peer"] = "peer"
 
     def make(self, params: list[torch.nn.Parameter], decoupled: bool) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"lr": 1e-6, "weight_decay": 1e-2 if decoupled else 0.0, **self.options}
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def capturable(self) -> bool:
-        return self.path == "fused" and self.kind != "peer"
+        return self.path == "fused" and self.origin != "peer"
 
     def _load(self) -> Callable[..., torch.optim.Optimizer]:
         package = self.module.partition(".")[0]
@@ -60,10 +60,11 @@ class Unavailable(Exception):
 
 
 def describe_error(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-# The same algorithms as ours as far as each package has them: no rectification, decoupled decay.
+# Options that make them compute what ours compute: no rectification, decoupled decay.
 PEERS = [
     Candidate("timm AdaBelief", "timm.optim", "AdaBelief", "eager", {"rectify": False}),
     Candidate("timm LaProp", "timm.optim", "LaProp", "eager"),
@@ -85,31 +86,32 @@ PEERS = [
 ]
 
 
-def _torch(path: str, decoupled: bool) -> Candidate:
+def _make_torch(path: str, decoupled: bool) -> Candidate:
     factory = "AdamW" if decoupled else "Adam"
     return Candidate(f"torch {factory} {path}", "torch.optim", factory, path, PATHS[path], "torch")
 
 
-def _ours(path: str, decoupled: bool) -> list[Candidate]:
-    made = []
+def _make_ours(path: str, decoupled: bool) -> list[Candidate]:
+    candidates = []
     for cell in CELLS:
         factory = cell + ("W" if decoupled else "")
         forms: dict[str, dict[str, Any]] = {"": {}}
         if path == "fused":
             lean = {f" lean{name}": {"lean": True, **options} for name, options in STATES.items()}
             forms = STATES | (lean if cell == "MVNGrad" else {})
-        made += [
+        candidates += [
             Candidate(f"{factory} {path}{form}", "mvngrad", factory, path, PATHS[path] | options, "ours")
             for form, options in forms.items()
         ]
-    return made
+    return candidates
 
 
 def get_candidates(decoupled: bool, only: str = "") -> list[Candidate]:
-    """The candidates whose names match `only`, path by path, and the references they are compared with."""
+    """The candidates whose names match the pattern `only`, and torch's on their paths and on the fused path."""
     every = []
     for path in PATHS:
-        every += [_torch(path, decoupled), *_ours(path, decoupled), *(peer for peer in PEERS if peer.path == path)]
+        every += [_make_torch(path, decoupled), *_make_ours(path, decoupled)]
+        every += [peer for peer in PEERS if peer.path == path]
     chosen = [candidate for candidate in every if re.search(only, candidate.name)]
     compared = {"fused", *(candidate.path for candidate in chosen)}
-    return [c for c in every if c in chosen or (c.kind == "torch" and c.path in compared)]
+    return [c for c in every if c in chosen or (c.origin == "torch" and c.path in compared)]

@@ -26,7 +26,7 @@ from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.rounds import Arm, reset_peak_memory, run_rounds
 from benchmarks.targets import verdict
 from benchmarks.timing import synchronize
-from benchmarks.train import Captured
+from benchmarks.train import CapturedLoop
 from mvngrad_lab.recipe import DECOUPLED
 from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.model import VOCABULARY
@@ -74,7 +74,7 @@ class RandomText(LanguageTask):
         return {"tokens": self.drawn[:, : recipe.batch_size].contiguous()}
 
 
-class Plain:
+class PlainLanguageLoop:
     """The same recipe in the loop most people write."""
 
     def __init__(self, recipe: Language, task: Task, loss: Callable[..., Tensor]) -> None:
@@ -114,23 +114,23 @@ def measure_throughput(
 ) -> tuple[list[dict[str, Any]], CompiledTask | None]:
     """A table row for each loop, and the task that our loop compiled. No loop starts after `end`."""
     on_gpu, context = task.device.type == "cuda", task.shape.context
-    benches: list[CompiledTask] = []
+    compiled_tasks: list[CompiledTask] = []
 
     def ours() -> Arm:
-        made = Captured(recipe, task, compiled=on_gpu)
-        benches.append(made.training_step.compiled)
-        return made
+        loop = CapturedLoop(recipe, task, compiled=on_gpu)
+        compiled_tasks.append(loop.training_step.compiled)
+        return loop
 
     def compiled() -> Arm:
-        if not benches:
+        if not compiled_tasks:
             raise RuntimeError("needs what our loop has compiled")
-        return Plain(recipe, task, lambda *arguments: benches[0].loss_and_correct(*arguments)[0])
+        return PlainLanguageLoop(recipe, task, lambda *arguments: compiled_tasks[0].loss_and_correct(*arguments)[0])
 
     makers: dict[str, Callable[[], Arm]] = {OURS: ours}
     if on_gpu:
         makers[PLAIN_COMPILED] = compiled
     if recipe.model != "124M":
-        makers[PLAIN] = partial(Plain, recipe, task, task.loss)
+        makers[PLAIN] = partial(PlainLanguageLoop, recipe, task, task.loss)
     running = run_rounds(makers, task.device, f"{recipe.model}, {{}}", args, notes, end)
     medians = {name: context * statistics.median(each.rates) for name, each in running.items()}
     reference = next((name for name in (PLAIN_COMPILED, PLAIN) if name in medians), None)
@@ -140,7 +140,7 @@ def measure_throughput(
         each.row["projected_seconds"] = recipe.steps * recipe.batch_size * context / medians[name]
         if reference:
             each.row["ratio"] = medians[name] / medians[reference]
-    return [each.row for each in running.values()], benches[0] if benches else None
+    return [each.row for each in running.values()], compiled_tasks[0] if compiled_tasks else None
 
 
 def judge_targets(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -224,16 +224,16 @@ def main(arguments: list[str] | None = None) -> None:
         task = make_task(replace(recipe, text=STAND_IN), args.data, device) if args.data else RandomText(recipe, device)
         result["data"] = task.source
         last = end - FOR_OVERHEAD * any(RECIPES[each].optimizer in DECOUPLED for each in args.models)
-        result["throughput"][model], bench = measure_throughput(recipe, task, args, notes, last)
+        result["throughput"][model], compiled_task = measure_throughput(recipe, task, args, notes, last)
         save()
-        if bench is None or recipe.optimizer not in DECOUPLED:
+        if compiled_task is None or recipe.optimizer not in DECOUPLED:
             continue
         if time.perf_counter() >= end:
             notes.append(f"{model}, memory and time of optimizers: no time left of --within {args.within:g}")
             continue
         reset_peak_memory(device)  # frees what the loops had
         with configure_kernels(recipe, device):
-            for result["overhead"][model] in measure_overhead(recipe, bench, args, notes, end):
+            for result["overhead"][model] in measure_overhead(recipe, compiled_task, args, notes, end):
                 save()
     save()
     print(markdown(result))

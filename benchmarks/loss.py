@@ -34,8 +34,8 @@ def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
 
-def arms(rows: list[int], tokens: int, compiled: bool) -> dict[str, Callable[..., Tensor]]:
-    """Losses of (hidden, weight, targets) by name."""
+def make_losses(rows: list[int], tokens: int, compiled: bool) -> dict[str, Callable[..., Tensor]]:
+    """Functions of (hidden, weight, targets) that return the loss, by name."""
 
     def ours(size: int) -> Callable[..., Tensor]:
         return lambda hidden, weight, targets: cross_entropy(hidden, weight, targets, size)
@@ -45,8 +45,8 @@ def arms(rows: list[int], tokens: int, compiled: bool) -> dict[str, Callable[...
     return {name: torch.compile(loss, dynamic=False) if compiled else loss for name, loss in losses.items()}
 
 
-class Arm:
-    """One loss on its tensors."""
+class TimedLoss:
+    """One loss with its tensors, after two passes that warm up and measure its memory."""
 
     def __init__(self, loss: Callable[..., Tensor], tokens: int, width: int, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -77,12 +77,12 @@ def measure(model: str, args: argparse.Namespace, device: torch.device) -> list[
     shape = SHAPES[model]
     tokens = RECIPES[model].micro_batch_size * shape.context
     rows = []
-    for name, loss in arms(args.rows, tokens, device.type == "cuda").items():
-        arm = Arm(loss, tokens, shape.width, device)  # one at a time: torch's holds gigabytes
-        times = [arm.time_pass() for _ in range(args.rounds)]
-        figures = 1e3 * statistics.median(times), 1e3 * min(times), arm.peak / 2**30
+    for name, loss in make_losses(args.rows, tokens, device.type == "cuda").items():
+        timed = TimedLoss(loss, tokens, shape.width, device)  # one at a time: torch's holds gigabytes
+        times = [timed.time_pass() for _ in range(args.rounds)]
+        figures = 1e3 * statistics.median(times), 1e3 * min(times), timed.peak / 2**30
         rows.append([f"{model}, {tokens:,} tokens", name, *(f"{figure:.2f}" for figure in figures)])
-        del arm
+        del timed
     return rows
 
 

@@ -51,24 +51,22 @@ def make_fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimize
 class TimedSteps:
     """Steps of a recipe on a shared model, with the time of the whole step and of the optimizer."""
 
-    def __init__(self, recipe: Language, bench: CompiledTask, torch_adamw: bool = False) -> None:
-        self.training_step, self.device, self.marks = (
-            TrainingStep(recipe, bench, captured=False),
-            bench.task.device,
-            list[Any](),
-        )
+    def __init__(self, recipe: Language, compiled_task: CompiledTask, torch_adamw: bool = False) -> None:
+        self.training_step, self.device = TrainingStep(recipe, compiled_task, captured=False), compiled_task.task.device
+        self.marks: list[Any] = []
         if torch_adamw:
-            self.training_step.optimizer = make_fused_adamw(bench.model, recipe)
+            self.training_step.optimizer = make_fused_adamw(compiled_task.model, recipe)
             self.training_step.optimizer.register_step_pre_hook(_drop_found_inf)
         self.optimizer = self.training_step.optimizer
         self.optimizer.register_step_pre_hook(self._mark)
         self.optimizer.register_step_post_hook(self._mark)
-        plan = bench.task.plan_epoch(recipe, 0)
+        plan = compiled_task.task.plan_epoch(recipe, 0)
         self.training_step.set_plan({**plan, "lr": torch.full((len(plan["tokens"]),), recipe.lr)}, at=0)
         for _ in range(2):  # compile kernels, create state and tables
             self.step()
 
     def step(self) -> tuple[float, float]:
+        """Step and return the seconds of the whole step and of the optimizer."""
         self.marks.clear()
         self._mark()
         self.training_step.step_index.zero_()
@@ -104,12 +102,12 @@ def _drop_found_inf(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     vars(optimizer).pop("found_inf", None)
 
 
-def other_bytes(bench: CompiledTask) -> int:
+def other_bytes(compiled_task: CompiledTask) -> int:
     """Bytes of all tensors between steps except the model and its gradients."""
-    bench.model.zero_grad()
+    compiled_task.model.zero_grad()
     gc.collect()
-    allocated = torch.cuda.memory_allocated() if bench.task.device.type == "cuda" else 0
-    return allocated - sum(p.nbytes for p in bench.model.parameters())
+    allocated = torch.cuda.memory_allocated() if compiled_task.task.device.type == "cuda" else 0
+    return allocated - sum(p.nbytes for p in compiled_task.model.parameters())
 
 
 def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
@@ -123,10 +121,14 @@ def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
             yield f"{titles[cell]} {state}", replace(openwebtext(cell), **sizes, state_dtype=state)
 
 
-def time_whole_steps(recipe: Language, bench: CompiledTask, rounds: int) -> dict[str, list[tuple[float, float]]]:
+def time_whole_steps(
+    recipe: Language, compiled_task: CompiledTask, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
     """Times of whole steps and of their optimizer, alternating MVN-GradW and torch's AdamW."""
     both = {
-        name: TimedSteps(each, bench, name == TORCH) for name, each in optimizers(recipe) if name in (TORCH, MVNGRAD)
+        name: TimedSteps(each, compiled_task, name == TORCH)
+        for name, each in optimizers(recipe)
+        if name in (TORCH, MVNGRAD)
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
     for _ in range(rounds):
@@ -136,10 +138,12 @@ def time_whole_steps(recipe: Language, bench: CompiledTask, rounds: int) -> dict
 
 
 def measure_overhead(
-    recipe: Language, bench: CompiledTask, args: argparse.Namespace, notes: list[str], end: float
+    recipe: Language, compiled_task: CompiledTask, args: argparse.Namespace, notes: list[str], end: float
 ) -> Iterator[dict[str, Any]]:
     """Measure what optimizers add to a step: first MVN-GradW and torch's AdamW by whole steps, then all of them."""
-    times = time_whole_steps(recipe, bench, 3 * args.rounds)  # the steps of one optimizer vary more than the two differ
+    times = time_whole_steps(
+        recipe, compiled_task, 3 * args.rounds
+    )  # the steps of one optimizer vary more than the two differ
     shared = [step - own for both in times.values() for step, own in both]
     ratios = [ours[0] / torchs[0] for ours, torchs in zip(times[MVNGRAD], times[TORCH], strict=True)]
     result: dict[str, Any] = {
@@ -156,9 +160,9 @@ def measure_overhead(
         if time.perf_counter() >= end:
             notes.append(f"{recipe.model}, {name}: no time left of --within {args.within:g}")
             continue
-        before = other_bytes(bench)
-        running[name] = timed = TimedSteps(each, bench, name == TORCH)
-        size, peak = sum(p.numel() for p in bench.model.parameters()), timed.peak_bytes()
+        before = other_bytes(compiled_task)
+        running[name] = timed = TimedSteps(each, compiled_task, name == TORCH)
+        size, peak = sum(p.numel() for p in compiled_task.model.parameters()), timed.peak_bytes()
         row = {"name": name, "state_bytes": state_bytes(timed.optimizer) / size}
         row["peak_bytes"] = None if peak is None else peak - before
         as_paper = name != TORCH and each.state_dtype == "float32"

@@ -110,7 +110,7 @@ class Job:
         return made
 
 
-def jobs(seeds: int) -> list[Job]:
+def make_jobs(seeds: int) -> list[Job]:
     """All runs, seed by seed. Cells other than MVN-Grad get half of the seeds, but at least three."""
     made: dict[Job, None] = {}
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -163,7 +163,7 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
 
 def code_hash() -> str:
     """A hash of the code that trains, so that results of other versions are not reused."""
-    files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/*.py")), Path(mlp.__file__)]
+    files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/**/*.py")), Path(mlp.__file__)]
     sources = (Job, mnist.normalize, train)
     texts = [path.read_text() for path in files] + [inspect.getsource(source) for source in sources]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
@@ -219,7 +219,7 @@ def has_failed(run: dict[str, Any]) -> bool:
     return any(run[name] is None for name in METRICS) or run["test_accuracy"] < FAILED_BELOW
 
 
-def values(runs: dict[int, dict[str, Any]], metric: str, seeds: Sequence[int]) -> list[float]:
+def get_values(runs: dict[int, dict[str, Any]], metric: str, seeds: Sequence[int]) -> list[float]:
     """A metric over seeds, NaN if the run failed."""
     return [math.nan if has_failed(runs[seed]) else runs[seed][metric] for seed in seeds]
 
@@ -229,15 +229,15 @@ def compare(
 ) -> dict[str, Any]:
     """A table row: the two arms over their common seeds, and the verdict."""
     seeds = sorted(runs[reference].keys() & runs[arm].keys())
-    pair = [values(runs[side], metric, seeds) for side in (reference, arm)]
+    pair = [get_values(runs[side], metric, seeds) for side in (reference, arm)]
     setting, cell, state, lean = arm
     verdict = asdict(judge(metric, *pair))
     verdict |= {name: None for name, value in verdict.items() if isinstance(value, float) and not math.isfinite(value)}
     line = {"setting": setting, "cell": cell, "state": state, "lean": lean, "metric": metric, "seeds": len(seeds)}
-    return {**line, **verdict, "reference": summary(pair[0]), "arm": summary(pair[1])}
+    return {**line, **verdict, "reference": summarize(pair[0]), "arm": summarize(pair[1])}
 
 
-def summary(numbers: Sequence[float]) -> dict[str, Any]:
+def summarize(numbers: Sequence[float]) -> dict[str, Any]:
     """Mean and deviation over the runs that did not fail."""
     finite = [number for number in numbers if math.isfinite(number)]
     mean, deviation = fmean(finite) if finite else None, deviation_of(finite) if len(finite) > 1 else None
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Without a C++ compiler the same steps run eagerly, which is several times slower with smaller state.
     fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
     context = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code_hash()}
-    keys = {run_key(job, **context): job for job in jobs(args.seeds)}
+    keys = {run_key(job, **context): job for job in make_jobs(args.seeds)}
     done = load_runs(args.store)
     todo = [job for name, job in keys.items() if name not in done]
     print(f"{data.source}\n{len(keys)} runs, {len(keys) - len(todo)} already done", flush=True)

@@ -89,7 +89,7 @@ class Cost:
 
 def load_costs(measured: dict[str, Any]) -> list[Cost]:
     """The costs of every optimizer and state dtype in step-cuda.json."""
-    rows = {model: {row["name"]: row for row in kinds["decoupled"]} for model, kinds in measured["models"].items()}
+    rows = {model: {row["name"]: row for row in tables["decoupled"]} for model, tables in measured["models"].items()}
     size, few, many = sum(map(math.prod, MODELS[LARGE])), len(MODELS[LARGE]), len(MODELS[MANY])
     costs = []
     for form, (names, state_tensors) in FORMS.items():
@@ -97,18 +97,18 @@ def load_costs(measured: dict[str, Any]) -> list[Cost]:
             if any(name + suffix not in rows[LARGE] for name in names):
                 continue  # torch has one state dtype
             slowest = max((name + suffix for name in names), key=lambda name: rows[LARGE][name]["graph_milliseconds"])
-            one, other = rows[LARGE][slowest], rows[MANY][slowest]
-            each = 1e-6 * (other["host_microseconds"] - one["host_microseconds"]) / (many - few)
+            large, many_tensors = rows[LARGE][slowest], rows[MANY][slowest]
+            seconds_of_tensor = 1e-6 * (many_tensors["host_microseconds"] - large["host_microseconds"]) / (many - few)
             costs.append(
                 Cost(
                     form,
                     state_dtype,
                     state_tensors,
-                    one["state_bytes"],
-                    one["needed"],
-                    1e-3 * one["graph_milliseconds"] / size,
-                    1e-6 * one["host_microseconds"] - few * each,
-                    each,
+                    large["state_bytes"],
+                    large["needed"],
+                    1e-3 * large["graph_milliseconds"] / size,
+                    1e-6 * large["host_microseconds"] - few * seconds_of_tensor,
+                    seconds_of_tensor,
                 )
             )
     return costs

@@ -23,7 +23,7 @@ import torch
 from benchmarks.candidates import Candidate, Unavailable, describe_error, get_candidates
 from benchmarks.models import MODELS, Shapes
 from benchmarks.report import RESULTS, environment, markdown, table, write
-from benchmarks.targets import Row, judge_targets, machine
+from benchmarks.targets import Row, find_machine, judge_targets
 from benchmarks.timing import copy_bandwidth, count_launches, graph_seconds, profile_host, time_step
 from benchmarks.traffic import bytes_needed, bytes_touched, held_bytes, state_bytes
 
@@ -43,7 +43,7 @@ class TimedCandidate:
 
 
 @dataclass
-class Bench:
+class StepBenchmark:
     """The settings that the tables of a run share, and the notes about them."""
 
     device: str
@@ -80,12 +80,12 @@ class Bench:
                 for _ in range(WARM_UP):
                     optimizer.step()
             except Unavailable as error:
-                if candidate.kind != "peer":
+                if candidate.origin != "peer":
                     raise
                 self.add_note(str(error))
                 continue
             except Exception as error:
-                if candidate.kind == "torch":
+                if candidate.origin == "torch":
                     raise
                 self.add_note(f"{candidate.name}: {describe_error(error)}")
                 continue
@@ -96,27 +96,30 @@ class Bench:
         """A table row for each candidate that runs."""
         self.model, params = model, make_parameters(MODELS[model], self.device)
         running = self.start(chosen, params, decoupled)
-        references = {one.candidate.path: one for one in running if one.candidate.kind == "torch"}
+        references = {timed.candidate.path: timed for timed in running if timed.candidate.origin == "torch"}
         for _ in range(self.rounds):
-            for one in running:
-                whole, until_return = time_step(one.optimizer.step, self.device)
-                one.times.append(whole)
-                one.host.append(until_return)
+            for timed in running:
+                whole, until_return = time_step(timed.optimizer.step, self.device)
+                timed.times.append(whole)
+                timed.host.append(until_return)
         rows = []
         while running:
-            one = running.pop(0)  # frees its memory
-            rows.append(self.row(one, params, references))
-            if self.profile and one.candidate.path == "fused":
+            timed = running.pop(0)  # frees its memory
+            rows.append(self.make_row(timed, params, references))
+            if self.profile and timed.candidate.path == "fused":
                 with self.profile.open("a") as file:
-                    file.write(f"{model}: {one.candidate.name}\n{profile_host(one.optimizer.step, self.device)}\n")
+                    file.write(f"{model}: {timed.candidate.name}\n{profile_host(timed.optimizer.step, self.device)}\n")
         return rows
 
-    def row(self, one: TimedCandidate, params: list[torch.nn.Parameter], references: dict[str, TimedCandidate]) -> Row:
-        candidate, step, cuda = one.candidate, one.optimizer.step, self.device == "cuda"
+    def make_row(
+        self, timed: TimedCandidate, params: list[torch.nn.Parameter], references: dict[str, TimedCandidate]
+    ) -> Row:
+        candidate, step, cuda = timed.candidate, timed.optimizer.step, self.device == "cuda"
         name, fused, reference = candidate.name, candidate.path == "fused", references[candidate.path]
         size, model_bytes = sum(p.numel() for p in params), 2 * sum(p.nbytes for p in params)
-        seconds, needed, state = statistics.median(one.times), bytes_needed(one.optimizer), state_bytes(one.optimizer)
-        visible = not fused and candidate.kind != "peer"  # its torch operations can be counted
+        needed, state = bytes_needed(timed.optimizer), state_bytes(timed.optimizer)
+        seconds = statistics.median(timed.times)
+        visible = not fused and candidate.origin != "peer"  # its torch operations can be counted
         most = None if fused and not cuda else self.attempt(f"{name}: held", partial(held_bytes, step, self.device))
         graph = None
         if cuda and candidate.capturable:
@@ -126,17 +129,17 @@ class Bench:
             "path": candidate.path,
             "milliseconds": 1e3 * seconds,
             "reference": reference.candidate.name,
-            **with_quartiles("ratio", time_ratios(one, reference)),
-            **with_quartiles("ratio_to_fused", time_ratios(one, references["fused"])),
+            **with_quartiles("ratio", time_ratios(timed, reference)),
+            **with_quartiles("ratio_to_fused", time_ratios(timed, references["fused"])),
             "limit": 1.1 * needed / bytes_needed(reference.optimizer) if visible else None,
             "touched": bytes_touched(step) / size if visible else None,
             "needed": needed / size,
             "state_bytes": state / size,
             "held": None if most is None else most / size,
-            "peak": None if most is None else (model_bytes + (one.memory if cuda else state) + most) / size,
+            "peak": None if most is None else (model_bytes + (timed.memory if cuda else state) + most) / size,
             "of_copy": needed / seconds / self.bandwidth,
             **(
-                with_quartiles("host_microseconds", [1e6 * t for t in one.host])
+                with_quartiles("host_microseconds", [1e6 * t for t in timed.host])
                 if cuda
                 else {"host_microseconds": None}
             ),
@@ -153,8 +156,8 @@ class Bench:
         for candidate in chosen:
             if candidate.name not in named:
                 continue
-            for one in self.start([candidate], params, decoupled):
-                count = self.attempt(f"{candidate.name}: launches", partial(count_launches, one.optimizer.step))
+            for timed in self.start([candidate], params, decoupled):
+                count = self.attempt(f"{candidate.name}: launches", partial(count_launches, timed.optimizer.step))
                 named[candidate.name]["launches"] = count
 
 
@@ -174,9 +177,9 @@ def allocated_bytes(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def time_ratios(one: TimedCandidate, reference: TimedCandidate) -> list[float]:
+def time_ratios(timed: TimedCandidate, reference: TimedCandidate) -> list[float]:
     """The time over that of the reference, for each round."""
-    return [a / b for a, b in zip(one.times, reference.times, strict=True)]
+    return [a / b for a, b in zip(timed.times, reference.times, strict=True)]
 
 
 def with_quartiles(key: str, values: list[float]) -> Row:
@@ -203,13 +206,13 @@ def main(arguments: list[str] | None = None) -> None:
     if profile:
         profile.write_text("")
     where, bandwidth = environment(args.device), copy_bandwidth(args.device)
-    bench = Bench(args.device, args.rounds, bandwidth, profile)
+    benchmark = StepBenchmark(args.device, args.rounds, bandwidth, profile)
     result: dict[str, Any] = {"environment": where, "copy_bytes_per_second": bandwidth}
     result |= {"targets": [], "notes": [], "models": {}}
 
     def save() -> None:
-        result["targets"] = judge_targets(result["models"], machine(where, args.device))
-        result["notes"] = bench.format_notes(list(result["models"]))
+        result["targets"] = judge_targets(result["models"], find_machine(where, args.device))
+        result["notes"] = benchmark.format_notes(list(result["models"]))
         write(result, args.out / f"step-{args.device}", markdown(result))
         gc.collect()
         if args.device == "cuda":
@@ -218,13 +221,13 @@ def main(arguments: list[str] | None = None) -> None:
     runs = [(model, decay) for model in args.models or DEFAULT_MODELS[args.device] for decay in args.decay]
     chosen = {decay: get_candidates(decay == "decoupled", args.only) for decay in args.decay}
     for model, decay in runs:
-        rows = bench.measure(model, decay == "decoupled", chosen[decay])
+        rows = benchmark.measure(model, decay == "decoupled", chosen[decay])
         result["models"].setdefault(model, {})[decay] = rows
         print(f"{model}, weight decay {decay}\n{table(rows)}", flush=True)
         save()
     if args.device == "cuda":
         for model, decay in runs:
-            bench.count_launches(model, decay == "decoupled", chosen[decay], result["models"][model][decay])
+            benchmark.count_launches(model, decay == "decoupled", chosen[decay], result["models"][model][decay])
             save()
     print(markdown(result))
 

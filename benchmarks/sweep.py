@@ -68,17 +68,17 @@ MARKS: list[float] = []
 """The start times of the runs in this process; a run itself takes no time."""
 
 
-def run(recipe: Null, **given: Any) -> FinishedRun:
+def run(recipe: Null, **options: Any) -> FinishedRun:
     MARKS.append(time.perf_counter())
     return FinishedRun(recipe.key, recipe.name, recipe.settings, {}, {"loss": recipe.lr})
 
 
 def _worker(url: str, root: Path, barrier: Any, messages: Any) -> None:
     """A worker process, which waits until all have started."""
-    said: list[str] = []
+    lines: list[str] = []
     barrier.wait()
-    done = run_worker(parse_address(url), NAME, load_sweep(NAME), root=root, say=said.append)
-    trouble = sum(TROUBLE.search(line) is not None for line in said) + done["raised"]
+    done = run_worker(parse_address(url), NAME, load_sweep(NAME), root=root, say=lines.append)
+    trouble = sum(TROUBLE.search(line) is not None for line in lines) + done["raised"]
     marks = import_module("benchmarks.sweep").MARKS  # not of __main__, which a child process has under another name
     messages.put(([after - before for before, after in pairwise(marks)], trouble))
 
@@ -89,17 +89,17 @@ def measure(url: str, workers: int) -> dict[str, Any]:
     barrier, messages = spawn.Barrier(workers), spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
         init_sweep(parse_address(url), NAME, load_sweep(NAME), heartbeat=1, say=lambda text: None)
-        members = [spawn.Process(target=_worker, args=(url, Path(folder), barrier, messages)) for _ in range(workers)]
-        for each in members:
-            each.start()
-        answers = [messages.get(timeout=600) for _ in members]
-        for each in members:
-            each.join()
+        processes = [spawn.Process(target=_worker, args=(url, Path(folder), barrier, messages)) for _ in range(workers)]
+        for process in processes:
+            process.start()
+        answers = [messages.get(timeout=600) for _ in processes]
+        for process in processes:
+            process.join()
     queue = Queue(parse_address(url), NAME)
     times = Counter(record.key for record in queue.records() if record.status == "finished")
     queue.close()
     runs = int(os.environ[COUNT])
-    gaps = sorted(gap for given, _ in answers for gap in given)
+    gaps = sorted(gap for gaps_of_worker, _ in answers for gap in gaps_of_worker)
     low, middle, high = statistics.quantiles(gaps, n=4)
     return {
         "workers": workers,

@@ -12,6 +12,7 @@ Rows = Mapping[str, Row]
 
 
 def verdict(value: float | None, bound: float, at_least: bool) -> str:
+    """Judge a value: "met", "missed", or "not measured" for None."""
     if value is None:
         return "not measured"
     return "met" if (value >= bound if at_least else value <= bound) else "missed"
@@ -37,6 +38,8 @@ class Target:
 
 
 def get_figure(name: str, key: str) -> Callable[[Rows], float | None]:
+    """A function that looks up a figure of a row."""
+
     def value(rows: Rows) -> float | None:
         figure: float | None = rows[name][key]
         return figure
@@ -90,8 +93,8 @@ TARGETS = [
 ]
 
 
-def machine(environment: Mapping[str, Any], device: str) -> str | None:
-    """The machine for which targets exist, if this is one."""
+def find_machine(environment: Mapping[str, Any], device: str) -> str | None:
+    """The name under which this machine has targets; None if it has none."""
     if device == "cuda":
         return "H200" if "H200" in environment["device"] else None
     return "2 CPU cores" if environment["threads"] == 2 else None

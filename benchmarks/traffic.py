@@ -14,6 +14,8 @@ VIEWS = {"detach", "alias", "view", "view_as_real", "_to_copy", "lift_fresh", "i
 
 
 class _Counter(TorchDispatchMode):
+    """Counts the bytes that operations read and write."""
+
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
@@ -24,10 +26,10 @@ class _Counter(TorchDispatchMode):
         if func.overloadpacket.__name__ in VIEWS:
             return result
         schema = func._schema.arguments
-        given = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
+        values = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
         changed = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
-        self.bytes += _size([given.get(a.name) for a in schema if not a.is_out])
-        self.bytes += _size([given.get(name) for name in changed] if changed else result)
+        self.bytes += _size([values.get(a.name) for a in schema if not a.is_out])
+        self.bytes += _size([values.get(name) for name in changed] if changed else result)
         return result
 
 
@@ -64,13 +66,14 @@ def bytes_needed(optimizer: torch.optim.Optimizer) -> int:
 
 
 def bytes_touched(step: Callable[[], Any]) -> int:
+    """Bytes that the operations of a step read and write."""
     with _Counter() as counter:
         step()
     return counter.bytes
 
 
 class _Temporaries(TorchDispatchMode):
-    """Counts the bytes of tensors that operations create until each is freed."""
+    """Counts the bytes of tensors that operations created and that are not freed yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +81,10 @@ class _Temporaries(TorchDispatchMode):
         self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
+        inputs = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if torch.is_tensor(leaf) and leaf.untyped_storage().data_ptr() not in known and id(leaf) not in self.seen:
+            if torch.is_tensor(leaf) and leaf.untyped_storage().data_ptr() not in inputs and id(leaf) not in self.seen:
                 self.seen.add(id(leaf))
                 self.now += leaf.nbytes
                 self.peak = max(self.peak, self.now)

@@ -49,8 +49,8 @@ loop with all evaluations, timed here; for the plain loop without evaluations. *
 capture. *Memory* is the most that an arm made torch reserve on the device."""
 
 
-class Captured:
-    """Epochs as `mvngrad_lab.training.train` runs them."""
+class CapturedLoop:
+    """The loop of `mvngrad_lab.training.train`, epoch by epoch."""
 
     def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
         self.recipe, self.task, self.epoch = recipe, task, 0
@@ -94,9 +94,9 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A table row for each arm that can run here; the arms share the time until `end`, and none starts after it."""
     makers = {
-        "captured": partial(Captured, recipe, task, compiled=False),
-        "captured, compiled": partial(Captured, recipe, task, compiled=True),
-        "captured, deterministic": partial(Captured, replace(recipe, deterministic=True), task, compiled=False),
+        "captured": partial(CapturedLoop, recipe, task, compiled=False),
+        "captured, compiled": partial(CapturedLoop, recipe, task, compiled=True),
+        "captured, deterministic": partial(CapturedLoop, replace(recipe, deterministic=True), task, compiled=False),
         "plain": partial(PlainLoop, recipe, task, args.workers),
     }
     chosen, title = {name: makers[name] for name in args.arms}, f"{{}}, batch {recipe.batch_size}"
@@ -107,7 +107,7 @@ def measure(
         row, arm = each.row, each.arm
         row["images_per_second"] = medians[name]
         row["images_per_second_range"] = [min(each.rates), max(each.rates)]
-        row["evaluation_seconds"] = arm.evaluation_seconds() if isinstance(arm, Captured) else 0.0
+        row["evaluation_seconds"] = arm.evaluation_seconds() if isinstance(arm, CapturedLoop) else 0.0
         row["projected_seconds"] = images / medians[name] + row["evaluation_seconds"]
         if name == "captured, deterministic" and "captured" in medians:
             row["deterministic_cost"] = medians["captured"] / medians[name]

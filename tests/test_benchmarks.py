@@ -9,7 +9,7 @@ import torch
 from benchmarks import candidates, monitor, step
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
-from benchmarks.targets import judge_targets, machine
+from benchmarks.targets import find_machine, judge_targets
 from benchmarks.timing import profile_host
 from benchmarks.traffic import bytes_needed, state_bytes
 
@@ -64,7 +64,7 @@ def test_what_cannot_run_is_a_note_and_not_an_error(run, monkeypatch):
     assert "- no_such_package: not installed" in page
 
 
-def test_the_profile_host_names_the_fused_candidates(run, tmp_path, monkeypatch):
+def test_the_host_profile_names_the_fused_candidates(run, tmp_path, monkeypatch):
     monkeypatch.setattr(step, "profile_host", partial(profile_host, steps=3))
     run("--only", "torch AdamW fused", "--profile", "--decay", "none", "decoupled")
     text = (tmp_path / "profile-host.txt").read_text()
@@ -77,7 +77,7 @@ def test_launches_are_counted_for_the_rows_there_are(monkeypatch):
     monkeypatch.setitem(step.MODELS, "small", SHAPES)
     monkeypatch.setattr(step, "count_launches", lambda step: 7)
     rows = [{"name": "torch AdamW fused", "launches": None}]
-    step.Bench("cpu", 2, 1e10).count_launches("small", True, candidates.get_candidates(True, "torch"), rows)
+    step.StepBenchmark("cpu", 2, 1e10).count_launches("small", True, candidates.get_candidates(True, "torch"), rows)
     assert rows == [{"name": "torch AdamW fused", "launches": 7}]
 
 
@@ -128,10 +128,10 @@ def test_host_time_may_not_grow_faster_than_torchs(host, verdict):
 
 
 def test_a_target_is_judged_on_its_machine_only():
-    assert machine({"device": "NVIDIA H200", "threads": 16}, "cuda") == "H200"
-    assert machine({"device": "NVIDIA L4", "threads": 2}, "cuda") is None
-    assert machine({"device": "Xeon", "threads": 2}, "cpu") == "2 CPU cores"
-    assert machine({"device": "Xeon", "threads": 8}, "cpu") is None
+    assert find_machine({"device": "NVIDIA H200", "threads": 16}, "cuda") == "H200"
+    assert find_machine({"device": "NVIDIA L4", "threads": 2}, "cuda") is None
+    assert find_machine({"device": "Xeon", "threads": 2}, "cpu") == "2 CPU cores"
+    assert find_machine({"device": "Xeon", "threads": 8}, "cpu") is None
     assert judge_targets(tables("gpt2-124m", fused=0.85), None) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import language, loss
-from benchmarks.language import Plain, RandomText, judge_targets, markdown
+from benchmarks.language import PlainLanguageLoop, RandomText, judge_targets, markdown
 from benchmarks.overhead import MVNGRAD, TORCH, TimedSteps, optimizers
 from benchmarks.rounds import run_rounds
 from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
@@ -118,8 +118,8 @@ def test_plain_loop_trains_as_ours_does():
         RECIPE, optimizer="adamw", eps_s=None, precision="float32", epoch_steps=4, lr=1e-2, weight_decay=0.5
     )
     task = RandomText(recipe, CPU)
-    ours = language.Captured(recipe, task, compiled=False)  # trains an epoch
-    plain = Plain(recipe, task, task.loss)
+    ours = language.CapturedLoop(recipe, task, compiled=False)  # trains an epoch
+    plain = PlainLanguageLoop(recipe, task, task.loss)
     for _ in range(3):
         plain.step()
     theirs, start = plain.model.state_dict(), build_initial_model(task, recipe.seed).state_dict()
@@ -191,7 +191,7 @@ def test_targets_are_judged_on_their_machine_alone(ratio, verdict):
 def test_compared_losses_are_equal(tmp_path):
     hidden, weight = torch.randn(40, 8), torch.randn(30, 8)
     targets = torch.randint(30, (40,))
-    values = [made(hidden, weight, targets) for made in loss.arms([7, 16, 64], 40, compiled=False).values()]
+    values = [made(hidden, weight, targets) for made in loss.make_losses([7, 16, 64], 40, compiled=False).values()]
     assert len(values) == 4, "more rows than there are make no arm"
     torch.testing.assert_close(torch.stack(values), values[0].expand(4))
     loss.main(["--device", "cpu", "--models", "tiny", "--rows", "8", "--rounds", "1", "--out", str(tmp_path)])

@@ -90,7 +90,7 @@ def test_a_setting_has_its_worst_verdict():
 
 
 def test_every_arm_has_the_seeds_of_its_reference():
-    jobs = quality.jobs(10)
+    jobs = quality.make_jobs(10)
     assert len(jobs) == len(set(jobs))
     seeds = {}
     for job in jobs:
@@ -206,9 +206,9 @@ def test_an_interrupted_benchmark_goes_on_and_its_report_follows_its_numbers(sam
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(quality, "train", lambda job, *rest: ran.append(job) or invented(job, *rest))
     quality.main(arguments)
-    assert sorted(map(str, ran)) == sorted(map(str, quality.jobs(3)))
+    assert sorted(map(str, ran)) == sorted(map(str, quality.make_jobs(3)))
     quality.main(arguments)
-    assert len(ran) == len(quality.jobs(3))
+    assert len(ran) == len(quality.make_jobs(3))
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")

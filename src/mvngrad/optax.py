@@ -1,4 +1,4 @@
-"""The family as optax gradient transformations, made from the same `Rule.update` as the torch classes.
+"""The optimizers as optax gradient transformations, made from the same `Rule.update` as the torch classes.
 
 `scale_by_mvn_grad` and `scale_by_laprop` rescale gradients; `mvn_grad` and `laprop` add decoupled weight decay and the
 learning rate, as `optax.adamw` does. optax has Adam and AdaBelief itself; `scale_by_rule` makes any cell.
@@ -60,12 +60,12 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     """Rescale updates by one cell of the table, for example `mvngrad.rule.ADABELIEF`.
 
     Of `hyper`, the learning rate and weight decay are ignored: chain `optax.add_decayed_weights` and
-    `optax.scale_by_learning_rate`. 16-bit gradients are computed with in float32, and their averages are float32.
+    `optax.scale_by_learning_rate`. For 16-bit gradients the arithmetic and the averages are float32.
 
     Args:
         rule: the cell.
         hyper: its hyper-parameters.
-        mu_dtype: dtype in which m and u are stored; None is that of the arithmetic.
+        mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
     """
     if not any(isinstance(value, jax.core.Tracer) for value in hyper):
         rule.check(hyper)
@@ -121,7 +121,7 @@ def scale_by_mvn_grad(
         eps_root: added to s at every step, so that its root stays above sqrt(eps_root / (1 - b2)).
         b_mean: decay of m alone; None is b1.
         z_clip: largest magnitude of a normalized gradient; None is no bound.
-        lean: rebuild m from u and s instead of keeping it: two averages instead of three.
+        lean: rebuild m from u and s instead of storing it: two averages instead of three.
         mu_dtype: dtype in which m and u are stored.
     """
     hyper = Hyper(beta1=b1, beta2=b2, eps=eps, eps_s=eps_root, beta_mean=b_mean, z_clip=z_clip)
@@ -138,7 +138,10 @@ def scale_by_laprop(
     z_clip: Number | None = None,
     mu_dtype: Any = None,
 ) -> optax.GradientTransformation:
-    """Rescale updates by LaProp: divide by the root mean square, then apply momentum. Arguments as above."""
+    """Rescale updates by LaProp: divide by the root mean square, then apply momentum.
+
+    Arguments as in `scale_by_mvn_grad`.
+    """
     return scale_by_rule(LAPROP, Hyper(beta1=b1, beta2=b2, eps=eps, z_clip=z_clip), mu_dtype)
 
 
@@ -162,7 +165,7 @@ def mvn_grad(
     Other arguments as in `scale_by_mvn_grad`.
     """
     scale = scale_by_mvn_grad(b1, b2, eps, eps_root, b_mean=b_mean, z_clip=z_clip, lean=lean, mu_dtype=mu_dtype)
-    return _with_decay(scale, learning_rate, weight_decay, mask)
+    return _chain_decay_and_rate(scale, learning_rate, weight_decay, mask)
 
 
 def laprop(
@@ -178,10 +181,10 @@ def laprop(
 ) -> optax.GradientTransformationExtraArgs:
     """LaProp with decoupled weight decay, `mvngrad.LaPropW` for JAX. Arguments as in `mvn_grad`."""
     scale = scale_by_laprop(b1, b2, eps, z_clip=z_clip, mu_dtype=mu_dtype)
-    return _with_decay(scale, learning_rate, weight_decay, mask)
+    return _chain_decay_and_rate(scale, learning_rate, weight_decay, mask)
 
 
-def _with_decay(
+def _chain_decay_and_rate(
     scale: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule, weight_decay: Number, mask: Mask
 ) -> optax.GradientTransformationExtraArgs:
     decays = not isinstance(weight_decay, (int, float)) or weight_decay != 0
@@ -190,7 +193,7 @@ def _with_decay(
 
 
 def _arithmetic_dtype(x: jax.Array) -> Any:
-    """The dtype to compute in: that of `x`, but float32 for 16-bit floats. Complex and integer arrays are refused."""
+    """The dtype to compute in: that of `x`, but float32 for 16-bit floats. Raises a TypeError for other dtypes."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"mvngrad.optax takes real floating-point arrays, not {x.dtype}; leave it out by optax.masked")
+        raise TypeError(f"mvngrad.optax takes real floating-point arrays, not {x.dtype}; exclude it with optax.masked")
     return jnp.promote_types(x.dtype, jnp.float32)

@@ -2,5 +2,5 @@
 
 - `mvngrad.integrations.transformers`: `MonitorCallback` for the Hugging Face Trainer
 - `mvngrad.integrations.lightning`: `MonitorCallback` for Lightning
-- `mvngrad.integrations.timm`: `register()`, after which timm knows the optimizers by name
+- `mvngrad.integrations.timm`: `register()`, which adds the optimizers to timm's registry
 """

@@ -20,8 +20,8 @@ class MonitorCallback(Callback):
 
         trainer = Trainer(callbacks=[MonitorCallback()])
 
-    A Monitor is attached to each optimizer when training starts, and closed when it ends or fails. With several
-    optimizers, names begin with the optimizer's number.
+    A Monitor is attached to each optimizer when training starts, and detached when it ends or fails. With several
+    optimizers, the logged names begin with `optimizer0/`, `optimizer1/` and so on.
 
     Args:
         every: steps between records.

@@ -1,4 +1,4 @@
-"""The optimizers by name in timm."""
+"""Register the optimizers in timm by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NAMES = ("MVNGrad", "MVNGradW", "LaProp", "LaPropW", "AdaBelief", "AdaBeliefW")
 def register() -> list[str]:
     """Make `timm.optim.create_optimizer_v2(model, opt="mvngradw", ...)` find these classes; return the names.
 
-    timm has a `laprop` and an `adabelief` of its own, which stay. Ours are `mvngrad_laprop`, `mvngrad_adabelief` and
-    so on; MVN-Grad is `mvngrad` and `mvngradw`.
+    MVN-Grad is `mvngrad` and `mvngradw`. The others are `mvngrad_laprop`, `mvngrad_adabelief` and so on, because timm
+    has its own `laprop` and `adabelief`.
     """
     names = []
     for name in NAMES:

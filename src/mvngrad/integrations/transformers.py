@@ -19,7 +19,7 @@ class MonitorCallback(TrainerCallback):
 
         trainer.add_callback(MonitorCallback(trainer))
 
-    The Monitor is attached when training begins, to the optimizer inside Accelerate's wrapper, and closed when it ends.
+    When training begins, a Monitor is attached to the optimizer inside Accelerate's wrapper; when it ends, detached.
 
     Args:
         trainer: the Trainer that it is added to, whose `log` gets the numbers of each record.
@@ -37,7 +37,7 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         while not hasattr(optimizer, "register_step_post_hook") or hasattr(optimizer, "optimizer"):
-            optimizer = optimizer.optimizer
+            optimizer = optimizer.optimizer  # Accelerate wraps it, and calls the inner step
         self.monitor = Monitor(optimizer, self.every, self._write, **self.options)
 
     def _write(self, record: Record) -> None:
