@@ -109,12 +109,12 @@ def test_the_epsilon_floor_is_reported():
     assert "choose it with care" in group["normalizer"].because or group["normalizer"].verdict != "variance"
 
 
-def spiked(t, size):
+def noise_with_spike(t, size):
     return torch.randn(size) * (1e4 if t == 205 else 1)
 
 
 def test_spikes_that_momentum_explains_are_absorbed():
-    (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, spiked)[2]).groups
+    (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, noise_with_spike)[2]).groups
     assert group["spikes"].verdict == "absorbed"
     assert group["spikes"].numbers["steps"] == [205]
 
@@ -123,7 +123,8 @@ def test_spikes_that_return_are_carried_over():
     """v decays by 0.6 per step, m only by 0.95: as in the paper's figure, the spike returns when v is small again."""
     betas = (0.95, 0.6)
     adam, laprop = (
-        diagnose(train_with_monitor(make, spiked, betas=betas)[2]).groups[0] for make in (mvngrad.Adam, mvngrad.LaProp)
+        diagnose(train_with_monitor(make, noise_with_spike, betas=betas)[2]).groups[0]
+        for make in (mvngrad.Adam, mvngrad.LaProp)
     )
     assert adam["spikes"].verdict == "carried over"
     assert adam["spikes"].numbers["update"] > 100
@@ -136,7 +137,7 @@ def test_spikes_that_return_are_carried_over():
 def test_only_unbounded_spikes_decide_the_order():
     """rem:adam_bound holds where beta1^2 < beta2; without a spike it does not matter."""
     short, usual = (0.95, 0.6), (0.9, 0.98)
-    for gradient, betas in ((spiked, usual), (noise, short)):
+    for gradient, betas in ((noise_with_spike, usual), (noise, short)):
         (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, gradient, betas=betas)[2]).groups
         assert "rem:adam_bound" not in group["order"].because
 

@@ -41,7 +41,7 @@ def last_entry(make, gradient, steps=600, size=4000, every=200, betas=(0.9, 0.99
     return records[-1]["groups"][0]
 
 
-def noisy(mean, size=4000):
+def noisy_gradient(mean, size=4000):
     return lambda t: mean + torch.randn(size)
 
 
@@ -51,7 +51,7 @@ def noisy(mean, size=4000):
 @pytest.mark.parametrize("rho", [0.0, 1.0, 4.0])
 @each_cell
 def test_signal_to_noise_matches_the_gradients(make, rho):
-    entry = last_entry(make, noisy(rho))
+    entry = last_entry(make, noisy_gradient(rho))
     if make is mvngrad.LaProp:
         assert entry["m"] is entry["ratio"] is entry["snr"] is None
         return
@@ -88,13 +88,13 @@ def test_a_constant_gradient_is_in_sign_collapse(make):
 
 @each_cell
 def test_noise_alone_is_not_in_sign_collapse(make):
-    assert last_entry(make, noisy(0.0))["sign_collapse"] == pytest.approx(0, abs=1e-3)
+    assert last_entry(make, noisy_gradient(0.0))["sign_collapse"] == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
 def test_implied_sign_collapse_starts_where_measured_would(make):
     """It starts at |mu|/sigma = 3.04. m deviates by 0.23, so 0.3 away most coordinates are on one side."""
-    below, above = (last_entry(make, noisy(rho))["sign_collapse"] for rho in (2.74, 3.34))
+    below, above = (last_entry(make, noisy_gradient(rho))["sign_collapse"] for rho in (2.74, 3.34))
     assert below < 0.2
     assert above > 0.8
 
@@ -126,25 +126,25 @@ def test_coordinates_at_the_epsilon_floor_and_dead_coordinates_are_counted():
 
 @pytest.mark.parametrize("options", [{"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}, {"lean": True}], ids=str)
 def test_smaller_state_is_read(options):
-    entry = last_entry(mvngrad.MVNGrad, noisy(2.0), steps=400, **options)
+    entry = last_entry(mvngrad.MVNGrad, noisy_gradient(2.0), steps=400, **options)
     assert entry["snr"]["0.5"] == pytest.approx(2, rel=0.1)
     assert entry["m"] == ("rebuilt" if "lean" in options else "kept")
 
 
 @pytest.mark.parametrize("shape", [(3000,), (4, 50, 30), (2, 8, 25, 15)])
-@pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"])
-def test_a_sample_equals_the_decoded_state(shape, kind):
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, "int8"])
+def test_a_sample_equals_the_decoded_state(shape, state_dtype):
     values = torch.randn(shape)
     if len(shape) == 4:
         values = values.to(memory_format=torch.channels_last)
     param = torch.nn.Parameter(values)
-    optimizer = mvngrad.MVNGrad([param], state_dtype=kind)
+    optimizer = mvngrad.MVNGrad([param], state_dtype=state_dtype)
     train(optimizer, 3)
     sample, state = Sample([param], 100, seed=0), optimizer.state[param]
     ((_, index, count),) = sample.pieces
     assert count == 100
-    for slot, whole in load_state(("m", "s", "u"), state, torch.float32).items():
-        (row,) = sample.load_rows(optimizer, slot)
+    for name, whole in load_state(("m", "s", "u"), state, torch.float32).items():
+        (row,) = sample.load_rows(optimizer, name)
         assert torch.equal(row.float(), whole.flatten()[index])
 
 
@@ -156,7 +156,7 @@ def test_a_large_group_is_sampled_uniformly_and_reproducibly():
     (_, index, _) = one.pieces[-1]
     assert index.float().mean().item() == pytest.approx(45000, rel=0.06)
     assert torch.equal(index, two.pieces[-1][1])
-    entry = last_entry(mvngrad.AdaBelief, noisy(1.0, 40000), steps=200, size=40000)
+    entry = last_entry(mvngrad.AdaBelief, noisy_gradient(1.0, 40000), steps=200, size=40000)
     assert (entry["sampled"], entry["coordinates"]) == (2**12, 40000)
     assert entry["snr"]["0.5"] == pytest.approx(1, rel=0.06)
 
@@ -399,7 +399,7 @@ def test_tensorboard_gets_scalars_or_names_the_missing_package(tmp_path, monkeyp
 
 
 def test_scalars_omit_none():
-    entry = last_entry(mvngrad.LaProp, noisy(1.0), steps=200)
+    entry = last_entry(mvngrad.LaProp, noisy_gradient(1.0), steps=200)
     names = named_scalars({"groups": [entry]})
     assert "mvngrad/group0/update/0.5" in names
     assert not any("/snr/" in name for name in names)
@@ -507,19 +507,19 @@ def mesh(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"])
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, "int8"])
 @pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
-def test_a_sharded_parameter_on_one_rank_is_measured_like_a_plain_one(mesh, make, kind):
+def test_a_sharded_parameter_on_one_rank_is_measured_like_a_plain_one(mesh, make, state_dtype):
     (start,), grads = tensors((40, 30)), tensors(*[(40, 30)] * 30, seed=1)
 
-    def run(placed):
-        weight = torch.nn.Parameter(placed(start.clone()))
-        optimizer, records = make([weight], state_dtype=kind), []
+    def run(place):
+        weight = torch.nn.Parameter(place(start.clone()))
+        optimizer, records = make([weight], state_dtype=state_dtype), []
         with Monitor(optimizer, every=10, sink=records.append, sample=500):
             for g in grads:
-                weight.grad = placed(g)
+                weight.grad = place(g)
                 optimizer.step()
-        return records, variance_gap(optimizer, lambda g: [placed(g)], grads[:5])
+        return records, variance_gap(optimizer, lambda g: [place(g)], grads[:5])
 
     sharded = run(lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)]))
     assert sharded == run(lambda tensor: tensor)

@@ -30,10 +30,10 @@ class Monitor:
     not give are None: LaProp keeps no m. `mvngrad.diagnostics.diagnose` reads records.
 
     At a recorded step, a fixed random sample of `sample` coordinates of each group is copied to the host, in one copy
-    from each device. At every other step, the norm of the gradient and a few hundred coordinates of the state are kept
-    on the device, without waiting; with `follow=False` nothing is done, and spikes are not recorded. While a CUDA graph
-    is captured or a step is compiled the monitor does nothing. Replays and compiled steps call no hook: call `record`
-    between them.
+    from each device. At every other step, the norm of the gradient and a few hundred coordinates of the state are
+    stored on the device, without waiting; with `follow=False` nothing is done, and spikes are not recorded. While a
+    CUDA graph is captured or a step is compiled the monitor does nothing. Replays and compiled steps call no hook: call
+    `record` between them.
 
     Works with the optimizers of mvngrad, torch.optim.Adam and AdamW. For sharded parameters it reads the local part.
 
