@@ -11,7 +11,7 @@ import mvngrad
 from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.experiments.language.recipes import on_stand_in
 from mvngrad_lab.experiments.state_precision.records import state_precision
-from mvngrad_lab.recipe import CELLS
+from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.tasks.cifar100.recipe import paper
 from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
@@ -88,11 +88,11 @@ def accepted(make, *arguments, **options):
         *((beta, value) for beta in ("beta1", "beta2") for value in (-1e-9, 0.0, 0.5, 1 - 1e-9, 1.0)),
     ],
 )
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", RULES)
 @pytest.mark.filterwarnings("ignore:.*barely normalized")  # of the largest valid values
 def test_recipes_and_optimizers_accept_the_same_values(cell, name, value):
-    settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "eps_s": 1e-8 if CELLS[cell].centered else None}
-    if name == "eps_s" and not CELLS[cell].centered:
+    settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "eps_s": 1e-8 if has_eps_s(cell) else None}
+    if name == "eps_s" and not has_eps_s(cell):
         return
     settings |= {"weight_decay": 0.0, name: value}
     options = {**settings, "betas": (settings["beta1"], settings["beta2"])}

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
-from mvngrad_lab.recipe import Recipe, added
+from mvngrad_lab.recipe import Recipe, added_field
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
@@ -29,7 +29,7 @@ class Example(Recipe):
 def grown(kind):
     """The class with a field that was added after its runs were stored."""
     options = {"bases": (kind,), "frozen": True}
-    return dataclasses.make_dataclass(f"Grown{kind.__name__}", [("novelty", int, added(3))], **options)
+    return dataclasses.make_dataclass(f"Grown{kind.__name__}", [("novelty", int, added_field(3))], **options)
 
 
 GROWN = {name: grown(kind) for name, kind in CLASSES.items()}
@@ -64,7 +64,7 @@ def test_a_new_field_counts_where_it_differs_from_its_first_default():
     kind = grown(Example)
     assert kind(novelty=4).key != kind().key == Example().key
     later = dataclasses.make_dataclass(
-        "Later", [("novelty", int, added(5, introduced=3))], bases=(Example,), frozen=True
+        "Later", [("novelty", int, added_field(5, introduced=3))], bases=(Example,), frozen=True
     )
     assert later().key == kind(novelty=5).key
     assert later(novelty=3).key == Example().key

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
+from mvngrad.rule import CELLS
 from mvngrad_lab.errors import InvalidInput
 
 _INTRODUCED = "introduced"
 
 
-def added(default: Any, *, introduced: Any = ...) -> Any:
-    """Declare a field of a recipe class that has stored runs already: `name: type = added(default)`.
+def added_field(default: Any, *, introduced: Any = ...) -> Any:
+    """Declare a field of a recipe class that has stored runs already: `name: type = added_field(default)`.
 
     While the field has the value that it was introduced with, it is left out of the key, so the stored runs keep
-    theirs. To change the default later, keep the old one: `added(new, introduced=old)`.
+    theirs. To change the default later, keep the old one: `added_field(new, introduced=old)`.
     """
     value = default if introduced is ... else introduced
     return dataclasses.field(default=default, metadata={_INTRODUCED: value})
@@ -32,8 +32,8 @@ def added(default: Any, *, introduced: Any = ...) -> Any:
 class Recipe:
     """Base of all recipes: everything that decides a result is a field, and equal fields are one run.
 
-    A run is identified by its `key`, a hash of the recipe's name and fields. Fields declared with `added` are hashed
-    only where they differ from the value they were introduced with.
+    A run is identified by its `key`, a hash of the recipe's name and fields. Fields declared with `added_field` are
+    hashed only where they differ from the value they were introduced with.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Small(Recipe):
@@ -41,7 +41,7 @@ class Recipe:
     ...     lr: float = 0.1
     >>> @dataclasses.dataclass(frozen=True)
     ... class Grown(Small):
-    ...     decay: float = added(0.0)
+    ...     decay: float = added_field(0.0)
     >>> Small().key == Small(lr=0.1).key == Grown().key, Small(lr=0.2).key == Small().key, Grown(decay=0.1) == Grown()
     (True, False, False)
     """
@@ -81,7 +81,13 @@ OptimizerName = Literal[
 StateDtype = Literal["float32", "bf16", "int8"]
 COUPLED: tuple[OptimizerName, ...] = ("adam", "laprop", "adabelief", "mvngrad")
 DECOUPLED: tuple[OptimizerName, ...] = ("adamw", "lapropw", "adabeliefw", "mvngradw")
-CELLS = {"mvngrad": MVNGRAD, "adabelief": ADABELIEF, "laprop": LAPROP, "adam": ADAM}
+RULES = {rule.name.replace("-", "").lower(): rule for rule in CELLS}
+"""The rule of each optimizer by its name in recipes, without the w of decoupled weight decay."""
+
+
+def has_eps_s(optimizer: str) -> bool:
+    """Whether an optimizer normalizes by the variance, and so needs an eps_s."""
+    return RULES[optimizer.removesuffix("w")].centered
 
 
 class Bound(NamedTuple):
@@ -169,7 +175,7 @@ class TrainingRecipe(Recipe, ABC):
             if getattr(self, name) is None:
                 raise InvalidInput(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
             self._check_bound(name, bound)
-        centered = CELLS[self.optimizer.removesuffix("w")].centered
+        centered = has_eps_s(self.optimizer)
         if centered != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if centered else "leave it None"
             raise InvalidInput(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")

@@ -16,7 +16,7 @@ from tyro.conf import arg, subcommand
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import CELLS, Preset, TrainingRecipe
+from mvngrad_lab.recipe import RULES, Preset, TrainingRecipe
 from mvngrad_lab.tasks import find_presets, find_task_class
 
 R = TypeVar("R", bound=TrainingRecipe)
@@ -134,6 +134,6 @@ def _default_recipe(preset: Preset, optimizer: str, batch_size: int | None) -> T
     if ":" in optimizer:
         recipe = preset.make(preset.optimizer, batch_size)
         return replace(recipe, optimizer=optimizer, beta1=None, beta2=None, eps=None, eps_s=None)
-    if cell not in CELLS:
+    if cell not in RULES:
         return preset.make(preset.optimizer, batch_size)
     return replace(preset.make(cell + "w" * preset.optimizer.endswith("w"), batch_size), optimizer=optimizer)

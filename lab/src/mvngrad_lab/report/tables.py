@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from mvngrad.rule import CELLS
-from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.recipe import RULES, TrainingRecipe
 from mvngrad_lab.report.records import Sources, TableResult
 from mvngrad_lab.report.statistics import mean_and_deviation
 from mvngrad_lab.report.verdicts import NOT_RUN, Verdict, decide
 
-OPTIMIZERS = {rule.name: rule.name.replace("-", "").lower() for rule in sorted(CELLS, key=lambda rule: rule.centered)}
+OPTIMIZERS = {rule.name: name for name, rule in sorted(RULES.items(), key=lambda named: named[1].centered)}
 """Name in the paper -> name in recipes, in the order of the paper's tables."""
 VARIANCE = tuple(rule.name for rule in CELLS if rule.centered)
 SECOND_MOMENT = tuple(rule.name for rule in CELLS if not rule.centered)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import mvngrad
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import CELLS, TrainingRecipe
+from mvngrad_lab.recipe import RULES, TrainingRecipe
 
-CLASSES = {name: rule.name.replace("-", "") for name, rule in CELLS.items()}
+CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
 """Class of our optimizer for each cell, without the W of decoupled weight decay."""
 OPTIMIZER_FIELDS = ("optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype")
 """Recipe fields that only the optimizer depends on."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from mvngrad.diagnostics import VarianceGap, variance_gap
 from mvngrad_lab.errors import NotPossible
 from mvngrad_lab.experiments import OnEvent, Tick
-from mvngrad_lab.recipe import CELLS, Recipe, TrainingRecipe
+from mvngrad_lab.recipe import RULES, Recipe, TrainingRecipe
 from mvngrad_lab.store import FinishedRun, RunFolder, timestamp
 from mvngrad_lab.store.environment import changes, environment
 from mvngrad_lab.store.metrics import MetricsFile, read_rows
@@ -77,7 +77,7 @@ def measure(recipe: GapRecipe, root: Path, data: Path | None, tick: Tick, **opti
         path = folder.path / f"{training.optimizer}.jsonl"
         if _epochs(path) != recipe.epochs:
             _train(recipe, training, path, root, data, options)
-        rows[CELLS[training.optimizer.removesuffix("w")].name] = read_rows(path)
+        rows[RULES[training.optimizer.removesuffix("w")].name] = read_rows(path)
         tick(number / len(recipe.trainings))
     result = {
         "data": next(iter(rows.values()))[0]["data"],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import CELLS, COUPLED, TrainingRecipe
+from mvngrad_lab.recipe import COUPLED, TrainingRecipe, has_eps_s
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103, wikitext103
 
@@ -36,11 +36,6 @@ OLD_ARMS = tuple(arm for arm in GRID_ARMS if arm not in NEW_ARMS)
 """Their grid is the sweep cifar100-bs1024-scaled."""
 Selected = Mapping[str, Cifar100]
 """The best recipe of each arm's grid, by the arm's name."""
-
-
-def has_eps_s(optimizer: str) -> bool:
-    """True for the cells that normalize by the variance."""
-    return CELLS[optimizer].centered
 
 
 def short_run(optimizer: str, **settings: Any) -> Cifar100:

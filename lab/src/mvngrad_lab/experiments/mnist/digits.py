@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mvngrad_lab.recipe import CELLS
+from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.tasks.mnist.model import mlp
@@ -20,7 +20,7 @@ from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.step import CompiledTask, TrainingStep
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task
 
-OPTIMIZERS = {CELLS[name].name: name for name in ("adam", "adabelief", "laprop", "mvngrad")}
+OPTIMIZERS = {rule.name: name for name, rule in RULES.items()}
 """Names in recipes of the optimizers that are compared, by their names in figures."""
 EPS_S = 1e-16
 """The paper gives none for MNIST."""
@@ -99,7 +99,7 @@ def make_training(
     `settings` are batch_size, lr, beta1, beta2 and eps of the recipe.
     """
     optimizer = OPTIMIZERS[cell]
-    eps_s = EPS_S if CELLS[optimizer].centered else None
+    eps_s = EPS_S if has_eps_s(optimizer) else None
     recipe = Mnist(optimizer=optimizer, eps_s=eps_s, seed=seed, **settings)
     training_step = TrainingStep(recipe, CompiledTask(DigitsTask(recipe, digits, hidden)), captured=False)
     for group in training_step.optimizer.param_groups:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from mvngrad_lab.recipe import CELLS, COUPLED, DECOUPLED
+from mvngrad_lab.recipe import COUPLED, DECOUPLED, has_eps_s
 from mvngrad_lab.sweep import Results, Sweep, grid
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language import recipe as language
@@ -22,11 +22,6 @@ cifar100_sweep = partial(
     "accuracy",
 )
 loss_sweep = partial(Sweep, metric="validation_loss", higher=False)
-
-
-def has_floor(optimizer: str) -> bool:
-    """Whether an optimizer normalizes by the variance, and so has an eps_s."""
-    return CELLS[optimizer.removesuffix("w")].centered
 
 
 def cifar100_bs1024() -> Sweep:
@@ -75,7 +70,7 @@ def cifar100_bs128(floors: Sequence[float] = (1e-6, 1e-8)) -> Sweep:
             cifar100.paper(optimizer, 128),
             beta1=(0.9,),
             beta2=(0.99, 0.999),
-            eps_s=floors if has_floor(optimizer) else (None,),
+            eps_s=floors if has_eps_s(optimizer) else (None,),
             lr=(1e-4, 5e-4, 1e-3),
         )
     ]
@@ -100,7 +95,7 @@ def wikitext103(floors: Sequence[float] = (0.0, 1e-8)) -> Sweep:
             base,
             beta1=(0.6, 0.7, 0.9, 0.95),
             beta2=(0.95, 0.99),
-            eps_s=floors if has_floor(optimizer) else (None,),
+            eps_s=floors if has_eps_s(optimizer) else (None,),
             lr=(5e-4, 1e-3),
         )
     return loss_sweep(stages=(coarse, focused), seconds=100_000 * 0.0327, hardware="an H200", seeds=4)
@@ -134,7 +129,7 @@ def mnist(digits: Digits = "mnist") -> Sweep:
                 optimizer=optimizer,
                 digits=digits,
                 epochs=epochs,
-                eps_s=1e-16 if has_floor(optimizer) else None,
+                eps_s=1e-16 if has_eps_s(optimizer) else None,
                 lr=1e-3,
                 beta1=0.9,
                 beta2=0.999,

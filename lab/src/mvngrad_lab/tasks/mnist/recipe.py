@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from mvngrad_lab.recipe import CELLS, COUNT, Bound, OptimizerName, Preset, TrainingRecipe
+from mvngrad_lab.recipe import COUNT, Bound, OptimizerName, Preset, TrainingRecipe, has_eps_s
 
 Digits = Literal["mnist", "mnist-5k"]
 
@@ -34,7 +34,7 @@ class Mnist(TrainingRecipe):
 
 def _preset(optimizer: OptimizerName, batch_size: int | None) -> Mnist:
     """Common settings; the paper tuned nothing on MNIST."""
-    eps_s = 1e-16 if CELLS[optimizer.removesuffix("w")].centered else None
+    eps_s = 1e-16 if has_eps_s(optimizer) else None
     return Mnist(optimizer=optimizer, lr=1e-3, beta1=0.9, beta2=0.999, eps_s=eps_s)
 
 
