@@ -167,22 +167,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run_command(given: list[str]) -> int:
-    if given in (["--version"], ["-V"]):
+def _run_command(arguments: list[str]) -> int:
+    if arguments in (["--version"], ["-V"]):
         print(f"mvngrad {__version__}")
         return 0
-    if given[:1] == ["train"]:
+    if arguments[:1] == ["train"]:
         from mvngrad_lab.cli import train
 
+        kind, rest = train.make_commands(arguments[1:]), arguments[1:]
         command: Callable[[], int] = tyro.cli(
-            train.make_commands(given[1:]),
-            prog="mvngrad train",
-            description=Train.__doc__,
-            args=given[1:],
-            config=CONFIG,
+            kind, prog="mvngrad train", description=Train.__doc__, args=rest, config=CONFIG
         )
     else:
-        command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=given, config=CONFIG)
+        command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=arguments, config=CONFIG)
     return command()
 
 

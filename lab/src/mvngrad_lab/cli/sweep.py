@@ -85,7 +85,7 @@ class Work:
 
     name: Name
     storage: Storage = None
-    workers: Annotated[int, arg(help="processes on this machine, spread over its GPUs")] = 1
+    workers: Annotated[int, arg(help="processes on this machine, distributed over its GPUs")] = 1
     data: Data = None
     runs: Runs = store.ROOT
     device: Annotated[Literal["auto", "cpu", "cuda"], arg(help="where to train")] = "auto"
@@ -106,7 +106,7 @@ class Work:
         if self.slurm and self.workers > 1:
             raise InvalidInput("--workers is for one machine; of jobs of SLURM, --slurm says how many")
         if self.slurm_options and not self.slurm:
-            raise InvalidInput("--slurm-options is for --slurm JOBS, which is not given")
+            raise InvalidInput("--slurm-options is for --slurm JOBS, which is missing")
         if self.data is not None and not self.data.is_dir():
             raise MissingFile(f"--data {self.data} is not a folder; name one that holds the data sets")
         with _open_address(self.storage) as address:

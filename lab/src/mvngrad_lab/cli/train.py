@@ -118,11 +118,11 @@ def make_commands(arguments: Sequence[str]) -> Any:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--optimizer")
     parser.add_argument("--batch-size", default="")
-    given, _ = parser.parse_known_args([part.replace("_", "-") if part[:2] == "--" else part for part in arguments])
-    batch_size = int(given.batch_size) if given.batch_size.isdecimal() else None
+    options, _ = parser.parse_known_args([part.replace("_", "-") if part[:2] == "--" else part for part in arguments])
+    batch_size = int(options.batch_size) if options.batch_size.isdecimal() else None
     commands = []
     for name, preset in find_presets().items():
-        default = Train(_default_recipe(preset, given.optimizer or preset.optimizer, batch_size))
+        default = Train(_default_recipe(preset, options.optimizer or preset.optimizer, batch_size))
         command = subcommand(name, default=default, description=preset.help)
         commands.append(Annotated[Train[preset.recipe], command])  # type: ignore[name-defined]
     return Union[tuple(commands)]  # noqa: UP007 (made at run time)

@@ -18,8 +18,8 @@ LONGEST_DIFF = 1_000_000  # characters
 
 def commit(*parts: Path) -> str:
     """The commit of the working tree, "+changes" if the packages or `parts` differ; MVNGRAD_COMMIT overrides it."""
-    if given := os.environ.get("MVNGRAD_COMMIT"):
-        return given
+    if override := os.environ.get("MVNGRAD_COMMIT"):
+        return override
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")  # not a repository that only contains the environment
         head = _git("rev-parse", "--short=12", "HEAD").strip()
@@ -36,13 +36,13 @@ def changes() -> str:
     """
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")
-        found = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE), str(LIBRARY))
-        added = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE), str(LIBRARY)).splitlines()
+        diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE), str(LIBRARY))
+        untracked = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE), str(LIBRARY)).splitlines()
     except (OSError, subprocess.CalledProcessError):
         return ""
-    if len(found) > LONGEST_DIFF:
-        found = f"{found[:LONGEST_DIFF]}\n# cut off: {len(found)} characters in all\n"
-    return found + "".join(f"# not in the repository: {name}\n" for name in added)
+    if len(diff) > LONGEST_DIFF:
+        diff = f"{diff[:LONGEST_DIFF]}\n# cut off: {len(diff)} characters in all\n"
+    return diff + "".join(f"# not in the repository: {name}\n" for name in untracked)
 
 
 def _git(*arguments: str) -> str:

@@ -127,8 +127,8 @@ class Trainer:
         return {**result, "weights": hash_tensors(weights)}
 
     def _diverged_result(self, step: int) -> dict[str, Any]:
-        known = {"steps": self.steps, "seconds": self.seconds, **self._step_summary()}
-        return {"status": "diverged", "step": step, **known}
+        result = {"status": "diverged", "step": step, "steps": self.steps, "seconds": self.seconds}
+        return result | self._step_summary()
 
     def _step_summary(self) -> dict[str, Any]:
         """Loss curve, spikes and skipped steps, of a run that records every step."""

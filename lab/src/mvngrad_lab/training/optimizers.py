@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +79,7 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
         capturable=lr.is_cuda,
     )
     optimizer.init_state()
-    made: torch.optim.Optimizer = optimizer
-    return made
+    return cast(torch.optim.Optimizer, optimizer)
 
 
 def optimizer_key(recipe: TrainingRecipe) -> tuple[Any, ...]:
@@ -110,12 +109,11 @@ def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: 
     >>> type(make_third_party_optimizer("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
     'RAdam'
     """
-    given, name, params = check_options(name, **options), parse_name(name)[0], list(parameters)
+    chosen, name, params = check_options(name, **options), parse_name(name)[0], list(parameters)
     if name == "torch:Muon":
-        return MuonAndAdamW(_split_matrices(params, most=2), **given)
+        return MuonAndAdamW(_split_matrices(params, most=2), **chosen)
     groups = _split_matrices(params) if name.lower() in MUONS else params
-    optimizer: torch.optim.Optimizer = _find_class(name)(groups, **given)
-    return optimizer
+    return cast(torch.optim.Optimizer, _find_class(name)(groups, **chosen))
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -149,20 +147,20 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
     recipes by this before the first run.
     """
     name, named = parse_name(name)
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in sorted(named.keys() & given.keys()):
+    chosen = {option: value for option, value in options.items() if value is not None}
+    for option in sorted(named.keys() & chosen.keys()):
         raise InvalidInput(f"{option} is given twice: as {named[option]!r} with {name} and as {options[option]!r}")
-    given |= named
-    known, names = _signature(name), option_names(name)
+    chosen |= named
+    parameters, names = _signature(name), option_names(name)
     if (need := NEEDS.get(name.lower())) is not None:
         raise InvalidInput(f"{name} needs {need}, which this training does not have; choose another optimizer")
-    for option, value in given.items():
+    for option, value in chosen.items():
         if option not in names:
             raise InvalidInput(f"{name} does not take {option}={value!r}; it takes {', '.join(names)}")
-        default = known[option].default
+        default = parameters[option].default
         if isinstance(default, tuple) and (not isinstance(value, tuple) or len(value) != len(default)):
             raise InvalidInput(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
-    return given
+    return chosen
 
 
 def option_names(name: str) -> tuple[str, ...]:
@@ -228,9 +226,9 @@ def _signature(name: str) -> dict[str, Parameter]:
 def _find_class(name: str) -> Any:
     source, _, wanted = name.partition(":")
     if source == "torch":
-        found = getattr(torch.optim, wanted, None)
-        if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer:
-            return found
+        kind = getattr(torch.optim, wanted, None)
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+            return kind
         raise InvalidInput(f"torch.optim has no optimizer {wanted!r}; names are as there: torch:RAdam, torch:Muon")
     if source != "zoo":
         raise InvalidInput(f"optimizer={name!r} is neither torch:NAME of torch.optim nor zoo:NAME of pytorch-optimizer")
@@ -238,9 +236,9 @@ def _find_class(name: str) -> Any:
         from pytorch_optimizer import get_supported_optimizers, load_optimizer
     except ModuleNotFoundError:
         raise InvalidInput(f"{name} is of pytorch-optimizer: pip install 'mvngrad-lab[zoo]'") from None
-    known, lower = get_supported_optimizers(), ZOO_NAMES.get(wanted.lower(), wanted.lower())
-    if lower not in known:
-        near = ", ".join(f"zoo:{other}" for other in get_close_matches(lower, known))
+    supported, lower = get_supported_optimizers(), ZOO_NAMES.get(wanted.lower(), wanted.lower())
+    if lower not in supported:
+        near = ", ".join(f"zoo:{other}" for other in get_close_matches(lower, supported))
         remedy = f"did you mean {near}?" if near else "pytorch_optimizer.get_supported_optimizers() lists what it has"
         raise InvalidInput(f"pytorch-optimizer has no {wanted!r}; {remedy}")
     return load_optimizer(lower)

@@ -17,6 +17,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.tasks import find_task_class
 from mvngrad_lab.training import parallel
+from mvngrad_lab.training.checkpoint import MODEL
 from mvngrad_lab.training.optimizers import OPTIMIZER_FIELDS, make_optimizer, optimizer_key
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, build_initial_model
 
@@ -24,9 +25,8 @@ WARM_UP_STEPS = 3
 """Steps taken and undone before a capture: libraries choose their kernels in them, compilers compile."""
 OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every")
 """Recipe fields that no compiled or captured step depends on; a task adds its own, see `Task.outside_step`."""
-MODEL = "model."
 OPTIMIZER = "optimizer."
-"""Prefixes of the names in a state dict."""
+"""Prefix of the optimizer's tensors in a state dict."""
 
 
 class CompiledTask:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
-from mvngrad_lab.tasks.mnist.model import mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
+from mvngrad_lab.tasks.mnist.task import MnistTask
 from mvngrad_lab.training.step import CompiledTask, TrainingStep
-from mvngrad_lab.training.task import EpochPlan, StepPlan, Task
 
 OPTIMIZERS = {rule.name: name for name, rule in RULES.items()}
 """Names in recipes of the optimizers that are compared, by their names in figures."""
@@ -63,31 +61,20 @@ def iter_batches(data: tuple[Tensor, Tensor], batch_size: int, seed: int) -> Ite
             yield images[chosen], labels[chosen]
 
 
-class DigitsTask(Task):
+class DigitsTask(MnistTask):
     """All training digits, in the batches of `iter_batches`."""
 
     def __init__(self, recipe: Mnist, digits: Digits, hidden: tuple[int, ...]) -> None:
         self.device, self.source = torch.device("cpu"), digits.source
-        self.images, self.labels = digits.train
-        self.test_images, self.test_labels = digits.test
-        self.hidden, self.steps_per_epoch = hidden, len(self.labels) // recipe.batch_size
+        self.train, self.test = digits.train, digits.test
+        self.hidden, self.steps_per_epoch = hidden, len(self.train[1]) // recipe.batch_size
 
-    def build_model(self) -> nn.Module:
-        return mlp(*self.hidden)
-
-    def plan_epoch(self, recipe: Mnist, epoch: int) -> EpochPlan:
-        orders = iter_orders(len(self.labels), recipe.seed)
-        order = [next(orders) for _ in range(epoch + 1)][-1]
-        return {"order": order[: self.steps_per_epoch * recipe.batch_size].view(self.steps_per_epoch, -1)}
-
-    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
-        return self.images[row["order"]], self.labels[row["order"]]
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return cross_entropy(model(batch[0]), batch[1])
+    def draw_order(self, seed: int, epoch: int) -> Tensor:
+        return next(islice(iter_orders(len(self.train[1]), seed), epoch, None))
 
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
-        correct = model(self.test_images).argmax(1) == self.test_labels
+        images, labels = self.test
+        correct = model(images).argmax(1) == labels
         return {"test_accuracy": 100 * correct.double().mean().item()}
 
 

@@ -46,15 +46,15 @@ def _(result: dict[str, Any]) -> Verdict:
     return decide(bool(true), with_sample_size(result, f"final loss: {text}; p: {tests}"), caveat)
 
 
-def means(result: dict[str, Any], cell: str) -> list[float]:
-    """Over seeds, at each checkpoint."""
+def checkpoint_means(result: dict[str, Any], cell: str) -> list[float]:
+    """The mean gap over seeds at each checkpoint."""
     return [fmean(column) for column in zip(*result["trained_with"][cell]["gap"], strict=True)]
 
 
 @judges("mnist-gap-positive")
 def _(result: dict[str, Any]) -> Verdict:
-    found = {cell: means(result, cell) for cell in result["trained_with"]}
-    positive = {cell: sum(gap > 0 for gap in gaps) for cell, gaps in found.items()}
+    means_by_cell = {cell: checkpoint_means(result, cell) for cell in result["trained_with"]}
+    positive = {cell: sum(gap > 0 for gap in gaps) for cell, gaps in means_by_cell.items()}
     every = len(result["steps"])
     text = "; ".join(f"trained with {cell}: positive at {n} of {every} checkpoints" for cell, n in positive.items())
     caveat = "Not at every checkpoint."
@@ -66,7 +66,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     texts, true = [], []
     for cell in result["trained_with"]:
-        gaps = means(result, cell)
+        gaps = checkpoint_means(result, cell)
         last, top = fmean(gaps[-3:]), max(gaps)
         texts.append(
             f"trained with {cell}: {gaps[0]:.3g} at step {result['steps'][0]}, largest {top:.3g} at step "

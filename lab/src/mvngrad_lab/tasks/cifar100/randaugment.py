@@ -157,8 +157,8 @@ def _equalize(images: Tensor) -> Tensor:
     counts = counts.scatter_add(0, bins, torch.ones_like(bins, dtype=torch.int32)).view(-1, values.shape[1], 256)
     below = counts.cumsum(2, dtype=torch.int32) - counts
     step = below.gather(2, values.amax(2, keepdim=True)) // 255
-    spread = ((below.gather(2, values) + step // 2) // step.clamp(min=1)).clamp(max=255)
-    return torch.where(step == 0, values, spread).to(torch.uint8).view_as(images)
+    equalized = ((below.gather(2, values) + step // 2) // step.clamp(min=1)).clamp(max=255)
+    return torch.where(step == 0, values, equalized).to(torch.uint8).view_as(images)
 
 
 def _product(first: Tensor, second: Tensor | float) -> Tensor:

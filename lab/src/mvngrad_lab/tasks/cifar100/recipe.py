@@ -7,15 +7,7 @@ import math
 from typing import ClassVar
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import (
-    COUNT,
-    NOT_NEGATIVE,
-    SHARE,
-    Bound,
-    OptimizerName,
-    Preset,
-    TrainingRecipe,
-)
+from mvngrad_lab.recipe import COUNT, NOT_NEGATIVE, SHARE, Bound, OptimizerName, Preset, TrainingRecipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

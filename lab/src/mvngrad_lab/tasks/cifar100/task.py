@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.tasks.cifar100 import augment, data as data
+from mvngrad_lab.tasks.cifar100 import augment, data
 from mvngrad_lab.tasks.cifar100.model import resnet18
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators

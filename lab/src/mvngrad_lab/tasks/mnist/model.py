@@ -10,18 +10,13 @@ HIDDEN = 128
 
 
 def mlp(*hidden: int) -> nn.Sequential:
-    """784 - hidden - ... - 10 with ReLU, in torch's own initialization."""
+    """784 - hidden - ... - 10 with ReLU, in torch's own initialization.
+
+    >>> sum(p.numel() for p in mlp(HIDDEN).parameters())  # the "2-layer MLP" of fig:loss_smallbatch
+    101770
+    """
     widths = (28 * 28, *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for narrow, wide in zip(widths, hidden, strict=False):
         layers += [nn.Linear(narrow, wide), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
-
-
-def two_layer_mlp(hidden: int = HIDDEN) -> nn.Sequential:
-    """The "2-layer MLP" of fig:loss_smallbatch.
-
-    >>> sum(p.numel() for p in two_layer_mlp().parameters())
-    101770
-    """
-    return mlp(hidden)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.errors import InvalidInput, MissingFile
-from mvngrad_lab.tasks.mnist import data as data
-from mvngrad_lab.tasks.mnist.model import two_layer_mlp
+from mvngrad_lab.tasks.mnist import data
+from mvngrad_lab.tasks.mnist.model import mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
 
@@ -21,15 +20,16 @@ VALIDATION_EVERY = 6
 SPLIT_SEED = 28
 """Seed of that split, the same for every run."""
 
-LabelledImages: TypeAlias = tuple[Tensor, Tensor]
-
 
 class MnistTask(Task):
     """Batches in a new order each epoch, without the last partial one."""
 
+    hidden: tuple[int, ...]
+    """Widths of the hidden layers."""
+
     def __init__(self, recipe: Mnist, folder: Path | None, device: torch.device) -> None:
         digits = _load_digits(recipe, folder)
-        self.device, self.source, self.hidden = device, digits.source, recipe.hidden
+        self.device, self.source, self.hidden = device, digits.source, (recipe.hidden,)
         order = torch.randperm(len(digits.train_labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
         validation, rest = order[: len(order) // VALIDATION_EVERY], order[len(order) // VALIDATION_EVERY :]
         images = data.normalize(digits.train_images)
@@ -42,15 +42,19 @@ class MnistTask(Task):
         if not self.steps_per_epoch:
             raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
 
-    def _on_device(self, images: Tensor, labels: Tensor) -> LabelledImages:
+    def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return images.to(self.device), labels.to(self.device)
 
     def build_model(self) -> nn.Module:
-        return two_layer_mlp(self.hidden)
+        return mlp(*self.hidden)
+
+    def draw_order(self, seed: int, epoch: int) -> Tensor:
+        """The order in which an epoch takes the training digits."""
+        _, generator = make_generators(seed, epoch)
+        return torch.randperm(len(self.train[1]), generator=generator)
 
     def plan_epoch(self, recipe: Mnist, epoch: int) -> EpochPlan:
-        _, generator = make_generators(recipe.seed, epoch)
-        order = torch.randperm(len(self.train[1]), generator=generator)
+        order = self.draw_order(recipe.seed, epoch)
         return {"order": order[: self.steps_per_epoch * recipe.batch_size].view(self.steps_per_epoch, -1)}
 
     def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
@@ -76,9 +80,9 @@ TASK = MnistTask
 def _load_digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
     if recipe.digits == "mnist-5k":
         return data.load_sample()
-    if not (found := data.load(folder)).complete:
+    if not (digits := data.load(folder)).complete:
         raise MissingFile(
             "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "
             "or use digits='mnist-5k'"
         )
-    return found
+    return digits

@@ -175,7 +175,7 @@ def read_windows(data: Tensor, starts: Tensor, length: int) -> Tensor:
 
 
 def token_ids(data: Tensor) -> Tensor:
-    """int16 to the token numbers it stands for, int64: few operations of torch support uint16, on a GPU even fewer."""
+    """Token numbers as int64, from int16: few operations of torch support uint16, on a GPU even fewer."""
     return data.long() & 0xFFFF
 
 
