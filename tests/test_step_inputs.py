@@ -56,15 +56,6 @@ def transpose_state(optimizer, param):
             optimizer.state[param][name] = value.t().contiguous().t()
 
 
-def transpose_in_place(optimizer, param):
-    """Other strides at an unchanged address, the values as they were."""
-    for value in optimizer.state[param].values():
-        if value.dim() == 2:
-            rows, columns = value.shape
-            values = value.clone()
-            value.as_strided_((rows, columns), (1, rows)).copy_(values)
-
-
 def pad_state(optimizer, param):
     """State with gaps in memory."""
     for name, value in optimizer.state[param].items():
@@ -72,7 +63,7 @@ def pad_state(optimizer, param):
             optimizer.state[param][name] = torch.cat([value, value], -1)[..., : value.shape[-1]]
 
 
-CHANGES = [clone_storage, replace_tensors, reorder, swap_parameter, transpose_state, transpose_in_place, pad_state]
+CHANGES = [clone_storage, replace_tensors, reorder, swap_parameter, transpose_state, pad_state]
 
 
 @each_device

@@ -117,9 +117,11 @@ class StepInputs:
         self.sharded = [member for member in members if member.grad is not None and is_sharded(member)]
         self.has_sharded = bool(self.sharded)
         if not self.differentiable:
-            self.key = TensorKey(
-                [*self.params, *chain.from_iterable(zip(self.steps, *self.state.values(), strict=True))]
-            )
+            self.key = TensorKey(self.params)
+            # Only addresses of state are compared: most tensors of a step are state, and comparing their layouts too
+            # would double the host's time. State whose strides change in place, at its address, is not noticed.
+            stored = list(chain.from_iterable(zip(self.steps, *self.state.values(), strict=True)))
+            self.state_addresses = get_addresses(stored)
             self.grads = list(map(resolve_bits, self.grads))
             self.grad_key = TensorKey(self.grads)
 
@@ -147,7 +149,7 @@ class StepInputs:
             self.sharded = [member for member in members if is_sharded(member)]
             grads = list(map(get_local_like, grads, members))
             params, stored = list(map(get_local, members)), list(map(get_local, stored))
-        if not self.key.matches(params + stored):
+        if not self.key.matches(params) or self.state_addresses != get_addresses(stored):
             return False
         if not self.grad_key.matches(grads):
             self.addresses_changed = True

@@ -56,7 +56,8 @@ def choose_backend(group: Group) -> Backend:
     use_foreach = group["foreach"]
     if use_foreach is None:
         _, use_foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
-    return "foreach" if use_foreach and not all(param.is_cpu for param in params) else "eager"
+    takes_foreach = not all(param.is_cpu for param in params) and all(owns_memory(get_local(p)) for p in params)
+    return "foreach" if use_foreach and takes_foreach else "eager"
 
 
 def _describe(param: Tensor) -> str:
