@@ -439,7 +439,7 @@ def test_an_error_is_no_measurement(read):
     run = read(samples.sweep(at_large_rates("raised", "adam")))
     found = verdicts(run)["sweep-mnist-variance"]
     assert found.status == NOT_RUN
-    assert "6 runs of the sweep mnist raised an error: mend its cause, then `mvngrad sweep retry mnist`" in found.note
+    assert "6 runs of the sweep mnist raised an error: fix its cause, then `mvngrad sweep retry mnist`" in found.note
 
 
 def test_a_sweep_without_one_of_the_four_decides_nothing(read):

@@ -185,7 +185,7 @@ class Rerun(QueueCommand):
 
 @dataclass
 class Retry(QueueCommand):
-    """Queue again the runs that raised an error, after its cause is mended."""
+    """Queue again the runs that raised an error, after its cause is fixed."""
 
     def act(self, queue: Queue, sweep: Sweep) -> str:
         from mvngrad_lab.sweep.stages import requeue_errors

@@ -48,8 +48,8 @@ def load_claims() -> tuple[Claim, ...]:
     for group in groups:
         shared = {name: value for name, value in group.items() if name not in ("name", "order", "claim")}
         for entry in group["claim"]:
-            given = {**shared, **entry, "group": group["name"]}
-            claims.append(Claim(**{**given, "where": tuple(given.get("where", ()))}))
+            fields = {"where": (), **shared, **entry, "group": group["name"]}
+            claims.append(Claim(**{**fields, "where": tuple(fields["where"])}))
     return tuple(claims)
 
 

@@ -78,7 +78,8 @@ class TableResult:
     @property
     def title(self) -> str:
         experiment = find_experiments().get(self.name)
-        return f"{experiment.summary if experiment else self.name}: {len(self.run_keys)} done"
+        summary = experiment.summary if experiment else self.name
+        return f"{summary[:1].upper()}{summary[1:]}: {len(self.run_keys)} done"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Sources:
                 continue
             try:
                 content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-                wrong = [field for field, kind in types.items() if not isinstance(content[field], kind)]
+                wrong = [key for key, kind in types.items() if not isinstance(content[key], kind)]
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 wrong = [repr(error)]
             if not wrong:
@@ -121,8 +122,8 @@ class Sources:
 
     def diagnose(self, key: str) -> Diagnosis | None:
         """The diagnosis of what a Monitor recorded during a run; None without a record that can be read."""
-        paths = [path for folder in self.folders for path in (folder / key / store.MONITOR, _kept_monitor(folder, key))]
-        path = next(filter(Path.is_file, paths), None)
+        pairs = [(folder / key / store.MONITOR, _bundled_monitor(folder, key)) for folder in self.folders]
+        path = next((path for pair in pairs for path in pair if path.is_file()), None)
         if key not in self.runs or path is None:
             return None
         try:
@@ -154,13 +155,13 @@ def keep_runs(folder: Path, bundle: Path) -> int:
     ]
     in_table = {key for table in tables for key in table.run_keys}
     on_gpu = {experiment.name for experiment in find_experiments().values() if experiment.gpu}
-    kept = [run for run in runs.values() if run.key in in_table or run.name in on_gpu]
-    store.write_bundle(bundle, kept)
-    for run in kept:
+    selected = [run for run in runs.values() if run.key in in_table or run.name in on_gpu]
+    store.write_bundle(bundle, selected)
+    for run in selected:
         if (path := folder / run.key / store.MONITOR).is_file():
-            store.write_atomic(_kept_monitor(bundle.parent, run.key), path.read_text(encoding="utf-8"))
-    return len(kept)
+            store.write_atomic(_bundled_monitor(bundle.parent, run.key), path.read_text(encoding="utf-8"))
+    return len(selected)
 
 
-def _kept_monitor(folder: Path, key: str) -> Path:
+def _bundled_monitor(folder: Path, key: str) -> Path:
     return folder / MONITORS / f"{key}.jsonl"

@@ -83,9 +83,7 @@ def count_runs(rows: Mapping[str, Row], what: str, link: str = "of") -> str:
 
 
 def describe(values: Mapping[str, Sequence[float]], digits: int = 2) -> str:
-    return ", ".join(
-        f"{name} {mean_and_deviation(found, digits)} (n = {len(found)})" for name, found in values.items() if found
-    )
+    return ", ".join(f"{name} {mean_and_deviation(of, digits)} (n = {len(of)})" for name, of in values.items() if of)
 
 
 # Cells of a printed table

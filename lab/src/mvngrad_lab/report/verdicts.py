@@ -87,14 +87,14 @@ def find_latest(records: Iterable[Record]) -> dict[str, Record]:
 
 def judge(records: Iterable[Record]) -> list[tuple[Claim, Verdict]]:
     """Each claim with its verdict, in the order of the report."""
-    by_name, judges = find_latest(records), find_judges()
+    by_name, rules = find_latest(records), find_judges()
     verdicts = []
     for claim in load_claims():
         record = by_name.get(claim.target)
-        if record is None or claim.id not in judges:
+        if record is None or claim.id not in rules:
             why = f"It needs {claim.needs}." if claim.needs else f"`mvngrad reproduce {claim.target}` decides it."
             verdicts.append((claim, Verdict(NOT_RUN, "", why)))
         else:
-            verdict = judges[claim.id](record.result)
+            verdict = rules[claim.id](record.result)
             verdicts.append((claim, mark_as_quick(verdict) if record.environment.get("quick") else verdict))
     return verdicts

@@ -46,10 +46,10 @@ class Results:
         """The best outcome of each optimizer that has one. Ties go to the first key."""
         sign = -1 if self.higher else 1
         done = [(sign * o.value, o.recipe.key, o) for o in self.outcomes if o.value is not None]
-        found: dict[str, Outcome] = {}
+        best: dict[str, Outcome] = {}
         for _, _, outcome in sorted(done, key=lambda ranked: ranked[:2]):
-            found.setdefault(optimizer_name(outcome.recipe), outcome)
-        return dict(sorted(found.items()))
+            best.setdefault(optimizer_name(outcome.recipe), outcome)
+        return dict(sorted(best.items()))
 
 
 Stage: TypeAlias = Sequence[Recipe] | Callable[[Results], Sequence[Recipe]]
@@ -79,7 +79,7 @@ class Sweep:
         if self.metric.startswith("test") and not self.test_because:
             raise InvalidInput(
                 f"metric={self.metric!r} is of test data, which must not select anything; name one of validation data, "
-                "or give the reason in test_because"
+                "or name the reason in test_because"
             )
 
     @property
@@ -148,9 +148,9 @@ def check_equal_budgets(
         where: for the message.
         optimizers: that must be there too.
     """
-    everyone = {optimizer for stage in stages.values() for optimizer in stage.values()}.union(optimizers)
+    names = {optimizer for stage in stages.values() for optimizer in stage.values()}.union(optimizers)
     for number, stage in stages.items():
-        counts = Counter(dict.fromkeys(sorted(everyone), 0))
+        counts = Counter(dict.fromkeys(sorted(names), 0))
         counts.update(stage.values())
         if not unequal and len(set(counts.values())) > 1:
             least, most = counts.most_common()[-1], counts.most_common()[0]

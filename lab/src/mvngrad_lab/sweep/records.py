@@ -78,8 +78,8 @@ class Record:
     @property
     def code(self) -> dict[str, str]:
         """Commit and versions: those of the worker, or of the earlier process that had finished the run already."""
-        known: dict[str, str] = {**self.worker, **self.outcome.get("code", {})}
-        return {name: strip_build(value) if name == "torch" else value for name, value in known.items()}
+        code: dict[str, str] = {**self.worker, **self.outcome.get("code", {})}
+        return {name: strip_build(value) if name == "torch" else value for name, value in code.items()}
 
 
 def strip_build(version: str) -> str:
@@ -112,9 +112,9 @@ def _make_recipe(maker: str, settings: dict[str, Any]) -> Recipe:
     `maker` comes from a store. It imports nothing and is called only if it is a Recipe, so a store cannot name code to
     run: a worker imports its own sweep's module, and that one the classes of the sweep's recipes.
     """
-    for found in _subclasses(Recipe):
-        if f"{found.__module__}:{found.__qualname__}" == maker and "<locals>" not in maker:
-            return found(**_to_tuples(settings))
+    for each in _subclasses(Recipe):
+        if f"{each.__module__}:{each.__qualname__}" == maker and "<locals>" not in maker:
+            return each(**_to_tuples(settings))
     raise LookupError(f"{maker!r} is not a recipe class of the sweep's module, or of a module that it imports")
 
 
@@ -134,11 +134,11 @@ def _to_tuples(value: Any) -> Any:
 def latest_by_key(records: Iterable[Record]) -> dict[str, Record]:
     """The record that counts for each key: a finished one, else the last that is not lost, else a lost one."""
     weights = {"finished": 2, "lost": 0}
-    found: dict[str, Record] = {}
+    latest: dict[str, Record] = {}
     for record in records:
-        before = found.get(record.key)
+        before = latest.get(record.key)
         if record.status != "duplicate" and (
             before is None or weights.get(record.status, 1) >= weights.get(before.status, 1)
         ):
-            found[record.key] = record
-    return found
+            latest[record.key] = record
+    return latest

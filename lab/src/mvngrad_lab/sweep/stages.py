@@ -67,13 +67,13 @@ def init_sweep(
                 f"choosing by {sweep.metric} is another sweep: use another storage"
             )
         pace = choose_pace(notes, heartbeat, grace, say)
-        known = latest_by_key(queue.records())
-        tried = {n: stored_runs(known, n) | optimizers_by_key(stage) for n, stage in sweep.fixed_stages.items()}
+        latest = latest_by_key(queue.records())
+        tried = {n: stored_runs(latest, n) | optimizers_by_key(stage) for n, stage in sweep.fixed_stages.items()}
         check_equal_budgets(tried, unequal, "the store")
         if "metric" not in notes:
             queue.write_notes(**metric, commit=commit(), mvngrad=__version__, test_because=sweep.test_because)
         queue.write_notes(seeds=sweep.seeds, unequal=unequal, **pace)
-        new = [entry for key, entry in entries.items() if key not in known]
+        new = [entry for key, entry in entries.items() if key not in latest]
         queue.add(new)
         if notes.get("grid") != sweep.fixed_keys:
             queue.write_notes(followed={})  # they followed from results of another grid
@@ -82,15 +82,15 @@ def init_sweep(
     finally:
         queue.close()
     say(f"{address}: {len(new)} configurations are new, {len(entries) - len(new)} were there")
-    if outside := sum(key not in keys and record.stage != SEEDS for key, record in known.items()):
+    if outside := sum(key not in keys and record.stage != SEEDS for key, record in latest.items()):
         say(f"{outside} that are there are not in the grid any more; they stay, and nothing is chosen among them")
     return [entry["key"] for entry in new]
 
 
 def choose_pace(notes: Mapping[str, Any], heartbeat: int | None, grace: int | None, say: Say) -> dict[str, int]:
-    """Heartbeat and grace: as given, else the store's, else the defaults."""
-    given = {"heartbeat": (heartbeat, HEARTBEAT), "grace": (grace, GRACE)}
-    pace = {name: notes.get(name, default) if value is None else value for name, (value, default) in given.items()}
+    """Heartbeat and grace: those of the arguments, else the store's, else the defaults."""
+    asked = {"heartbeat": (heartbeat, HEARTBEAT), "grace": (grace, GRACE)}
+    pace = {name: notes.get(name, default) if value is None else value for name, (value, default) in asked.items()}
     if not 1 <= pace["heartbeat"] < pace["grace"]:
         raise InvalidInput(f"grace={pace['grace']} must exceed heartbeat={pace['heartbeat']}, and that be at least 1")
     for name, value in pace.items():
@@ -99,9 +99,9 @@ def choose_pace(notes: Mapping[str, Any], heartbeat: int | None, grace: int | No
     return pace
 
 
-def stored_runs(known: Mapping[str, Record], stage: str) -> dict[str, str]:
+def stored_runs(latest: Mapping[str, Record], stage: str) -> dict[str, str]:
     """Key -> optimizer of all runs that a store has of a stage, including those of earlier grids."""
-    return {key: record.optimizer for key, record in known.items() if record.stage == stage}
+    return {key: record.optimizer for key, record in latest.items() if record.stage == stage}
 
 
 def check_optimizers(recipes: Iterable[Recipe]) -> None:
@@ -115,10 +115,10 @@ def check_optimizers(recipes: Iterable[Recipe]) -> None:
 
 def check_errors_retried(records: Sequence[Record], keys: Iterable[str], name: str) -> None:
     """Raise RuntimeError if a run raised an error and was not tried again: bad luck must not decide a selection."""
-    known, errors = latest_by_key(records), Counter(record.key for record in records if record.status == "raised")
-    if once := [key for key in keys if known[key].status == "raised" and errors[key] == 1]:
+    latest, errors = latest_by_key(records), Counter(record.key for record in records if record.status == "raised")
+    if once := [key for key in keys if latest[key].status == "raised" and errors[key] == 1]:
         raise NotPossible(
-            f"{len(once)} runs of {name} raised an error, and nothing is chosen without them; mend its cause, then "
+            f"{len(once)} runs of {name} raised an error, and nothing is chosen without them; fix its cause, then "
             f"`mvngrad sweep retry {name}` and `mvngrad sweep work {name}`. What raises again counts as done"
         )
 
@@ -130,22 +130,22 @@ def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
     already is not changed either, even if a later result would lead to another one: an optimizer would get two.
     """
     records = queue.records()
-    known, grid = latest_by_key(records), queue.grid
-    lost = [record for record in known.values() if record.status == "lost"]
+    latest, grid = latest_by_key(records), queue.grid
+    lost = [record for record in latest.values() if record.status == "lost"]
     queue.add([record.entry for record in lost])
     queued, earlier = [record.key for record in lost], set[str]()
     for index, stage in enumerate(sweep.stages, start=1):
         number = str(index)
         if number not in grid:
-            if not callable(stage) or any(key not in known or known[key].status not in DONE for key in earlier):
+            if not callable(stage) or any(key not in latest or latest[key].status not in DONE for key in earlier):
                 break
             check_errors_retried(records, earlier, queue.name)
-            outcomes = [known[key].as_outcome for key in sorted(earlier)]
+            outcomes = [latest[key].as_outcome for key in sorted(earlier)]
             recipes, notes = stage(Results(outcomes, sweep.higher)), queue.notes
             everyone = [optimizer_name(outcome.recipe) for outcome in outcomes]
-            tried = stored_runs(known, number) | optimizers_by_key(recipes)
+            tried = stored_runs(latest, number) | optimizers_by_key(recipes)
             check_equal_budgets({number: tried}, notes["unequal"], "the store", everyone)
-            new = {recipe.key: make_entry(recipe, number) for recipe in recipes if recipe.key not in known}
+            new = {recipe.key: make_entry(recipe, number) for recipe in recipes if recipe.key not in latest}
             queue.add(list(new.values()))
             grid[number] = sorted(optimizers_by_key(recipes))
             # Written last: if this process dies before, the next one queues the same stage.
@@ -167,11 +167,11 @@ class SweepRuns(NamedTuple):
 
 
 def get_runs(queue: Queue) -> SweepRuns:
-    known = latest_by_key(queue.records()).values()
+    latest = latest_by_key(queue.records()).values()
     grid = {key for keys in queue.grid.values() for key in keys}
-    rest = [record for record in known if record.key not in grid]
+    rest = [record for record in latest if record.key not in grid]
     return SweepRuns(
-        [record for record in known if record.key in grid],
+        [record for record in latest if record.key in grid],
         [record for record in rest if record.stage == SEEDS],
         [record for record in rest if record.stage != SEEDS],
     )
@@ -200,21 +200,21 @@ def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
     if left := sum(record.status not in DONE for record in swept):
         raise NotPossible(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
     check_errors_retried(records, [record.key for record in swept], queue.name)
-    known, entries = {record.key for record in records}, {}
+    keys, entries = {record.key for record in records}, {}
     for record in select_best(queue).values():
         selected: Any = record.recipe
         if not hasattr(selected, "seed"):
             raise InvalidInput(f"{record.maker} has no field seed, so it cannot be run with more of them")
         for seed in range(selected.seed, selected.seed + seeds):
             recipe = dataclasses.replace(selected, seed=seed)
-            if recipe.key not in known:
+            if recipe.key not in keys:
                 entries[recipe.key] = make_entry(recipe, SEEDS)
     queue.add(list(entries.values()))
     return list(entries)
 
 
 def requeue_errors(queue: Queue) -> list[str]:
-    """Queue again what raised an error, after its cause is mended. The keys."""
+    """Queue again what raised an error, after its cause is fixed. The keys."""
     raised = [record for record in latest_by_key(queue.records()).values() if record.status == "raised"]
     queue.add([record.entry for record in raised])
     return [record.key for record in raised]

@@ -91,9 +91,9 @@ def describe_status(queue: Queue) -> list[str]:
     reasons = Counter(record.outcome["reason"] for record in records if "reason" in record.outcome)
     lines += [f"{count} x {reason}" for reason, count in reasons.most_common(5)]
     for field in CODE:  # results of different code should not be compared
-        found = Counter(record.code[field] for record in records if record.worker and record.status in DONE)
-        if len(found) > 1:
-            values = ", ".join(f"{value} ({count})" for value, count in found.most_common())
+        counts_of_code = Counter(record.code[field] for record in records if record.worker and record.status in DONE)
+        if len(counts_of_code) > 1:
+            values = ", ".join(f"{value} ({count})" for value, count in counts_of_code.most_common())
             lines.append(f"warning: runs of different {field}: {values}")
     return lines
 
@@ -102,7 +102,7 @@ def compute_share_trained(records: Sequence[Record]) -> float | None:
     """The share of their time in which workers trained; their devices were nearly idle in the rest.
 
     None if no worker has had two runs. A run's seconds are those of training, without compilation and the engine. Runs
-    that a worker found finished do not count.
+    that were finished before a worker took them do not count.
     """
     runs = defaultdict[str, list[tuple[float, float, float]]](list)
     for record in records:

@@ -133,7 +133,7 @@ def run_worker(
             if len(raised) == ERRORS_IN_A_ROW:
                 raise NotPossible(
                     f"{ERRORS_IN_A_ROW} runs in a row raised an error, the last one {attempt.reason}; this worker "
-                    f"stops. Mend it, queue them again with `mvngrad sweep retry {name}`, and start it again"
+                    f"stops. Fix it, queue them again with `mvngrad sweep retry {name}`, and start it again"
                 )
     except KeyboardInterrupt:
         if claim is not None:

@@ -21,13 +21,13 @@ MARGIN = 0.3
 
 def pooled_deviation(runs: Path, batch_size: int, optimizers: tuple[str, ...]) -> float:
     """Over the seeds of these optimizers' runs in Table 1."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for line in runs.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         recipe = run["recipe"]
         if run["name"] == "cifar100" and (recipe["batch_size"], recipe["state_dtype"]) == (batch_size, "float32"):
-            found.setdefault(recipe["optimizer"], []).append(run["result"]["test_accuracy"])
-    return math.sqrt(fmean(variance(found[optimizer]) for optimizer in optimizers))
+            accuracies.setdefault(recipe["optimizer"], []).append(run["result"]["test_accuracy"])
+    return math.sqrt(fmean(variance(accuracies[optimizer]) for optimizer in optimizers))
 
 
 def standard_error(deviation: float, per_side: int) -> float:
@@ -36,22 +36,22 @@ def standard_error(deviation: float, per_side: int) -> float:
 
 
 def t_test_power(above: float, error: float, df: int, alpha: float) -> float:
-    """That a one-sided t-test finds an effect which exceeds the null value by `above`."""
+    """The power of a one-sided t-test if the effect exceeds the null value by `above`."""
     return float(stats.nct.sf(stats.t.isf(alpha, df), df, above / error))
 
 
 def equivalence_power(effect: float, error: float, df: int, alpha: float, margin: float = MARGIN) -> float:
-    """That two one-sided t-tests call an effect smaller than the margin, over the spread of the estimated deviation."""
+    """The power of two one-sided t-tests against the margin, averaged over the estimated deviation."""
     quantile = stats.t.isf(alpha, df)
 
-    def given(scale: float) -> float:  # estimated over true deviation
-        room = margin - quantile * scale * error
-        if room <= 0:
+    def density(scale: float) -> float:  # scale: the estimated deviation over the true one
+        reach = margin - quantile * scale * error
+        if reach <= 0:
             return 0.0
-        inside = stats.norm.cdf((room - effect) / error) - stats.norm.cdf((-room - effect) / error)
+        inside = stats.norm.cdf((reach - effect) / error) - stats.norm.cdf((-reach - effect) / error)
         return float(inside * stats.chi2.pdf(df * scale**2, df) * 2 * df * scale)
 
-    return float(integrate.quad(given, 0, margin / (quantile * error), limit=200)[0])
+    return float(integrate.quad(density, 0, margin / (quantile * error), limit=200)[0])
 
 
 def main() -> None:

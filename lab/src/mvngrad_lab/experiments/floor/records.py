@@ -15,12 +15,12 @@ OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
 
 def read_accuracies(*roots: Path) -> dict[str, float]:
     """Test accuracy by key, of all finished runs in stores and in exported grids; a diverged run has 0."""
-    found = {run.key: run.result.get("test_accuracy", 0.0) for run in store.load_runs(*roots)}
+    accuracies = {run.key: run.result.get("test_accuracy", 0.0) for run in store.load_runs(*roots)}
     for path in [root / name for root in roots for name in (GRID_FILE, OLD_GRID_FILE)]:
         if path.exists():
             rows = json.loads(path.read_text(encoding="utf-8"))["runs"]
-            found |= {row["key"]: row["metrics"].get("test_accuracy", 0.0) for row in rows}
-    return found
+            accuracies |= {row["key"]: row["metrics"].get("test_accuracy", 0.0) for row in rows}
+    return accuracies
 
 
 def collect(sources: Sources) -> list[TableResult]:

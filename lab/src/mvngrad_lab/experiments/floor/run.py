@@ -127,12 +127,12 @@ def export_grid(finished: Path, path: Path) -> int:
     """Add the grid's runs among the lines of `finished` to a JSON file, in the queue's order; how many it has."""
     lines = [json.loads(line) for line in finished.read_text(encoding="utf-8").splitlines()]
     before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-    kept = {row["key"]: row for row in before}
+    rows = {row["key"]: row for row in before}
     order = [recipe.key for recipe in arms.grid_queue()]
     names = {recipe.key: arm for arm, recipes in arms.grid().items() for recipe in recipes}
     for line in lines:
         if line["key"] in names:
-            kept[line["key"]] = {
+            rows[line["key"]] = {
                 "key": line["key"],
                 "arm": names[line["key"]],
                 "status": line["result"]["status"],
@@ -143,7 +143,7 @@ def export_grid(finished: Path, path: Path) -> int:
                 "ended": line["ended"],
                 **line["environment"],
             }
-    ordered = [kept[key] for key in order if key in kept]
+    ordered = [rows[key] for key in order if key in rows]
     whole = {
         "experiment": "floor",
         "grid": "cifar100, batch 1024, 30 epochs, seed 0",
@@ -167,16 +167,16 @@ def main() -> None:
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
     parser.add_argument("--export", type=Path, help="only write the grid's finished runs to this JSON file")
-    given = parser.parse_args()
-    if given.export:
-        print(export_grid(given.runs / FINISHED, given.export), "runs in", given.export)
+    args = parser.parse_args()
+    if args.export:
+        print(export_grid(args.runs / FINISHED, args.export), "runs in", args.export)
         return
-    accuracies = read_accuracies(given.runs, given.results)
+    accuracies = read_accuracies(args.runs, args.results)
     left = train_queue(
-        make_queue(given.queue, accuracies), given.runs, finished=accuracies, stop_after=given.stop_after,
-        run_seconds=given.run_seconds, data=given.data, device=given.device, compile=given.device != "cpu",
+        make_queue(args.queue, accuracies), args.runs, finished=accuracies, stop_after=args.stop_after,
+        run_seconds=args.run_seconds, data=args.data, device=args.device, compile=args.device != "cpu",
     )  # fmt: skip
-    print(left, "runs of", given.queue, "are left", flush=True)
+    print(left, "runs of", args.queue, "are left", flush=True)
 
 
 if __name__ == "__main__":

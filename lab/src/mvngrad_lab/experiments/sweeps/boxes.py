@@ -69,11 +69,11 @@ def draw_medians(
     values = [value for of in medians.values() for value in of if value is not None]
     axes = _make_axes(x, y, values, higher, ticks, size=NARROW)
     for number, (mark, of) in enumerate(medians.items()):
-        known = [(index, value) for index, value in enumerate(of) if value is not None]
-        heights = [value if math.isfinite(value) else math.nan for _, value in known]
-        axes.plot([index for index, _ in known], heights, **{**mark.points, **mark.stroke})
+        present = [(index, value) for index, value in enumerate(of) if value is not None]
+        heights = [value if math.isfinite(value) else math.nan for _, value in present]
+        axes.plot([index for index, _ in present], heights, **{**mark.points, **mark.stroke})
         side = 0.09 * (number - (len(medians) - 1) / 2)
-        _draw_crosses(axes, mark, [index + side for index, value in known if not math.isfinite(value)], higher)
+        _draw_crosses(axes, mark, [index + side for index, value in present if not math.isfinite(value)], higher)
     return axes
 
 

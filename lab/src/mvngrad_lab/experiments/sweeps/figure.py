@@ -67,22 +67,22 @@ def _draw_runs(export: SweepExport, metrics: Sequence[str]) -> Figure:
     panels, table = [], []
     failures = {optimizer: describe_failures(export.rows_of(optimizer)) for optimizer in export.optimizers}
     for metric in metrics:
-        values = {name: found for name in export.optimizers if (found := export.values(export.rows_of(name), metric))}
-        if not any(math.isfinite(value) for found in values.values() for value in found):
+        values = {name: of for name in export.optimizers if (of := export.values(export.rows_of(name), metric))}
+        if not any(math.isfinite(value) for of in values.values() for value in of):
             continue
-        quartiles = {name: [quantile(found, share) for share in (0.25, 0.5, 0.75)] for name, found in values.items()}
-        marked = {get_mark(name): found for name, found in values.items()}
+        quartiles = {name: [quantile(of, share) for share in (0.25, 0.5, 0.75)] for name, of in values.items()}
+        marked = {get_mark(name): of for name, of in values.items()}
         axes = draw_boxes(format_metric(metric), marked, quartiles, export.higher, failures)
         texts = []
-        for name, found in values.items():
+        for name, of in values.items():
             low, median, high = quartiles[name]
             texts.append(
                 f"{name}: median {format_value(median)}, quartiles {format_value(low)} and {format_value(high)}, "
-                f"{len(found)} runs" + (f", {failures[name]}" if failures[name] else "")
+                f"{len(of)} runs" + (f", {failures[name]}" if failures[name] else "")
             )
-            ordered = sorted(found, reverse=export.higher)
+            ordered = sorted(of, reverse=export.higher)
             numbers = map(format_value, (ordered[0], low, median, high, ordered[-1]))
-            row = (metric.replace("_", " "), name, str(len(found)), failures[name] or "0", *numbers)
+            row = (metric.replace("_", " "), name, str(len(of)), failures[name] or "0", *numbers)
             table.append((*row, format_value(high - low, "not finite")))
         title = f"{format_metric(metric).capitalize()}, all runs of {export.sweep}"
         panels.append(make_panel(axes, title, "; ".join(texts) + "."))
@@ -108,8 +108,8 @@ def _draw_settings(export: SweepExport, metric: str) -> Figure:
         medians: dict[Mark, list[float | None]] = {}
         for name in export.optimizers:
             rows = [[row for row in export.rows_of(name) if row["settings"].get(field) == value] for value in settings]
-            found = [export.values(group, metric) for group in rows]
-            medians[get_mark(name)] = [quantile(values, 0.5) if values else None for values in found]
+            values = [export.values(group, metric) for group in rows]
+            medians[get_mark(name)] = [quantile(of, 0.5) if of else None for of in values]
         if not any(value is not None and math.isfinite(value) for row in medians.values() for value in row):
             continue
         title = SETTINGS.get(field, field)
@@ -185,10 +185,10 @@ def _make_budget(export: SweepExport) -> Figure:
             f"Workers trained {export.share_trained:.0%} of their time, from their first run to the end of their last."
         )
     for field in CODE:  # results of different code should not be compared
-        found = Counter(row[field] for row in export.rows if row.get(field))
-        if len(found) > 1:
-            named = ", ".join(f"{value} ({count} runs)" for value, count in found.most_common())
-            notes.append(f"Workers of {len(found)} different {field}: {named}.")
+        counts = Counter(row[field] for row in export.rows if row.get(field))
+        if len(counts) > 1:
+            named = ", ".join(f"{value} ({count} runs)" for value, count in counts.most_common())
+            notes.append(f"Workers of {len(counts)} different {field}: {named}.")
     caption = describe_progress(export) + " ".join(notes)
     title = f"Sweep {export.sweep}: budget"
     return Figure(title, caption, (), (), Table(f"Runs of {export.sweep}", head, tuple(table)))

@@ -37,7 +37,7 @@ def find_obstacle(export: SweepExport, cells: Sequence[str]) -> Verdict | None:
     if export.left:
         return Verdict(NOT_RUN, "", f"The sweep {name} is not done: at least {export.left} runs are to come.")
     if raised := sum(row["status"] == "raised" for cell in cells for row in export.judged(cell)):
-        remedy = f"mend its cause, then `mvngrad sweep retry {name}`"
+        remedy = f"fix its cause, then `mvngrad sweep retry {name}`"
         return Verdict(NOT_RUN, "", f"{raised} runs of the sweep {name} raised an error: {remedy}.")
     return None
 

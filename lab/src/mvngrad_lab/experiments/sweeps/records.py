@@ -94,9 +94,10 @@ class SweepExport:
 
     @cached_property
     def optimizers(self) -> list[str]:
-        found = {get_label(row) for row in self.swept}
-        known = [cell for cell in LABELS.values() if cell in found]
-        return known + sorted(found - set(known))
+        """The paper's first, in its order."""
+        labels = {get_label(row) for row in self.swept}
+        cells = [cell for cell in LABELS.values() if cell in labels]
+        return cells + sorted(labels - set(cells))
 
     @cached_property
     def varied(self) -> list[str]:
@@ -114,7 +115,7 @@ class SweepExport:
         return [row for row in self.swept if get_label(row) == optimizer]
 
     def judged(self, optimizer: str) -> list[Row]:
-        """Its runs in the grid, if that is known: other runs decide nothing."""
+        """Its runs that decide claims: those in the grid, or all if this version does not have the grid."""
         return [row for row in self.rows_of(optimizer) if self.grid is None or row["key"] in self.grid]
 
     def value(self, row: Row, metric: str) -> float | None:
@@ -261,9 +262,9 @@ def _check_types(value: Any, types: dict[str, type], where: str) -> None:
 
 
 def _find_grid(name: str, rows: dict[str, Row]) -> frozenset[str] | None:
-    """The keys of one of our own sweeps, as far as they are known: a stage that depends on results needs these.
+    """The keys of one of our own sweeps; None for others, which are code that a report should not run.
 
-    Other sweeps are code that a report should not run.
+    A stage that depends on results is included once the runs before it are done.
     """
     if name not in SWEEPS:
         return None

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from mvngrad_lab.report.figures.style import (
@@ -39,57 +38,52 @@ def draw(name: str, entries: Entries) -> list[Figure]:
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
         last = entries[-1][1]
         mark = cell_mark(last["cell"])
-        slot = "s" if last["cell"] in ("AdaBelief", "MVN-Grad") else "v"
-        quantiles = [
-            shown
-            for key, title, label in (
-                ("ratio", "Signal to noise", f"|m| / √{slot} of a coordinate"),
-                ("update", "Size of a step", "|update| / lr of a coordinate"),
-            )
-            if (shown := _quantiles(mark, entries, key, title, label)) is not None
-        ]
-        gradients = [shown for shown in [_gradients(mark, entries)] if shown is not None]
+        normalizer = "s" if last["cell"] in ("AdaBelief", "MVN-Grad") else "v"
+        quantiles = (
+            _draw_quantiles(mark, entries, "ratio", "Signal to noise", f"|m| / √{normalizer} of a coordinate"),
+            _draw_quantiles(mark, entries, "update", "Size of a step", "|update| / lr of a coordinate"),
+        )
         spikes = any(entry["spikes"] for _, entry in entries)
-        found = [
+        figures = [
             Figure(
                 "Coordinates, over steps",
                 "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them.",
-                tuple(quantiles),
+                tuple(filter(None, quantiles)),
                 (mark.with_label(f"{mark.label}, median"),),
             ),
             Figure(
                 "Where normalizing is at its limits",
                 "Shares of coordinates; for a normalizer that keeps the variance, sign collapse is what a second "
                 "moment would have made of it.",
-                (_shares(entries),),
+                (_draw_shares(entries),),
                 (COLLAPSE, FLOOR, DEAD),
             ),
             Figure(
                 "Gradient norms",
                 "Of all steps since the last record: their median and their largest.",
-                tuple(gradients),
+                tuple(filter(None, [_draw_gradients(mark, entries)])),
                 (mark.with_label("median"), LARGEST, *([SPIKE] if spikes else [])),
             ),
         ]
-        return [figure for figure in found if figure.panels]
+        return [figure for figure in figures if figure.panels]
 
 
 def _column(entries: Entries, *keys: str) -> Any:
     """The values under nested keys, nan where there is none."""
-    found = []
+    values = []
     for _, entry in entries:
         value: Any = entry
         for key in keys:
             value = None if value is None else value.get(key)
-        found.append(np.nan if value is None else float(value))
-    return np.array(found)
+        values.append(np.nan if value is None else float(value))
+    return np.array(values)
 
 
 def _steps(entries: Entries) -> list[int]:
     return [step for step, _ in entries]
 
 
-def _quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -> Panel | None:
+def _draw_quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -> Panel | None:
     low, lower, middle, upper, high = (_column(entries, key, q) for q in ("0.05", "0.25", "0.5", "0.75", "0.95"))
     if not np.isfinite(middle).any():
         return None
@@ -98,12 +92,11 @@ def _quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -
         positive = np.where(bottom > 0, bottom, np.nan)  # a quantile of 0 has no place on this axis
         draw_band(at, mark, _steps(entries), positive, top)
     draw_curve(at, mark, _steps(entries), np.where(middle > 0, middle, np.nan))
-    known = middle[np.isfinite(middle)]
-    words = f"The median goes from {number(float(known[0]))} to {number(float(known[-1]))}."
-    return make_panel(at, title, words)
+    first, last = (float(value) for value in middle[np.isfinite(middle)][[0, -1]])
+    return make_panel(at, title, f"The median goes from {number(first)} to {number(last)}.")
 
 
-def _shares(entries: Entries) -> Panel:
+def _draw_shares(entries: Entries) -> Panel:
     at = make_axes("step", "share of coordinates")
     words = []
     for mark, key in ((COLLAPSE, "sign_collapse"), (FLOOR, "epsilon_floor"), (DEAD, "dead")):
@@ -116,23 +109,19 @@ def _shares(entries: Entries) -> Panel:
     return make_panel(at, "Shares", "At the end: " + ", ".join(words) + ".")
 
 
-def _gradients(mark: Mark, entries: Entries) -> Panel | None:
+def _draw_gradients(mark: Mark, entries: Entries) -> Panel | None:
     middle, largest = (_column(entries, "gradient_norm", key) for key in ("median", "max"))
     if not np.isfinite(middle).any():
         return None
     at = make_axes("step", "norm of the gradient", log="y")
     draw_curve(at, LARGEST, _steps(entries), largest)
     draw_curve(at, mark, _steps(entries), middle)
-    found = {spike["step"]: spike for _, entry in entries for spike in entry["spikes"]}
-    _spikes(at, list(found.values()))
-    sizes = [spike["multiple"] for spike in found.values() if spike["multiple"] is not None]
-    words = f"{len(found)} spikes" + (f", the largest {number(max(sizes))} times the median." if sizes else ".")
-    return make_panel(at, "Gradients and their spikes", words)
-
-
-def _spikes(at: Axes, spikes: list[dict[str, Any]]) -> None:
+    spikes = list({spike["step"]: spike for _, entry in entries for spike in entry["spikes"]}.values())
     for spike in spikes:
         at.axvline(spike["step"], color=LIGHT["line"], linewidth=BOUND.width, zorder=0)
     heights = [(spike["step"], spike["median"] * spike["multiple"]) for spike in spikes if spike["multiple"]]
     if heights:
         at.plot(*zip(*heights, strict=True), **SPIKE.points)
+    sizes = [spike["multiple"] for spike in spikes if spike["multiple"] is not None]
+    words = f"{len(spikes)} spikes" + (f", the largest {number(max(sizes))} times the median." if sizes else ".")
+    return make_panel(at, "Gradients and their spikes", words)

@@ -113,7 +113,7 @@ def cell_mark(label: str) -> Mark:
 def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56) -> Axes:
     """The axes of one panel; `log` names those that are logarithmic. The label of y is above them, not turned.
 
-    Margins are fixed, the left one as given, in inches, so that panels side by side are aligned.
+    Margins are fixed, the left one to `left` inches, so that panels side by side are aligned.
     """
     width, height = size
     margins = {"left": left / width, "right": 1 - 0.1 / width, "bottom": 0.44 / height, "top": 1 - 0.3 / height}

@@ -89,10 +89,10 @@ def _clean_element(element: ElementTree.Element, used: set[str]) -> None:
         attributes["href"] = attributes.pop(LINK)
     if "style" in attributes:
         style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", attributes["style"])
-        attributes["style"] = COLORS.sub(lambda found: VARIABLES[found[0]], style).replace(": ", ":").replace("; ", ";")
+        attributes["style"] = COLORS.sub(lambda match: VARIABLES[match[0]], style).replace(": ", ":").replace("; ", ";")
     for name in attributes.keys() & {"d", "x", "y", "width", "height", "transform"}:
         attributes[name] = " ".join(NUMBERS.sub(_round, attributes[name]).split())
 
 
-def _round(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
+def _round(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
