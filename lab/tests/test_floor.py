@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from torch import nn
 from mvngrad import MVNGrad
 from mvngrad_lab.experiments.floor import arms, figure, records, run
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
-from mvngrad_lab.report.records import Sources
+from mvngrad_lab.report.page import render
+from mvngrad_lab.report.records import Sources, load_records
+from mvngrad_lab.report.verdicts import judge
 from mvngrad_lab.tasks.cifar100 import task as cifar100
 from mvngrad_lab.training import step
 
@@ -223,6 +226,14 @@ def test_the_report_shows_the_best_of_each_arm_in_results():
     assert best["SGD", ""] == 73.67
     assert min(best[cell, "yes"] - best[cell, "no"] for cell in ("Adam", "LaProp", "AdaBelief", "MVN-Grad")) > 1.7
     assert [each.title for each in drawn.panels] == list(figure.TITLES.values())
+
+
+def test_results_without_a_verdict_are_shown_where_their_claims_will_be():
+    loaded = load_records(RESULTS, warn=pytest.fail)
+    page = render(judge(loaded), loaded, version="1", made="now")
+    headings = re.findall("<h2>(.*?)</h2>", page)
+    after = headings[headings.index("CIFAR-100, Table 1") + 1]
+    assert after.startswith("A floor under the divisor, in every cell: ")
 
 
 def test_the_report_has_no_figure_without_new_runs(tmp_path):

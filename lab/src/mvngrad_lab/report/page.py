@@ -36,6 +36,8 @@ class Group:
     """A heading, the judged claims under it, and the records that decide them and are not drawn before."""
 
     name: str
+    position: int
+    """Of its first claim among all; groups are sorted by it."""
     claims: list[Judged] = field(default_factory=list)
     records: list[Drawn] = field(default_factory=list)
 
@@ -54,16 +56,22 @@ class Group:
 
 
 def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str) -> str:
-    """The report. Claims without a verdict come last, with the reason; then records that decide no claim."""
+    """The report. Claims without a verdict come last, with the reason; then records that decide no claim.
+
+    Tables and sweeps that are not done have no verdict yet: they get a heading where their claims will be. Those of
+    users have no claims: they come after all others.
+    """
     counts = Counter(verdict.status for _, verdict in judged)
     by_name = find_latest(records)
-    groups = _make_groups([pair for pair in judged if pair[1].status != NOT_RUN], by_name)
+    groups = _make_groups(judged, by_name)
     shown = {record.name: record.key for group in groups for record, _ in group.records}
-    # Tables that are not done, and sweeps of users, have no verdict and a heading of their own.
     for name, record in sorted(by_name.items()):
         if isinstance(record, Summary) and record.run_keys and name not in shown:
-            groups.append(Group(record.title, records=[(record, draw(record))]))
+            targets = [claim.target for claim, _ in judged]
+            position = next((i for i, t in enumerate(targets) if t == name or t.startswith(f"{name}-")), len(targets))
+            groups.append(Group(record.title, position, records=[(record, draw(record))]))
             shown[name] = record.key
+    groups.sort(key=lambda group: group.position)
     summarized = {key for record in records if isinstance(record, Summary) for key in record.run_keys}
     others = [record for record in records if record.key not in {*shown.values(), *summarized}]
     return TEMPLATES.get_template("page.html").render(
@@ -79,8 +87,10 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
 def _make_groups(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> list[Group]:
     groups: dict[str, Group] = {}
     drawn: set[str] = set()
-    for claim, verdict in judged:
-        group = groups.setdefault(claim.group, Group(claim.group))
+    for position, (claim, verdict) in enumerate(judged):
+        if verdict.status == NOT_RUN:
+            continue
+        group = groups.setdefault(claim.group, Group(claim.group, position))
         group.claims.append((claim, verdict))
         if claim.target in by_name and claim.target not in drawn:
             drawn.add(claim.target)
