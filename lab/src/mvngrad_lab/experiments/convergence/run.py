@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.convergence.simulation import (
-    PROBLEMS,
-    SKEWED,
-    simulate_floor,
-    simulate_rate,
-    simulate_rest,
-)
+from mvngrad_lab.experiments.convergence.simulation import PROBLEMS, simulate_floor, simulate_rate
 from mvngrad_lab.recipe import Recipe
 
 
@@ -33,12 +27,10 @@ def make_recipe(quick: bool, data: Path | None) -> Rates:
 
 
 def run(recipe: Rates, data: Path | None, tick: Tick) -> dict[str, Any]:
-    steps = min(4000, 10 * recipe.longest)
     result: dict[str, Any] = to_json(
         {
             "rate": simulate_rate(longest=recipe.longest, runs=recipe.runs),
             "floors": {name: simulate_floor(problem, recipe.points) for name, problem in PROBLEMS.items()},
-            "settled": [simulate_rest(SKEWED, beta2, T=steps) for beta2 in (0.5, 0.8, 0.95)],
         }
     )
     return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -179,24 +179,4 @@ def simulate_floor(problem: Problem = SKEWED, points: int = 7, runs: int = 500, 
         "covariance": covariances,
         "covariance_bound": [problem.covariance_bound(1 - q) for q in distances],
         "exponent": fit_exponent(distances[small], floor[small]) if problem.p != 0.5 else None,
-    }
-
-
-def simulate_rest(
-    problem: Problem, beta2: float, eta: float = 0.005, T: int = 4000, runs: int = 50, seed: int = 0
-) -> dict[str, Any]:
-    """Where runs that start at the minimum come to rest, and where they should by the measured bias.
-
-    "mean" is that of grad_i F over the second half. A finite eta adds its noise to the squares, and O(eta) to the mean.
-    """
-    still = replace(problem, start=0.0)
-    slopes = np.array(list(still.slopes(T, eta, beta2, runs, seed)))
-    return {
-        "beta2": beta2,
-        "eta": eta,
-        "T": T,
-        "mean": slopes[T // 2 :].mean(),
-        "expected": -measure_bias(still, beta2, seed=seed)[0],
-        "average": (slopes * slopes).sum(axis=2).mean(),
-        "bound": sum(still.terms(T, eta, beta2)),
     }

@@ -52,7 +52,6 @@ def run(recipe: Dimensions, data: Path | None, tick: Tick) -> dict[str, Any]:
             "stable": check_lemmas(half, np.linspace(0.5, 1.5, D, dtype=np.float64), recipe.steps),
             "closed_form_error": error,
             "smallest_gradient": smallest,
-            "smallest_gradient_expected": PROOF.laprop_gradient(horizon, D),
             "lower_bound": PROOF.laprop_lower_bound(horizon, D),
             "horizon": horizon,
             "proofs_start": count_from_proofs_start(PROOF, dimensions),

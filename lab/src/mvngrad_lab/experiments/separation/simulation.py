@@ -195,9 +195,9 @@ def _with_exponents(target: float, dimensions: list[int], steps: dict[str, list[
     """Steps until |grad F| <= target in each dimension d, and the k of steps ~ d^k over the upper half of them."""
     upper, exponents = len(dimensions) // 2, {}
     for name, counts in steps.items():
-        known = [(d, n) for d, n in zip(dimensions[upper:], counts[upper:], strict=True) if n]
-        if len(known) > 1:
-            exponents[name] = fit_exponent(*zip(*known, strict=True))
+        reached = [(d, n) for d, n in zip(dimensions[upper:], counts[upper:], strict=True) if n]
+        if len(reached) > 1:
+            exponents[name] = fit_exponent(*zip(*reached, strict=True))
     return {"target": target, "dimensions": dimensions, "steps": steps, "exponents": exponents}
 
 

@@ -145,7 +145,6 @@ def simulate_spike(panel: Spike, per_decade: int = 20, z_clip: float = 5.0) -> d
         "plateau": panel.plateau,
         "resonance": panel.resonance,
         "at_resonance": {name: values[resonance] for name, values in peaks.items()},
-        "forgetting_times": times.astype(np.float64),
         "adam_at_forgetting": abs(panel.adam(sizes, times)),
         "carry_over": panel.carry_over(sizes),
         "adam_growth": fit_exponent(sizes[large], peaks[ADAM.name][large]),  # over the last three decades of M

@@ -146,16 +146,6 @@ def estimate(
     return {"value": value, "low": value - half, "high": value + half, **setting}
 
 
-def find_sign_change(
-    function: Callable[[float], float], low: float, high: float, tolerance: float
-) -> tuple[float, float]:
-    """Bisect between function(low) >= 0 and function(high) < 0."""
-    while high - low > tolerance * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if function(middle) < 0 else (middle, high)
-    return low, high
-
-
 def find_turning_error(past: Past, noise: Noise = NORMAL, sign: int = 1, largest: float = 100.0) -> float | None:
     """The smallest |e|, with this sign, at which the gap becomes negative; None if it does not up to `largest`."""
     scan = np.concatenate([[0.0], np.geomspace(1e-3, largest, 400)])
@@ -163,25 +153,11 @@ def find_turning_error(past: Past, noise: Noise = NORMAL, sign: int = 1, largest
     if True not in negative:
         return None
     first = negative.index(True)
-    low = float(scan[max(0, first - 1)])
-    return sign * find_sign_change(lambda size: gap(past, noise, sign * size), low, float(scan[first]), 1e-12)[1]
-
-
-def find_largest_delta(past: Past, sharp: bool) -> float | None:
-    """The largest delta at which `lower_bound` guarantees a gap >= 0; None if it does not even at 0.
-
-    Var(Y) is taken at the same error, in the worse direction.
-    """
-
-    def worst(delta: float) -> float:
-        return min(lower_bound(past, delta, error=sign * delta, sharp=sharp) for sign in (-1, 1))
-
-    if worst(0.0) < 0:
-        return None
-    high = 1.0
-    while worst(high) >= 0:
-        high *= 2
-    return find_sign_change(worst, high / 2 if high > 1 else 0.0, high, 1e-9)[0]
+    low, high = float(scan[max(0, first - 1)]), float(scan[first])
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if gap(past, noise, sign * middle) < 0 else (middle, high)
+    return sign * high
 
 
 def simulate_symmetric_noise(past: Past, noise: Noise, samples: int) -> dict[str, Any]:
@@ -214,8 +190,6 @@ def simulate_tracking_error(past: Past, points: int = 81, samples: int = 400_000
         "sharp": [lower_bound(past, abs(error), error=error, sharp=True) for error in errors],
         "turning": turning,
         "around": around,
-        "largest_delta": find_largest_delta(past, sharp=False),
-        "largest_delta_sharp": find_largest_delta(past, sharp=True),
     }
 
 
