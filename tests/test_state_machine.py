@@ -1,0 +1,270 @@
+"""Random sequences of what users do between steps, each step compared with the rule in float64.
+
+Before a step, parameters, gradients and state are read as a user would read them, through `param.grad` and
+`optimizer.state`. The rule steps them in float64; after `optimizer.step()` the same reading must agree. A backend that
+writes to memory that nobody reads any more, or misses a change of layout or sign bit, fails here.
+
+`MVNGRAD_SEQUENCES=10000 pytest tests/test_state_machine.py` runs a long search.
+"""
+
+import copy
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from family import NUMPY
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+import mvngrad
+from mvngrad.rule import Hyper
+
+SEQUENCES = int(os.environ.get("MVNGRAD_SEQUENCES", "40"))
+SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (0,), (300,)]
+NAMES = [name for name in mvngrad.__all__ if name[0].isupper()]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def read(tensor):
+    """A tensor's values as float64 or complex128, bits resolved."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).clone().numpy()
+
+
+def real(values):
+    return np.stack([values.real, values.imag], -1) if np.iscomplexobj(values) else values
+
+
+class OptimizerMachine(RuleBasedStateMachine):
+    options: dict  # set by the tests: how the backend is chosen
+
+    @initialize(
+        name=st.sampled_from(NAMES),
+        dtype=st.sampled_from([torch.float32, torch.float32, torch.float64, torch.complex64, torch.bfloat16]),
+        state=st.sampled_from([None, None, torch.bfloat16]),
+        seed=st.integers(0, 100),
+    )
+    def begin(self, name, dtype, state, seed):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype = dtype
+        self.cls = getattr(mvngrad, name)
+        self.new_options = {"state_dtype": state, **self.options}
+        self.optimizer = self.make([self.new_param((3, 5)), self.new_param((7,))])
+
+    def make(self, params):
+        return self.cls(params, lr=0.01, **self.new_options)
+
+    def random(self, shape, dtype=None):
+        dtype = dtype or self.dtype
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, generator=self.generator, dtype=wide).to(dtype)
+
+    def new_param(self, shape):
+        return torch.nn.Parameter(self.random(shape))
+
+    @property
+    def params(self):
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def pick(self, index):
+        return self.params[index % len(self.params)]
+
+    # Gradients
+
+    @rule(kind=st.sampled_from(["dense", "transposed", "expanded", "negative", "conjugate", "strided", "zero"]))
+    def set_gradients(self, kind):
+        for p in self.params:
+            if p.requires_grad:
+                p.grad = self.gradient(p, kind)
+
+    def gradient(self, p, kind):
+        dense = self.random(p.shape, p.dtype)
+        if kind == "transposed" and p.dim() > 1:
+            return dense.mT.contiguous().mT
+        if kind == "expanded" and p.dim():
+            return self.random(p.shape[-1:], p.dtype).expand(p.shape)
+        if kind == "negative" and not p.is_complex():
+            return torch._neg_view(dense)
+        if kind == "conjugate" and p.is_complex():
+            return dense.conj()
+        if kind == "strided" and p.dim():
+            return self.random((*p.shape, 2), p.dtype)[..., 0]
+        return torch.zeros_like(dense) if kind == "zero" else dense
+
+    @rule(to_none=st.booleans())
+    def zero_grad(self, to_none):
+        negated = any(p.grad is not None and (p.grad.is_neg() or p.grad.is_conj()) for p in self.params)
+        self.optimizer.zero_grad(set_to_none=to_none or negated)  # torch cannot zero these in place
+
+    @rule(index=st.integers(0, 5))
+    def drop_one_gradient(self, index):
+        self.pick(index).grad = None
+
+    # Parameters and state
+
+    @rule(shape=st.sampled_from(SHAPES), new_group=st.booleans())
+    def add_parameter(self, shape, new_group):
+        if len(self.params) < 6:
+            if new_group:
+                self.optimizer.add_param_group({"params": [self.new_param(shape)], "lr": 0.1})
+            else:  # as libraries do that grow a layer
+                self.optimizer.param_groups[0]["params"].append(self.new_param(shape))
+
+    @rule(index=st.integers(0, 5), requires_grad=st.booleans())
+    def freeze_or_unfreeze(self, index, requires_grad):
+        p = self.pick(index)
+        p.requires_grad_(requires_grad)
+        if not requires_grad:
+            p.grad = None
+
+    @rule(index=st.integers(0, 5), transposed=st.booleans())
+    def swap_parameter_data(self, index, transposed):
+        p = self.pick(index)
+        p.data = p.data.mT.contiguous().mT if transposed and p.dim() > 1 else p.data.clone()
+
+    @rule()
+    def swap_state_data(self):
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.data = value.data.clone()
+
+    @rule()
+    def replace_state_tensors(self):
+        for state in self.optimizer.state.values():
+            for name in state:
+                state[name] = state[name].clone()
+
+    @rule(index=st.integers(0, 5))
+    def forget_state_of_one(self, index):
+        self.optimizer.state.pop(self.pick(index), None)
+
+    @rule()
+    def clear_state(self):
+        self.optimizer.state.clear()
+
+    # Copies and checkpoints
+
+    @rule(how=st.sampled_from(["deepcopy", "pickle"]))
+    def copy_whole_optimizer(self, how):
+        gradients = [p.grad for p in self.params]
+        self.optimizer = (
+            copy.deepcopy(self.optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(self.optimizer))
+        )
+        for p, gradient in zip(self.params, gradients, strict=True):
+            p.grad = gradient
+
+    @rule(new_optimizer=st.booleans())
+    def load_own_state_dict(self, new_optimizer):
+        saved = copy.deepcopy(self.optimizer.state_dict())
+        if new_optimizer:
+            groups = [{"params": group["params"]} for group in self.optimizer.param_groups]
+            self.optimizer = self.make(groups)
+        self.optimizer.load_state_dict(saved)
+
+    # Hyper-parameters
+
+    @rule(lr=st.sampled_from([0.0, 1e-3, 0.1]), tensor=st.booleans())
+    def change_lr(self, lr, tensor):
+        for group in self.optimizer.param_groups:
+            group["lr"] = torch.tensor(lr) if tensor and self.tensor_lr else lr
+
+    tensor_lr = True
+
+    @rule(betas=st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.3, 0.99)]), decay=st.sampled_from([0.0, 0.1]))
+    def change_betas_and_decay(self, betas, decay):
+        for group in self.optimizer.param_groups:
+            group["betas"], group["weight_decay"] = betas, decay
+
+    @rule(z_clip=st.sampled_from([None, 0.5]), maximize=st.booleans())
+    def change_options(self, z_clip, maximize):
+        for group in self.optimizer.param_groups:
+            group["maximize"] = maximize
+            if "z_clip" in group:
+                group["z_clip"] = z_clip
+
+    # The step
+
+    @rule(in_thread=st.booleans())
+    def step(self, in_thread):
+        expected = [self.oracle(group, p) for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [None if p.grad is None else read(p.grad) for p in self.params]
+        if in_thread:
+            errors = []
+            thread = threading.Thread(target=self.step_and_keep_error, args=(errors,))
+            thread.start()
+            thread.join()
+            if errors:
+                raise errors[0]
+        else:
+            self.optimizer.step()
+        for p, want, before in zip(self.params, expected, gradients, strict=True):
+            self.compare(p, want)
+            assert (p.grad is None) == (before is None)
+            if before is not None:
+                np.testing.assert_array_equal(read(p.grad), before, "the step changed a gradient")
+
+    def step_and_keep_error(self, errors):
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            errors.append(error)
+
+    def oracle(self, group, p):
+        """Parameter, state and count after the step, by the rule."""
+        x, state = real(read(p)), self.optimizer.state.get(p, {})
+        count = float(state["step"]) if state else 0.0
+        cell = self.optimizer.rule
+        old = {name: real(read(state[name])) for name in cell.state_names} if state else cell.init(np.zeros_like(x))
+        if p.grad is None:
+            return x, (old if state else {}), count
+        hyper = Hyper(
+            lr=float(group["lr"]), beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
+            eps_s=group.get("eps_s", 0.0), weight_decay=group["weight_decay"], decoupled=self.cls.decoupled,
+            beta_mean=group.get("beta_mean"), z_clip=group.get("z_clip"), maximize=group["maximize"],
+        )  # fmt: skip
+        x, new = cell.update(x, real(read(p.grad)), old, count + 1, hyper, NUMPY)
+        return x, new, count + 1
+
+    def compare(self, p, want):
+        x, averages, count = want
+        state = self.optimizer.state.get(p, {})
+        assert {name for name in state if name != "step"} == set(averages)
+        if not state:
+            np.testing.assert_array_equal(real(read(p)), x)
+            return
+        assert float(state["step"]) == count
+        for name, value in averages.items():
+            np.testing.assert_allclose(real(read(state[name])), value, rtol=self.tolerance(state[name]), atol=1e-12)
+        scale = max(1.0, float(np.abs(x).max(initial=0.0)))
+        np.testing.assert_allclose(real(read(p)), x, rtol=self.tolerance(p), atol=scale * self.tolerance(p))
+
+    @staticmethod
+    def tolerance(tensor):
+        return TOLERANCE[torch.float32 if tensor.is_complex() else tensor.dtype]
+
+
+BACKENDS = {
+    "eager": {"foreach": False},
+    "foreach": {"foreach": True},
+    "cpu": {"fused": True},
+    "kernel": {},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_step_agrees_with_the_rule_whatever_happened_before_it(backend, request, cpp_compiler):
+    if backend == "kernel":
+        request.getfixturevalue("by_kernel")
+    machine = type("Machine", (OptimizerMachine,), {"options": BACKENDS[backend]})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=max(1, SEQUENCES // 4) if backend == "cpu" else SEQUENCES,  # it compiles
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
