@@ -2,7 +2,7 @@
 
 Before a step, parameters, gradients and state are read as a user would read them, through `param.grad` and
 `optimizer.state`. The rule steps them in float64; after `optimizer.step()` the same reading must agree. A backend that
-writes to memory that nobody reads any more, or misses a change of layout or sign bit, fails here.
+writes to freed memory, or misses a change of layout or sign bit, fails here.
 
 `MVNGRAD_SEQUENCES=10000 pytest tests/test_state_machine.py` runs a long search.
 """
