@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 __all__ = ["AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict"]
-_ROOMS = ("diagnostics", "optim")
+_SUBPACKAGES = ("diagnostics", "optim")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("mvngrad.optim"), name)
-    if name in _ROOMS:
+    if name in _SUBPACKAGES:
         return import_module(f"mvngrad.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_ROOMS, "__version__"]
+    return [*__all__, *_SUBPACKAGES, "__version__"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Array = Any
-"""A number, array, tensor or list of tensors: whatever the `Arithmetic` in use computes with."""
+"""A number, array, tensor or list of tensors: the type that the `Arithmetic` in use computes with."""
 
 
 class Hyper(NamedTuple):
@@ -70,7 +70,7 @@ class Arithmetic:
         return self.correction(hyper.beta1, t), self.correction(hyper.beta2, t)
 
     def previous_correction(self, hyper: Hyper, t: Any) -> Any:
-        """c_v of the step before, which is 0 at the first."""
+        """c_v of the previous step; 0 at the first step."""
         return self.correction(hyper.beta2, t - 1)
 
     def add(self, a: Array, b: Array, alpha: float = 1) -> Array:
@@ -100,14 +100,14 @@ class Arithmetic:
 
 
 TINY = 1e-30
-"""Makes 0/0 at the first step 0; at every other step it is lost in rounding."""
+"""Added to a correction of 0, so that 0/0 at the first step is 0; at later steps rounding absorbs it."""
 
 SCALAR = Arithmetic(math.sqrt, max)
 """The rule on Python floats."""
 
 
 def _is_used(number: Any) -> bool:
-    """Whether a term is not zero; under compilation it may be a tensor, and then counts as not zero."""
+    """Whether a number is not 0. A tensor counts as not 0: under compilation its value cannot be read."""
     return not isinstance(number, (int, float)) or number != 0
 
 
@@ -117,7 +117,7 @@ class Rule:
 
     >>> state = MVNGRAD.init(1.0)
     >>> x, state = MVNGRAD.update(1.0, 0.5, state, t=1, hyper=Hyper(lr=0.1, eps=0.0), ops=SCALAR)
-    >>> round(1.0 - x, 12)  # the first step is lr/beta1, whatever the gradient's size
+    >>> round(1.0 - x, 12)  # the first step is lr/beta1 for every gradient
     0.111111111111
     """
 
@@ -129,9 +129,9 @@ class Rule:
     lean: bool = False
     """Rebuild m from u and s instead of storing it: MVN-Grad in Adam's memory, exact while s is constant."""
     state_names: tuple[str, ...] = field(init=False)
-    """The state this cell has for each coordinate, of m, v or s, and u."""
+    """The names of this cell's state, a subset of m, v, s and u."""
     options: tuple[str, ...] = field(init=False)
-    """The hyper-parameters that this cell has and not every cell has."""
+    """The hyper-parameters of this cell that not every cell has."""
 
     def __post_init__(self) -> None:
         stores_mean = (self.centered or not self.momentum_last) and not self.lean
@@ -147,7 +147,7 @@ class Rule:
 
     def init(self, x: Array) -> dict[str, Array]:
         """The state before the first step of parameters x: zeros."""
-        return {name: 0 * x for name in self.state_names}  # noqa: C420  each needs a value of its own
+        return {name: 0 * x for name in self.state_names}  # noqa: C420  each name needs its own array
 
     def update(
         self, x: Array, g: Array, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic
@@ -178,7 +178,7 @@ class Rule:
         if not self.momentum_last:
             root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
             return ops.addcdiv_(x, m, root, -lr / c_m), new
-        root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps), with one pass over r less
+        root = ops.add_(root, hyper.eps * k)  # k (sqrt(r/c_v) + eps), which saves one pass over r
         if hyper.z_clip is not None:
             root = ops.maximum_(root, ops.mul_(abs(g), k / hyper.z_clip))  # |z| <= z_clip
         new["u"] = u = ops.addcdiv_(ops.mul_(state["u"], beta1), g, root, (1 - beta1) * k)  # u = b1 u + (1-b1) z
@@ -190,7 +190,7 @@ class Rule:
         return ops.mul_(ops.add_(ops.div_(ops.sqrt(state["s"]), k), hyper.eps), state["u"])
 
     def check(self, hyper: Hyper, owner: str | None = None) -> None:
-        """Raise a ValueError that names the first hyper-parameter out of range; `owner` is the name it begins with."""
+        """Raise a ValueError that names the first hyper-parameter out of range; the message begins with `owner`."""
 
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:
             number = float(value) if hasattr(value, "__float__") else math.nan

@@ -41,7 +41,7 @@ class RawTensor:
 
 
 def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
-    """The state_dict with copies of its tensors in the optimizer's format; a ValueError if it is not one of its own."""
+    """The state_dict with copies of its tensors in the optimizer's format; a ValueError if it does not fit."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
         raise ValueError(
             f"not an optimizer's state_dict: it is {_describe(state_dict)}, without state and param_groups"
@@ -63,7 +63,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     members = [(param, group) for mine, group in zip(own, filled, strict=True) for param in mine["params"]]
     owners = dict(zip(saved_ids, members, strict=True))
     if unknown := [key for key in states if key not in owners]:
-        raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are none of its parameters")
+        raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
     copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
     return {**state_dict, "state": copies, "param_groups": filled}
 
@@ -93,14 +93,14 @@ def _check_cell(optimizer: RuleOptimizer, states: Mapping[Any, Any], groups: lis
     saved = next((saved for saved in states.values() if isinstance(saved, Mapping) and saved), {})
     names = {name for name in saved if name != "step" and not str(name).endswith("_scale")}
     options = {option for option in MVNGRAD.options if any(option in group for group in groups)}
-    ours = all("state_dtype" in group for group in groups)
-    found = next((rule for rule in (*CELLS, LEAN) if names == {*rule.state_names}), None)
-    if not names and ours:
-        found = next((rule for rule in CELLS if options == {*rule.options}), None)
-    if found is not None and (MVNGRAD if found is LEAN else found) != optimizer.rule:
-        name, cell = type(optimizer).__name__, found.name.replace("-", "").removeprefix("lean ")
+    from_mvngrad = all("state_dtype" in group for group in groups)
+    source = next((rule for rule in (*CELLS, LEAN) if names == {*rule.state_names}), None)
+    if not names and from_mvngrad:
+        source = next((rule for rule in CELLS if options == {*rule.options}), None)
+    if source is not None and (MVNGRAD if source is LEAN else source) != optimizer.rule:
+        name, cell = type(optimizer).__name__, source.name.replace("-", "").removeprefix("lean ")
         raise ValueError(
-            f"not a state_dict of {name}: its state is {', '.join(found.state_names)}, as that of {cell} and {cell}W, "
+            f"not a state_dict of {name}: its state is {', '.join(source.state_names)}, as that of {cell} and {cell}W, "
             f"and {name} has {_list_state(optimizer)}: load it into mvngrad.{cell} or {cell}W, or start {name} without "
             "loading"
         )
@@ -111,8 +111,8 @@ def _rename_torch_state(state_dict: dict[str, Any]) -> dict[str, Any]:
     states, groups = state_dict["state"], state_dict["param_groups"]
     if not _is_from_torch(states):
         return state_dict
-    known = all(saved.keys() <= TORCH_NAMES.keys() for saved in states.values())
-    if not (known and all("amsgrad" in group for group in groups)):
+    is_adam = all(saved.keys() <= TORCH_NAMES.keys() for saved in states.values())
+    if not (is_adam and all("amsgrad" in group for group in groups)):
         raise ValueError("of torch.optim only the state of Adam and AdamW, without amsgrad, can be converted")
     return {
         **state_dict,
@@ -130,12 +130,13 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
         differs = sorted(foreign or needed - saved.keys())
         raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}")
     if saved.get("decoupled_weight_decay", optimizer.decoupled) != optimizer.decoupled:
-        kind = "coupled" if optimizer.decoupled else "decoupled"
-        raise ValueError(f"not a state_dict of {name}: its weight decay is {kind}")
+        decay = "coupled" if optimizer.decoupled else "decoupled"
+        raise ValueError(f"not a state_dict of {name}: its weight decay is {decay}")
     if saved.get("amsgrad"):
         raise ValueError(f"not a state_dict of {name}: it has amsgrad=True")
-    if bool(saved.get("lean")) != bool(own.get("lean")):
-        raise ValueError(f"not a state_dict of {name}(lean={bool(own.get('lean'))}): it has the other state")
+    was_lean = bool(saved.get("lean"))
+    if was_lean != bool(own.get("lean")):
+        raise ValueError(f"not a state_dict of {name}(lean={not was_lean}): it was saved with lean={was_lean}")
     dtypes = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
     if dtypes[0] != dtypes[1]:
         raise ValueError(
@@ -155,7 +156,7 @@ def _get_family(state_dtype: Any) -> str:
 
 
 def _get_dtype_name(state_dtype: torch.dtype | str | None) -> str | None:
-    """A `state_dtype` as checkpoints have it: torch.distributed.checkpoint takes no dtypes."""
+    """The name of a `state_dtype` in checkpoints: torch.distributed.checkpoint cannot store dtypes."""
     return None if state_dtype is None else _get_family(state_dtype)
 
 
@@ -278,7 +279,7 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     states: dict[Any, dict[str, Any]] = {}
     for key, saved in state_dict["state"].items():
         names = [name for name in saved if name != "step" and not name.endswith("_scale")]
-        if not names:  # of a parameter that was looked up and never stepped
+        if not names:  # reading optimizer.state[param] creates an empty entry
             states[key] = {}
             continue
         wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32

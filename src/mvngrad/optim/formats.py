@@ -49,7 +49,7 @@ ROUND_TO_NEAREST = 2**15
 
 
 def hash32(word: Tensor) -> Tensor:
-    """32 bits of which each depends on every bit of the input (Wellons' lowbias32). Products wrap around."""
+    """A hash whose output bits each depend on every input bit (Wellons' lowbias32). Products wrap around."""
     word = (word ^ ((word >> 16) & 0xFFFF)) * 0x7FEB352D
     word = (word ^ ((word >> 15) & 0x1FFFF)) * -0x7B935975
     return word ^ ((word >> 16) & 0xFFFF)
@@ -107,13 +107,13 @@ def round_to_bfloat16(value: Tensor, noise: Tensor) -> Tensor:
     scaled = size * (2.0**23 + 1)
     octave = (scaled - scaled * (1 - 2.0**-24)).abs()  # the power of 2 below, exactly (Rump, Ogita and Oishi's ufp)
     odds = ((noise >> 1).to(torch.float32) - (2**14 - 0.5)) * 2.0**-15
-    rounded = torch.maximum(size + odds * (octave * 2.0**-7), octave)  # rounding to nearest truncates half a unit later
+    rounded = torch.maximum(size + odds * (octave * 2.0**-7), octave)  # odds around 0: the cast rounds to nearest
     rounded = torch.where(size < 2.0**100, rounded, size)  # beyond, the scaled value would overflow
     return torch.where(value < 0, -rounded, rounded).to(torch.bfloat16)
 
 
 def write(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
-    """Copy a value into a tensor of any float dtype, rounded at random to bfloat16 if `noise` is given."""
+    """Copy a value into a tensor of any float dtype, rounded at random to bfloat16 if there is `noise`."""
     if noise is not None and target.dtype == torch.bfloat16:
         target.copy_(round_to_bfloat16(value, _from_row(noise, value)))
     elif value is not target:
@@ -139,7 +139,7 @@ class FloatFormat:
         return {name: view_as_real(stored[name]).to(dtype) for name in names}
 
     def store(self, stored: Mapping[str, Tensor], new: Mapping[str, Tensor], noise: Noise | None = None) -> None:
-        """Store new values, rounded at random if `noise` is given and to the nearest otherwise."""
+        """Store new values, rounded at random if there is `noise`, otherwise to the nearest."""
         for name, value in new.items():
             write(view_as_real(stored[name]), value, noise[name] if noise else None)
 
@@ -185,7 +185,7 @@ class Int8Format:
             stored[f"{name}_scale"].copy_(torch.cat(scale, -1).mT.squeeze(0))
 
     def decode(self, name: str, codes: Tensor, scale: Tensor) -> Tensor:
-        """The values of some codes of the state `name`, given the scales of their blocks."""
+        """The values of codes of the state `name`, with the scales of their blocks."""
         wide = codes.to(torch.int32)
         return decode_squares(wide, *scale) if name in SQUARES else decode_signed(wide, scale)
 
@@ -194,13 +194,13 @@ Format = FloatFormat | Int8Format
 INT8 = Int8Format()
 
 
-def parse_state_dtype(given: Any) -> Any:
-    """A `state_dtype` by any of its spellings, as groups hold it; anything else as given."""
-    return ALIASES.get(given, given) if isinstance(given, str) else given
+def parse_state_dtype(value: Any) -> Any:
+    """The `state_dtype` that an alias stands for; any other value unchanged."""
+    return ALIASES.get(value, value) if isinstance(value, str) else value
 
 
-def invalid_state_dtype_message(given: Any) -> str:
-    return f"state_dtype={given!r} is invalid; it must be one of {', '.join(map(repr, (*STATE_DTYPES, *ALIASES)))}"
+def invalid_state_dtype_message(value: Any) -> str:
+    return f"state_dtype={value!r} is invalid; it must be one of {', '.join(map(repr, (*STATE_DTYPES, *ALIASES)))}"
 
 
 def get_format(state_dtype: Any, param: Tensor) -> Format:
@@ -216,7 +216,7 @@ def get_stored_names(names: Sequence[str], state_dtype: Any) -> tuple[str, ...]:
 
 
 def is_stored_as(state_dtype: Any, dtype: torch.dtype) -> bool:
-    """Whether stored tensors of a dtype are what a `state_dtype` asks for. For None, that of any arithmetic."""
+    """Whether stored tensors of a dtype match a `state_dtype`; None allows every dtype of the arithmetic."""
     if state_dtype is None:
         return dtype.itemsize > 2
     return dtype == (torch.uint8 if state_dtype == "int8" else state_dtype)

@@ -16,7 +16,7 @@ from mvngrad.rule import Hyper, Rule
 
 try:
     from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # without it every step collects its inputs again: slower, and right
+except ImportError:  # without it every step collects its inputs again: slower, but correct
     TensorGuards = None  # type: ignore[assignment, misc]
 
 Group = dict[str, Any]
@@ -35,10 +35,10 @@ def get_options(group: Group) -> tuple[Any, ...]:
 
 
 class TensorKey:
-    """Addresses and layouts of tensors, without the tensors: others match if a kernel may treat them alike.
+    """Addresses and layouts of tensors, without references to them; tensors that match can be stepped as the last ones.
 
     A layout is everything else that a kernel relies on: Python type, shape, strides, dtype, device, and the negative
-    and conjugate bits. Each check is one pass in C, because it is made for every tensor at every step.
+    and conjugate bits. Each check is one pass in C, because every step checks every tensor.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -55,7 +55,7 @@ class TensorKey:
 
 
 def get_addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """The addresses of tensors; None if one has no memory, as sparse ones."""
+    """The addresses of tensors; None if one has no address, such as a sparse tensor."""
     try:
         return list(map(Tensor.data_ptr, tensors))
     except RuntimeError:
@@ -66,7 +66,7 @@ class StepInputs:
     """The tensors of one step of one group, and what a backend derived from their addresses.
 
     A group keeps its `StepInputs` from step to step. `refresh` fetches the current tensors and says whether the key
-    still matches; after the step `release` drops them. So nothing that the optimizer no longer has stays alive.
+    still matches; after the step `release` drops them. So tensors that the optimizer no longer has are freed.
 
     All tensors are local parts of sharded ones, and complex ones are viewed as real.
     """
@@ -128,7 +128,7 @@ class StepInputs:
     def refresh(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
         """Fetch the current tensors; False if they must be collected again, because more than values has changed.
 
-        A changed gradient is no reason to collect, unless it appears, disappears or is sparse.
+        Gradients may change their addresses, strides and dtypes, but must not appear, disappear or be sparse.
         """
         params = members = group["params"]
         grads = list(map(_get_grad, members))

@@ -1,4 +1,4 @@
-"""The torch.optim contract around the rule: groups, state, hooks, and `step`: collect the inputs, step by a backend."""
+"""The rule as a torch optimizer: groups, state, checkpoints, and `step`, which collects inputs and calls a backend."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class RuleOptimizer(Optimizer):
             "differentiable": differentiable,
             "decoupled_weight_decay": self.decoupled,
         }
-        given = {"eps_s": eps_s, "beta_mean": beta_mean, "lean": lean, "z_clip": z_clip}
+        options = {"eps_s": eps_s, "beta_mean": beta_mean, "lean": lean, "z_clip": z_clip}
         defaults |= {name: OPTIONS[name] for name in self.rule.options}
-        defaults |= {name: value for name, value in given.items() if value is not None}
+        defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
         self._captured: list[Any] = []
         super().__init__(params, defaults)
@@ -116,9 +116,9 @@ class RuleOptimizer(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):  # if not, torch says what is wrong
-            for name in (*OPTIONS, "weight_decay"):  # None is the default, as in the constructor, where it is no value
-                valued = name in ("beta_mean", "z_clip") and name in self.rule.options
-                if param_group.get(name, ...) is None and not valued:
+            for name in (*OPTIONS, "weight_decay"):  # None is the default, except where it is a valid value
+                none_is_valid = name in ("beta_mean", "z_clip") and name in self.rule.options
+                if param_group.get(name, ...) is None and not none_is_valid:
                     del param_group[name]
             if "state_dtype" in param_group:
                 param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
@@ -126,12 +126,12 @@ class RuleOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     def _check(self, group: Group) -> None:
-        """Raise a ValueError for a group this cell cannot be stepped with."""
+        """Raise a ValueError if an option of a group is invalid for this cell."""
         name = type(self).__name__
         for option in OPTIONS:
             if option in group and option not in self.rule.options:
-                having = ", ".join(rule.name for rule in CELLS if option in rule.options)
-                raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {having}")
+                owners = ", ".join(rule.name for rule in CELLS if option in rule.options)
+                raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
         if group["decoupled_weight_decay"] != self.decoupled:
             raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
         lr, betas = group["lr"], group["betas"]
@@ -155,10 +155,13 @@ class RuleOptimizer(Optimizer):
         if not (isinstance(seed, int) and 0 <= seed < 2**32):
             raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32)")
         if group["differentiable"] and (group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]):
-            raise ValueError(f"{name}: differentiable=True cannot see through rounded state; leave state_dtype=None")
-        on = [option for option in ("foreach", "fused", "differentiable") if group[option]]
-        if len(on) > 1:
-            raise ValueError(f"{name}: {on[0]}=True and {on[1]}=True exclude each other; choose one")
+            raise ValueError(
+                f"{name}: differentiable=True needs a step without rounding; leave state_dtype=None "
+                "and stochastic_rounding=False"
+            )
+        enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
+        if len(enabled) > 1:
+            raise ValueError(f"{name}: {enabled[0]}=True and {enabled[1]}=True exclude each other; choose one")
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -216,26 +219,26 @@ class RuleOptimizer(Optimizer):
 
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; `closure`, if given, computes the loss and its gradients again, and the loss is returned."""
+        """Take one step and return the loss of `closure`, if there is one; it recomputes the loss and its gradients."""
         getattr(self, _HEALTH_CHECK)()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        every_inputs = self._collect_inputs()
+        all_inputs = self._collect_inputs()
         try:
-            for group, inputs in zip(self.param_groups, every_inputs, strict=True):
+            for group, inputs in zip(self.param_groups, all_inputs, strict=True):
                 if inputs.params:
                     inputs.step_backend(inputs, make_hyper(group, _read_lr(group, inputs)))
                 if inputs.sharded:  # autograd saw only their local parts change
                     torch.autograd.graph.increment_version(inputs.sharded)
         finally:
-            for inputs in every_inputs:
+            for inputs in all_inputs:
                 inputs.release()
         return loss
 
     def _collect_inputs(self) -> list[StepInputs]:
-        """The inputs of every group, before the first one steps: one bad gradient stops the whole step."""
+        """Collect the inputs of all groups before any group steps, so that one bad gradient stops the whole step."""
         if torch.compiler.is_compiling():
             return [self._collect_group(group) for group in self.param_groups]
         cached = self._inputs
@@ -248,7 +251,7 @@ class RuleOptimizer(Optimizer):
         return cached
 
     def _collect_group(self, group: Group) -> StepInputs:
-        """Collect parameters with gradients and their state, which is created at the first step."""
+        """Collect the parameters that have gradients, and their state, which is created at their first step."""
         backend = choose_backend(group)  # first: if it raises, no state was created
         inputs = StepInputs(
             self.get_rule(group),
@@ -275,7 +278,7 @@ class RuleOptimizer(Optimizer):
         # torch.compile looks for this name and for one flat list of each kind of tensor: it runs this function
         # instead of tracing it.
         names = self._get_stored_names(group)
-        whole = group["differentiable"]
+        differentiable = group["differentiable"]
         for param in group["params"]:
             grad = param.grad
             if grad is None:
@@ -286,31 +289,31 @@ class RuleOptimizer(Optimizer):
                     "embedding, or torch.optim.SparseAdam for these parameters"
                 )
             state = self._get_state(param, group)
-            params.append(param if whole else get_local(param))
-            grads.append(grad if whole else get_local_like(grad, param))
+            params.append(param if differentiable else get_local(param))
+            grads.append(grad if differentiable else get_local_like(grad, param))
             steps.append(state["step"])
             for name, tensors in zip(names, stored, strict=True):
-                tensors.append(state[name] if whole else get_local(state[name]))
+                tensors.append(state[name] if differentiable else get_local(state[name]))
 
     def _move_step_counts(self, group: Group, inputs: StepInputs) -> None:
-        """Move step counts to where the kernel reads them, from where another backend did."""
+        """Move step counts to the devices of their parameters, where the kernel reads them."""
         members = (param for param in group["params"] if param.grad is not None)
         for i, param in enumerate(members):
             inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, torch.float32)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by GradScaler: whether `step` itself divides by the scale and skips on overflow."""
+        """Whether `step` itself divides by the scale and skips on overflow; GradScaler reads it."""
         return all(choose_backend(group) == "cuda" for group in self.param_groups)
 
     # Checkpoints
 
     def state_dict(self) -> StateDict:
-        """The state and the groups, as torch's optimizers give them; its tensors are the optimizer's own."""
+        """The state and the groups, in the layout of torch's optimizers. The tensors are not copied."""
         return checkpoint.make_portable(self, super().state_dict())
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load what `state_dict` returned, into copies.
+        """Load copies of what `state_dict` returned.
 
         A state of another cell, of other shapes, of another `state_dtype` (see `mvngrad.convert_state_dict`) or with
         invalid hyper-parameters raises a ValueError that says so, and nothing is loaded.
@@ -357,5 +360,5 @@ def _read_lr(group: Group, inputs: StepInputs) -> Any:
     lr = group["lr"]
     if not isinstance(lr, Tensor):
         return lr
-    keep = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
-    return lr.squeeze() if keep else lr.item()
+    as_tensor = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
+    return lr.squeeze() if as_tensor else lr.item()

@@ -31,12 +31,14 @@ def get_local_like(tensor: Any, param: Any) -> Tensor:
     """
     if is_sharded(tensor) != is_sharded(param):
         kinds = ["DTensor" if is_sharded(each) else "plain tensor" for each in (param, tensor)]
-        raise ValueError(f"a {kinds[0]} of {tuple(param.shape)} has a {kinds[1]} as its gradient; both must be alike")
+        raise ValueError(
+            f"a {kinds[0]} of {tuple(param.shape)} has a {kinds[1]} as its gradient; both must be DTensors, or neither"
+        )
     if is_sharded(param) and tensor.placements != param.placements:
         tensor = tensor.redistribute(param.device_mesh, param.placements)
     part = get_local(tensor)
-    waited: Tensor = part.wait() if hasattr(part, "wait") else part  # an asynchronous collective may still run
-    return waited
+    ready: Tensor = part.wait() if hasattr(part, "wait") else part  # an asynchronous collective may still run
+    return ready
 
 
 def owns_memory(tensor: Tensor) -> bool:

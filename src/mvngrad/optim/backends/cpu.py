@@ -20,7 +20,7 @@ from mvngrad.rule import Hyper, Rule
 LARGE = 2**20
 NUMBERS = ("lr", "beta1", "beta2", "eps", "eps_s", "weight_decay", "beta_mean", "z_clip")
 COMPILER = Lock()
-"""Held while compiling: torch's tracer is not safe for several threads."""
+"""Held while compiling: torch's tracer is not thread-safe."""
 
 
 class Corrected(OutOfPlace):
@@ -40,22 +40,22 @@ NO_KEY = torch.zeros((), dtype=torch.int32, device="cpu")
 @cache
 def compile_update(
     rule: Rule,
-    given: tuple[str, ...],
+    input_names: tuple[str, ...],
     decoupled: bool,
     maximize: bool,
     rounding: tuple[bool, bool],
     names: tuple[str, ...],
     dtypes: tuple[torch.dtype, ...],
 ) -> Callable[..., Any]:
-    """`rule.update` for rows of any size, with the `given` hyper-parameters as an input: compiled once for all values.
+    """Compile `rule.update` for rows of any size and any values of the hyper-parameters in `input_names`.
 
-    `rounding` is whether state, and whether parameters are rounded at random. Hold `COMPILER` while calling.
+    `rounding` says whether state is rounded at random, and whether parameters are. Hold `COMPILER` while calling.
     """
     fixed = Hyper(lr=0.0, beta1=0.0, beta2=0.0, eps=0.0, decoupled=decoupled, maximize=maximize)
 
     def update(numbers: Tensor, key: Tensor, param: Tensor, grad: Tensor, *rows: Tensor) -> tuple[()]:
         values = numbers.unbind()
-        hyper = fixed._replace(**dict(zip(given, values[3:], strict=True)))  # type: ignore[arg-type]
+        hyper = fixed._replace(**dict(zip(input_names, values[3:], strict=True)))  # type: ignore[arg-type]
         stored = dict(zip(names, rows, strict=True))
         dtype, state_format = arithmetic_dtype(param), find_format(rule.state_names, stored)
         old = state_format.load(rule.state_names, stored, dtype)
@@ -73,7 +73,7 @@ def compile_update(
     count = len(rule.state_names)
     param, grad, *state = (torch.ones(LARGE, dtype=dtype, device="cpu") for dtype in dtypes[: 2 + count])
     scales = [tensor for name, tensor in INT8.allocate(rule.state_names, param).items() if name in names[count:]]
-    numbers = torch.ones(3 + len(given), dtype=torch.float64, device="cpu")
+    numbers = torch.ones(3 + len(input_names), dtype=torch.float64, device="cpu")
     key = torch.ones((), dtype=torch.int32, device="cpu")
     example: list[Any] = [numbers, key, param, grad, *state, *scales]
     try:
@@ -94,8 +94,8 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         inputs.plan = {}, [_can_compile(inputs, i) for i in range(len(inputs.params))]
     functions, compilable = inputs.plan
     values = hyper._asdict()
-    given = tuple(name for name in NUMBERS if values[name] or name == "lr")  # a warm-up may start at lr = 0
-    fixed = given, hyper.decoupled, hyper.maximize
+    input_names = tuple(name for name in NUMBERS if values[name] or name == "lr")  # a warm-up may start at lr = 0
+    fixed = input_names, hyper.decoupled, hyper.maximize
     numbers: dict[float, Tensor] = {}
     for i, (param, grad, steps) in enumerate(zip(inputs.params, inputs.grads, inputs.steps, strict=True)):
         stored = [tensors[i] for tensors in inputs.state.values()]
@@ -107,7 +107,7 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         t = steps.item()
         if t not in numbers:
             corrections = [1 - hyper.beta1**t, 1 - hyper.beta2**t, 1 - hyper.beta2 ** (t - 1)]
-            all_numbers = [*corrections, *(values[name] for name in given)]
+            all_numbers = [*corrections, *(values[name] for name in input_names)]
             numbers[t] = torch.tensor(all_numbers, dtype=torch.float64, device="cpu")
         size = param.numel()
         rows = [tensor.as_strided((size,), (1,)) for tensor in (param, grad, *stored[:count])]
@@ -126,7 +126,7 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
 
 
 def _can_compile(inputs: StepInputs, i: int) -> bool:
-    """Whether parameter, gradient and state are rows in the same order. The compiler treats sizes 0 and 1 apart."""
+    """Whether the tensors are dense, of equal strides and larger than 1: the compiler specializes on sizes 0 and 1."""
     stored = [inputs.state[name][i] for name in inputs.rule.state_names]
     strides = {tensor.stride() for tensor in (inputs.params[i], inputs.grads[i], *stored)}
     return inputs.params[i].numel() > 1 and len(strides) == 1 and is_dense(stored[0])

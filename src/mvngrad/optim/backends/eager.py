@@ -70,11 +70,11 @@ def step(inputs: StepInputs, hyper: Hyper, *, first: int = 0) -> None:
     for i, (param, grad, count) in enumerate(zip(inputs.params, inputs.grads, inputs.steps, strict=True)):
         dtype = torch.float32 if param.dtype in HALF_DTYPES else param.dtype
         stored = {name: tensors[i] for name, tensors in inputs.state.items()}
-        some = stored[rule.state_names[0]]
-        narrow = some.dtype != dtype
+        sample = stored[rule.state_names[0]]
+        narrow = sample.dtype != dtype
         old = load_state(rule.state_names, stored, dtype) if narrow else stored
         x, g = param, grad
-        if differentiable:  # autograd keeps what it saw, and parameter and state are overwritten below
+        if differentiable:  # autograd saves these tensors, and the originals are overwritten below
             x, old = x.clone(), {name: value.clone() for name, value in old.items()}
         if x.dtype != dtype:
             x = x.to(dtype)
@@ -83,7 +83,7 @@ def step(inputs: StepInputs, hyper: Hyper, *, first: int = 0) -> None:
         count += 1
         t = count.to(dtype) if inputs.capturable or count.is_cuda else count.item()
         x, new = rule.update(x, g, old, t, hyper, ops)
-        noise = rounding.make_noise(first + i, t, param, some) if narrow or rounding.params else None
+        noise = rounding.make_noise(first + i, t, param, sample) if narrow or rounding.params else None
         if narrow or differentiable:
             find_format(rule.state_names, stored).store(stored, new, noise)
         if differentiable or x.dtype != param.dtype:

@@ -14,7 +14,7 @@ from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Arithmetic, Hyper
 
 BATCH = 2**25
-"""Parameters stepped at once: enough to fill a device, and temporaries are smaller than the model."""
+"""Coordinates stepped at once: enough to fill a device, while temporaries stay smaller than the model."""
 
 
 class Tensors:
@@ -128,13 +128,13 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     batches: dict[tuple[Any, ...], list[int]] = {}
     sizes: dict[tuple[Any, ...], int] = {}
     for i, (param, count) in enumerate(zip(inputs.params, steps, strict=True)):
-        age = None if inputs.capturable or count.is_cuda else count.item() + 1
-        kind = param.device, param.dtype, age
-        sizes[kind] = sizes.get(kind, 0) + param.numel()
-        batches.setdefault((*kind, sizes[kind] // BATCH), []).append(i)
-    for (_, _, age, _), batch in batches.items():
+        host_step = None if inputs.capturable or count.is_cuda else count.item() + 1
+        key = param.device, param.dtype, host_step
+        sizes[key] = sizes.get(key, 0) + param.numel()
+        batches.setdefault((*key, sizes[key] // BATCH), []).append(i)
+    for (_, _, host_step, _), batch in batches.items():
         counts = [steps[i] for i in batch]
-        on_device = age is None
+        on_device = host_step is None
         if on_device:
             torch._foreach_add_(counts, 1)
         params = [inputs.params[i] for i in batch]
@@ -146,11 +146,11 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         converted = dtype != params[0].dtype
         x = Tensors([param.to(dtype) for param in params] if converted else params)
         g = Tensors([inputs.grads[i].to(dtype) for i in batch])
-        t = Tensors([count.to(dtype) for count in counts]) if on_device else age
+        t = Tensors([count.to(dtype) for count in counts]) if on_device else host_step
         x, new = rule.update(x, g, old, t, hyper, FOREACH)
         if narrow or rounding.params:
             for j, (i, param, each) in enumerate(zip(batch, params, stored, strict=True)):
-                noise = rounding.make_noise(i, steps[i] if on_device else age, param, each[rule.state_names[0]])
+                noise = rounding.make_noise(i, steps[i] if on_device else host_step, param, each[rule.state_names[0]])
                 values = {name: value.items[j] for name, value in new.items()}
                 find_format(rule.state_names, each).store(each, values, noise)
                 write(param, x.items[j], noise["x"] if noise and rounding.params else None)

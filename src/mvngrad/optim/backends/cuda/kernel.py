@@ -311,7 +311,7 @@ def update(
     for block in tl.range(first, first + LOOPS, num_stages=1):
         start = block * BLOCK
         offsets = start + tl.arange(0, BLOCK)
-        if S != tl.float32:  # 4 at once, as many as of float32: then no value passes from thread to thread
+        if S != tl.float32:  # 4 adjacent values per thread, as in float32, so that threads exchange none
             offsets = tl.max_contiguous(offsets, 4)
         if start + BLOCK <= size:  # full blocks need no mask, so their loads are 16 bytes wide
             _update(

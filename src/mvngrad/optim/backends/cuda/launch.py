@@ -37,7 +37,7 @@ COLUMNS = {
     "m": Column.M, "v": Column.R, "s": Column.R, "u": Column.U,
     "m_scale": Column.M_SCALE, "v_scale": Column.R_SCALE, "s_scale": Column.R_SCALE, "u_scale": Column.U_SCALE,
 }  # fmt: skip
-WALKED = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U)
+COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U)
 """The columns of tensors with a value for each coordinate."""
 
 
@@ -101,7 +101,7 @@ class Launch:
         self.copied = [
             (column, i)
             for column, tensors in self._get_columns(params, grads, state).items()
-            if column in WALKED
+            if column in COORDINATE_COLUMNS
             for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True))
             if tensor.stride() != strides
         ]
@@ -164,10 +164,10 @@ class Launch:
     def upload_table(self, columns: dict[Column, list[Tensor]], captured: list[Any] | None) -> None:
         """Write the addresses of all tensors, and the indices of the parameters in their group, to the device.
 
-        `captured` keeps what a graph needs that is being captured, if one is.
+        `captured` collects what the graph being captured needs; it is None outside of a capture.
         """
         rows = [list(map(Tensor.data_ptr, columns[column])) if column in columns else [] for column in Column]
-        self.aligned = all(address % 16 == 0 for column in WALKED for address in rows[column])
+        self.aligned = all(address % 16 == 0 for column in COORDINATE_COLUMNS for address in rows[column])
         rows[Column.INDEX] = list(range(self.count)) if self.batch is None else self.batch
         host = torch.tensor([row or [0] * self.count for row in rows], device="cpu")
         if captured is not None:
@@ -252,18 +252,23 @@ class Launch:
         self._launch(kernel.update, self.grid, self.options, (constants, pointer_dtypes), update)
 
     def _launch(
-        self, function: Any, grid: tuple[int, int, int], options: dict[str, int], kind: Any, arguments: Sequence[Any]
+        self,
+        function: Any,
+        grid: tuple[int, int, int],
+        options: dict[str, int],
+        signature: Any,
+        arguments: Sequence[Any],
     ) -> None:
-        """Launch a kernel; for a `kind` of arguments seen before, without Triton's own look at every argument."""
-        run = self.compiled.get((function, kind))
+        """Launch a kernel. Arguments of a `signature` that was compiled before skip Triton's own checks."""
+        run = self.compiled.get((function, signature))
         if run is not None:
             run(*arguments)
         elif compiled := function[grid](*arguments, **options):  # the interpreter returns nothing
-            self.compiled[function, kind] = compiled[grid]
+            self.compiled[function, signature] = compiled[grid]
 
 
 def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor or, if it does not fill its memory, of a dense one that is like it."""
+    """The strides of a tensor or, if it has gaps in memory, of a dense tensor like it."""
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
 
