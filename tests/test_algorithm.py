@@ -1,4 +1,4 @@
-"""The optimizers people use against Algorithm 1 and its neighbours, written out here once more and literally."""
+"""The public optimizers against Algorithm 1 and the related ones, written out here line by line."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ OPTIONS = {
 }
 
 
-def literally(name, x, gradients, lrs, betas=(0.9, 0.999), eps=1e-8, eps_s=1e-16, weight_decay=None, **options):
+def run_literally(name, x, gradients, lrs, betas=(0.9, 0.999), eps=1e-8, eps_s=1e-16, weight_decay=None, **options):
     """Section 2 of the paper, with weight decay and our two options, line by line."""
     cell, decoupled = name.removesuffix("W"), name.endswith("W")
     decay = (0.01 if decoupled else 0.0) if weight_decay is None else weight_decay
@@ -46,7 +46,7 @@ def literally(name, x, gradients, lrs, betas=(0.9, 0.999), eps=1e-8, eps_s=1e-16
 @pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_steps_under_a_schedule(name, options, fused, request):
+def test_a_hundred_steps_equal_the_literal_algorithm(name, options, fused, request):
     make = getattr(mvngrad, name)
     if set(options) & {"eps_s", "beta_mean", "z_clip"} - set(make.rule.options):
         pytest.skip(f"{name} has no such option")
@@ -63,10 +63,10 @@ def test_a_hundred_steps_under_a_schedule(name, options, fused, request):
         x.grad = torch.tensor(g)
         optimizer.step()
         schedule.step()
-    expected = literally(name, start, gradients, lrs, **options)
+    expected = run_literally(name, start, gradients, lrs, **options)
     np.testing.assert_allclose(x.detach().numpy(), expected, rtol=1e-11, atol=1e-12)
 
 
-def test_all_optimizers_are_here():
+def test_every_public_optimizer_is_tested():
     public = set(mvngrad.__all__) - {"convert_state_dict"}
     assert {optimizer.__name__ for optimizer in OPTIMIZERS} == set(NAMES) == public

@@ -1,4 +1,4 @@
-"""Who may import whom, what an import costs, and that both wheels work in an empty environment."""
+"""Which modules may import which, what an import costs, and that both wheels work in an empty environment."""
 
 import ast
 import subprocess
@@ -24,7 +24,7 @@ ALLOWED = {
 }
 STANDARD_LIBRARY_ONLY = {"__init__", "rule"}
 
-# Part of the lab -> what it must not import, also not through another module.
+# Part of the lab -> what it must not import, directly or through another module.
 ENGINE = {f"mvngrad_lab.sweep.{name}" for name in ("database", "queue", "stages", "summary", "worker", "local_workers")}
 HEAVY = {"torch", "optuna", "tyro", "mvngrad.optim", "mvngrad_lab.training", *ENGINE}
 FORBIDDEN = {
@@ -37,8 +37,8 @@ FORBIDDEN = {
     "recipe.py": {"numpy", *HEAVY},
     "store/__init__.py": {"numpy", "mvngrad.diagnostics", *HEAVY},
 }
-# What it must not import itself.
-FORBIDDEN_HERE = {
+# Part of the lab -> what it must not import directly.
+FORBIDDEN_DIRECTLY = {
     "training/**/*.py": {"tyro", "rich", "matplotlib", "jinja2", "optuna", "mvngrad_lab.report", "mvngrad_lab.cli"},
 }
 
@@ -67,13 +67,13 @@ def is_in(name, packages):
 def find_modules(name):
     """Files of ours that `import name` runs: the packages above the module, and the module."""
     for source in (LIBRARY.parent, LAB.parent):
-        place = source
+        path = source
         for part in name.split("."):
-            place = place / part
-            if place.is_dir():
-                yield place / "__init__.py"
-            elif place.with_suffix(".py").exists():
-                yield place.with_suffix(".py")
+            path = path / part
+            if path.is_dir():
+                yield path / "__init__.py"
+            elif path.with_suffix(".py").exists():
+                yield path.with_suffix(".py")
 
 
 @pytest.mark.parametrize("path", sorted(LIBRARY.rglob("*.py")), ids=lambda path: str(path.relative_to(LIBRARY)))
@@ -91,7 +91,7 @@ def test_library_imports_in_one_direction_and_nothing_of_the_lab(path):
 
 @pytest.mark.parametrize("pattern", FORBIDDEN)
 def test_light_parts_of_the_lab_import_nothing_heavy(pattern):
-    """Inside functions too; of the modules that these import, what runs on import."""
+    """In these files imports inside functions count too; in the modules they import, only top-level imports."""
     waiting = [(path, False, path) for path in sorted(LAB.glob(pattern))]
     assert waiting
     seen = set()
@@ -105,11 +105,11 @@ def test_light_parts_of_the_lab_import_nothing_heavy(pattern):
                     waiting.append((module, True, origin))
 
 
-@pytest.mark.parametrize("pattern", FORBIDDEN_HERE)
+@pytest.mark.parametrize("pattern", FORBIDDEN_DIRECTLY)
 def test_training_imports_neither_command_nor_report(pattern):
     for path in sorted(LAB.glob(pattern)):
         for name in get_imports(path):
-            assert not is_in(name, FORBIDDEN_HERE[pattern]), f"{path} must not import {name}"
+            assert not is_in(name, FORBIDDEN_DIRECTLY[pattern]), f"{path} must not import {name}"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def run(*command, **options):
 
 
 def get_imported(code, names):
-    """Those of the modules `names` that a new process has imported after `code`."""
+    """The modules among `names` that a new process has imported after running `code`."""
     return run(sys.executable, "-c", f"import sys\n{code}\nprint([n for n in {names} if n in sys.modules])").strip()
 
 
@@ -153,7 +153,7 @@ def test_help_imports_no_torch():
     assert get_imported(code, ["torch", "numpy", "optuna", "matplotlib"]).splitlines()[-1] == "[]"
 
 
-def test_public_names():
+def test_dir_lists_public_names_and_unknown_names_raise():
     import mvngrad
 
     assert set(mvngrad.__all__) < set(dir(mvngrad))

@@ -29,7 +29,7 @@ def run(monkeypatch, tmp_path):
     return run
 
 
-def test_a_run_writes_the_candidates_asked_for_and_their_references(run):
+def test_a_run_writes_the_selected_candidates_and_their_references(run):
     result, page = run("--only", "^MVNGradW (eager|foreach)$")
     rows = {row["name"]: row for row in result["models"]["small"]["decoupled"]}
     assert list(rows) == [
@@ -53,7 +53,7 @@ def test_a_run_writes_the_candidates_asked_for_and_their_references(run):
     assert result["targets"] == []
 
 
-def test_what_cannot_run_is_a_note_and_not_an_error(run, monkeypatch):
+def test_a_candidate_that_cannot_run_becomes_a_note(run, monkeypatch):
     absent = Candidate("absent Adam", "no_such_package.optim", "Adam", "fused")
     wrong = Candidate("wrong AdamW", "torch.optim", "AdamW", "fused", {"no_such_option": 1})
     monkeypatch.setattr(candidates, "PEERS", [absent, wrong])
@@ -73,7 +73,7 @@ def test_the_host_profile_names_the_fused_candidates(run, tmp_path, monkeypatch)
     assert text.count("3 steps") == 2
 
 
-def test_launches_are_counted_for_the_rows_there_are(monkeypatch):
+def test_launches_are_counted_for_existing_rows(monkeypatch):
     monkeypatch.setitem(step.MODELS, "small", SHAPES)
     monkeypatch.setattr(step, "count_launches", lambda step: 7)
     rows = [{"name": "torch AdamW fused", "launches": None}]
@@ -89,7 +89,7 @@ def test_every_cell_and_state_is_a_candidate():
     assert not {name for name in names if "lean" in name and "MVNGrad" not in name}
 
 
-def tables(model, host=80.0, **ratios):
+def make_tables(model, host=80.0, **ratios):
     rows = [{"name": "torch AdamW fused", "ratio_to_fused": 1.0, "of_copy": 0.6, "host_microseconds": 300.0}]
     rows += [
         {
@@ -105,7 +105,7 @@ def tables(model, host=80.0, **ratios):
 
 
 def test_a_target_is_met_missed_or_not_measured():
-    targets = judge_targets(tables("gpt2-124m", fused=0.85, fused_bf16=0.70), "H200")
+    targets = judge_targets(make_tables("gpt2-124m", fused=0.85, fused_bf16=0.70), "H200")
     verdicts = {target["target"]: target["verdict"] for target in targets}
     assert verdicts["MVNGradW fused: time over torch's fused AdamW"] == "met"
     assert verdicts["MVNGradW fused bf16: time over torch's fused AdamW"] == "missed"
@@ -121,7 +121,7 @@ def test_a_target_is_met_missed_or_not_measured():
 
 @pytest.mark.parametrize(("host", "verdict"), [(2000.0, "met"), (20000.0, "missed")])
 def test_host_time_may_not_grow_faster_than_torchs(host, verdict):
-    models = tables("gpt2-124m", fused=0.85) | tables("tiny-2000", host=host, fused=0.3)
+    models = make_tables("gpt2-124m", fused=0.85) | make_tables("tiny-2000", host=host, fused=0.3)
     models["tiny-2000"]["decoupled"][0]["host_microseconds"] = 6000.0
     (growth,) = (target for target in judge_targets(models, "H200") if len(target["models"]) == 2)
     assert growth["verdict"] == verdict
@@ -132,10 +132,10 @@ def test_a_target_is_judged_on_its_machine_only():
     assert find_machine({"device": "NVIDIA L4", "threads": 2}, "cuda") is None
     assert find_machine({"device": "Xeon", "threads": 2}, "cpu") == "2 CPU cores"
     assert find_machine({"device": "Xeon", "threads": 8}, "cpu") is None
-    assert judge_targets(tables("gpt2-124m", fused=0.85), None) == []
+    assert judge_targets(make_tables("gpt2-124m", fused=0.85), None) == []
 
 
-def test_the_bytes_of_state_are_those_of_its_tensors_each_once():
+def test_state_bytes_count_each_tensor_once():
     params = step.make_parameters(SHAPES, "cpu")
     optimizer = torch.optim.AdamW(params, fused=True)
     assert state_bytes(optimizer) == 0

@@ -1,13 +1,12 @@
-"""State that survives: round trips, 16-bit parameters, distributed checkpoints, and states that must be refused."""
+"""Saving and loading: round trips, 16-bit parameters, distributed checkpoints, and state_dicts that are refused."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, train
+from family import NAMES, OPTIMIZERS, PLAIN, each_optimizer, equal, everything, parameters, through_disk, train
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -16,18 +15,10 @@ from torch.distributed.checkpoint.state_dict import (
 
 import mvngrad
 
-each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 
 
-def through_disk(state_dict):
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def trained(make, dtype=torch.float32, steps=5, **options):
+def make_trained(make, dtype=torch.float32, steps=5, **options):
     optimizer = make(parameters((4, 3), (), (0,), dtype=dtype), **options)
     train(optimizer, steps)
     return optimizer
@@ -36,7 +27,7 @@ def trained(make, dtype=torch.float32, steps=5, **options):
 @each_dtype
 @each_optimizer
 def test_state_dict_round_trip_resumes_exactly(make, dtype):
-    original = trained(make, dtype, lr=1e-2)
+    original = make_trained(make, dtype, lr=1e-2)
     resumed = make([p.detach().clone().requires_grad_() for p in original.param_groups[0]["params"]])
     resumed.load_state_dict(through_disk(original.state_dict()))
     assert equal(everything(resumed), everything(original))
@@ -50,8 +41,8 @@ def test_state_dict_round_trip_resumes_exactly(make, dtype):
     "clone", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
 )
 @each_optimizer
-def test_copies_go_on_exactly(make, clone, dtype):
-    original = trained(make, dtype, lr=1e-2)
+def test_copied_optimizers_continue_bit_for_bit(make, clone, dtype):
+    original = make_trained(make, dtype, lr=1e-2)
     twin = clone(original)
     train(original, 5, seed=2)
     train(twin, 5, seed=2)
@@ -62,17 +53,17 @@ def test_copies_go_on_exactly(make, clone, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @each_optimizer
 def test_moments_of_16_bit_parameters_are_still_float32_after_loading(make, dtype):
-    original = trained(make, dtype)
+    original = make_trained(make, dtype)
     resumed = make(parameters((4, 3), (), (0,), dtype=dtype))
     resumed.load_state_dict(original.state_dict())
     for state in resumed.state.values():
-        assert {state[slot].dtype for slot in make.rule.state_names} == {torch.float32}
+        assert {state[name].dtype for name in make.rule.state_names} == {torch.float32}
     assert equal(everything(resumed)[3:], everything(original)[3:])
 
 
 @each_optimizer
-def test_loading_copies(make):
-    original = trained(make)
+def test_loading_copies_tensors(make):
+    original = make_trained(make)
     saved = original.state_dict()
     twin = make(parameters((4, 3), (), (0,)))
     twin.load_state_dict(saved)
@@ -83,8 +74,8 @@ def test_loading_copies(make):
 
 
 @each_optimizer
-def test_loading_respects_hooks(make):
-    original, twin = trained(make), make(parameters((4, 3), (), (0,)))
+def test_loading_calls_pre_and_post_hooks(make):
+    original, twin = make_trained(make), make(parameters((4, 3), (), (0,)))
 
     def double_lr(_, state_dict):
         groups = [{**group, "lr": 2 * group["lr"]} for group in state_dict["param_groups"]]
@@ -101,8 +92,8 @@ def test_loading_respects_hooks(make):
 
 
 @each_optimizer
-def test_a_step_count_follows_capturable(make):
-    original = trained(make, capturable=True)
+def test_a_loaded_capturable_optimizer_keeps_counting_steps(make):
+    original = make_trained(make, capturable=True)
     twin = make(parameters((4, 3), (), (0,)))
     twin.load_state_dict(through_disk(original.state_dict()))
     assert twin.param_groups[0]["capturable"]
@@ -145,15 +136,15 @@ def test_a_distributed_checkpoint_at_step_zero_changes_nothing(make, flatten, tm
     assert equal(everything(resumed), everything(untouched))
 
 
-def test_without_init_state_that_checkpoint_takes_a_hidden_step():
-    """Why `init_state` exists; should torch stop doing this, it can go."""
+def test_without_init_state_a_distributed_checkpoint_takes_a_hidden_step():
+    """The reason for `init_state`: if torch stops taking this step, `init_state` can be removed."""
     model, optimizer = model_and_optimizer(mvngrad.MVNGrad)
     get_optimizer_state_dict(model, optimizer)
     assert {state["step"].item() for state in optimizer.state.values()} == {1.0}
 
 
 @each_optimizer
-def test_init_state_is_what_the_first_step_would_create(make):
+def test_init_state_creates_what_the_first_step_would_create(make):
     early, late = make(parameters((4, 3), ())), make(parameters((4, 3), ()))
     early.init_state()
     assert all(not value.any() for state in early.state.values() for value in state.values())
@@ -165,7 +156,7 @@ def test_init_state_is_what_the_first_step_would_create(make):
     assert equal(everything(early), everything(late))
 
 
-def test_init_state_leaves_frozen_parameters_alone():
+def test_init_state_skips_frozen_parameters():
     a, b = parameters((3,), (3,))
     b.requires_grad_(False)
     optimizer = mvngrad.MVNGrad([a, b])
@@ -176,9 +167,9 @@ def test_init_state_leaves_frozen_parameters_alone():
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("source", [*OPTIMIZERS, torch.optim.Adam, torch.optim.SGD], ids=[*NAMES, "torch", "SGD"])
 @each_optimizer
-def test_a_state_dict_of_another_cell_is_refused(make, source, steps):
+def test_a_state_dict_of_another_cell_is_refused_and_changes_nothing(make, source, steps):
     if make is source or (source is torch.optim.Adam and make is mvngrad.Adam and steps == 0):
-        return  # torch's Adam before its first step differs from ours by nothing that matters
+        return  # before its first step, a state_dict of torch's Adam fits ours
     other = source(parameters((4, 3)), lr=1e-3)
     train(other, steps)
     optimizer = make(parameters((4, 3)))
@@ -191,7 +182,7 @@ def test_a_state_dict_of_another_cell_is_refused(make, source, steps):
 
 
 @each_optimizer
-def test_the_state_of_torchs_optimizers_is_known_and_what_to_do_with_it_said(make):
+def test_a_state_dict_of_torch_is_refused_with_the_remedy(make):
     theirs = torch.optim.AdamW(parameters((4, 3)))
     train(theirs, 1)
     optimizer = make(parameters((4, 3)), state_dtype=torch.bfloat16)
@@ -204,7 +195,7 @@ def test_the_state_of_torchs_optimizers_is_known_and_what_to_do_with_it_said(mak
 
 @pytest.mark.parametrize("steps", [0, 1])
 @each_optimizer
-def test_the_state_of_another_cell_is_recognized_and_the_message_says_where_it_belongs(make, steps):
+def test_refusing_the_state_of_another_cell_names_that_cell(make, steps):
     for source in PLAIN:
         if source.rule == make.rule:
             continue
@@ -221,14 +212,14 @@ def test_the_state_of_another_cell_is_recognized_and_the_message_says_where_it_b
 
 
 @pytest.mark.parametrize("make", [torch.optim.RAdam, torch.optim.NAdam, lambda p: torch.optim.Adam(p, amsgrad=True)])
-def test_of_torchs_optimizers_only_adam_is_converted(make):
+def test_only_adam_of_torchs_optimizers_is_converted(make):
     theirs = make(parameters((4, 3)))
     train(theirs, 1)
     with pytest.raises(ValueError, match="only the state of Adam and AdamW, without amsgrad, can be converted"):
         mvngrad.convert_state_dict(theirs.state_dict(), None)
 
 
-def test_what_is_converted_is_a_copy_and_a_group_keeps_the_options_that_torchs_has_not():
+def test_conversion_copies_and_a_group_keeps_options_that_torch_lacks():
     theirs = torch.optim.AdamW(parameters((4, 3), dtype=torch.bfloat16))
     train(theirs, 1)
     converted = mvngrad.convert_state_dict(theirs.state_dict(), None)
@@ -260,39 +251,39 @@ CORRUPTIONS = {
     "no params": (lambda d: d["param_groups"][0].pop("params"), "dicts with params"),
     "one group too many": (lambda d: d["param_groups"].append(d["param_groups"][0]), "groups hold"),
     "a parameter lost": (lambda d: d["param_groups"][0]["params"].pop(), "groups hold"),
-    "a stranger": (lambda d: d["state"].update({"0": d["state"].pop(0)}), "none of its parameters"),
+    "an unknown parameter": (lambda d: d["state"].update({"0": d["state"].pop(0)}), "not among its parameters"),
     "lr lost": (lambda d: d["param_groups"][0].pop("lr"), "lr"),
     "lr negative": (edit("param_groups", 0, "lr", to=-1.0), "lr=-1.0"),
     "betas broken": (edit("param_groups", 0, "betas", to=(0.9, 1.5)), r"betas\[1\]=1.5"),
     "z_clip not a number": (edit("param_groups", 0, "z_clip", to="x"), "z_clip='x'"),
     "amsgrad": (lambda d: d["param_groups"][0].update(amsgrad=True), "amsgrad"),
-    "slot lost": (lambda d: d["state"][0].pop("m"), "it has .* for each parameter"),
+    "state lost": (lambda d: d["state"][0].pop("m"), "it has .* for each parameter"),
     "no dict for a parameter": (edit("state", 1, to=None), "NoneType, not a dict"),
-    "slot of another shape": (edit("state", 0, "m", to=torch.zeros(2)), r"m is torch.float32 of \(2,\)"),
-    "slot of integers": (edit("state", 0, "m", to=lambda m: m.long()), "m is torch.int64"),
-    "slot complex": (edit("state", 0, "m", to=lambda m: m.to(torch.complex64)), "m is torch.complex64"),
-    "slot sparse": (edit("state", 0, "m", to=lambda m: m.to_sparse()), "m is"),
-    "slot without data": (edit("state", 1, "u", to=lambda u: u.to("meta")), "u is"),
-    "slot not a tensor": (edit("state", 0, "s", to=None), "s is NoneType"),
+    "state of another shape": (edit("state", 0, "m", to=torch.zeros(2)), r"m is torch.float32 of \(2,\)"),
+    "state of integers": (edit("state", 0, "m", to=lambda m: m.long()), "m is torch.int64"),
+    "state complex": (edit("state", 0, "m", to=lambda m: m.to(torch.complex64)), "m is torch.complex64"),
+    "state sparse": (edit("state", 0, "m", to=lambda m: m.to_sparse()), "m is"),
+    "state without data": (edit("state", 1, "u", to=lambda u: u.to("meta")), "u is"),
+    "state not a tensor": (edit("state", 0, "s", to=None), "s is NoneType"),
     "s negative": (edit("state", 0, "s", to=lambda s: s - 1), "negative"),
     "step NaN": (edit("state", 1, "step", to=torch.tensor(float("nan"))), "step is"),
     "step infinite": (edit("state", 1, "step", to=float("inf")), "step is"),
-    "step between": (edit("state", 1, "step", to=2.5), "step is 2.5"),
-    "step a word": (edit("state", 1, "step", to="x"), "step is 'x'"),
+    "step not an integer": (edit("state", 1, "step", to=2.5), "step is 2.5"),
+    "step a string": (edit("state", 1, "step", to="x"), "step is 'x'"),
     "step None": (edit("state", 1, "step", to=None), "step is None"),
     "step complex": (edit("state", 1, "step", to=torch.tensor(1j)), "step is"),
 }
 
 
 @pytest.mark.parametrize("nothing", [None, [], 3])
-def test_what_is_no_state_dict_is_refused(nothing):
+def test_a_value_that_is_not_a_state_dict_is_refused(nothing):
     with pytest.raises(ValueError, match="not an optimizer's state_dict"):
-        trained(mvngrad.MVNGrad).load_state_dict(nothing)
+        make_trained(mvngrad.MVNGrad).load_state_dict(nothing)
 
 
 @pytest.mark.parametrize(("corrupt", "message"), CORRUPTIONS.values(), ids=CORRUPTIONS)
-def test_a_corrupted_state_dict_is_refused_whole(corrupt, message):
-    optimizer, twin = trained(mvngrad.MVNGrad), trained(mvngrad.MVNGrad, steps=2, lr=0.5)
+def test_a_corrupted_state_dict_is_refused_and_changes_nothing(corrupt, message):
+    optimizer, twin = make_trained(mvngrad.MVNGrad), make_trained(mvngrad.MVNGrad, steps=2, lr=0.5)
     broken = copy.deepcopy(optimizer.state_dict())
     corrupt(broken)
     before, groups = everything(twin), copy.deepcopy(twin.state_dict()["param_groups"])

@@ -1,14 +1,12 @@
-"""Under torch.compile a step equals the step as it stands, and a schedule does not recompile it."""
+"""Under torch.compile a step equals the uncompiled one, and a schedule does not recompile it."""
 
 import subprocess
 import sys
 
 import pytest
 import torch
-from family import NAMES, OPTIMIZERS, PLAIN, parameters
+from family import each_cell, each_optimizer, parameters
 from torch._dynamo.testing import CompileCounter
-
-each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +16,8 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-def compiled_run(optimizer, backend, set_lr, steps=6):
-    """The number of graphs compiled after each step of a schedule."""
+def run_compiled(optimizer, backend, set_lr, steps=6):
+    """Step through a schedule; return the number of compiled graphs after each step."""
     counter = CompileCounter()
     step = torch.compile(optimizer.step, backend=counter if backend is None else backend)
     graphs = []
@@ -44,20 +42,20 @@ def set_tensor(group, lr):
 @each_optimizer
 def test_a_tensor_lr_never_recompiles(make, foreach):
     optimizer = make(parameters((4, 3), (5,)), lr=torch.tensor(1e-2), foreach=foreach)
-    assert compiled_run(optimizer, None, set_tensor) == [1] * 6
+    assert run_compiled(optimizer, None, set_tensor) == [1] * 6
 
 
 @pytest.mark.parametrize("foreach", [False, True])
 @each_optimizer
-def test_a_float_lr_recompiles_once_when_it_first_moves(make, foreach):
+def test_a_float_lr_recompiles_once_when_it_first_changes(make, foreach):
     """As for torch.optim: at its second value torch.compile makes the number an input of the graph."""
     optimizer = make(parameters((4, 3), (5,)), lr=1e-2, foreach=foreach)
-    assert compiled_run(optimizer, None, set_float) == [1] + [2] * 5
+    assert run_compiled(optimizer, None, set_float) == [1] + [2] * 5
 
 
 @pytest.mark.parametrize("foreach", [False, True])
 @each_optimizer
-def test_a_schedule_that_moves_betas_recompiles_no_more_than_torch(make, foreach):
+def test_a_schedule_of_betas_recompiles_no_more_than_torch(make, foreach):
     """OneCycleLR moves lr and beta1 at every step."""
     graphs = []
     for cls in (make, torch.optim.AdamW):
@@ -76,7 +74,7 @@ def test_a_schedule_that_moves_betas_recompiles_no_more_than_torch(make, foreach
 
 
 def test_the_first_optimizer_of_a_process_compiles_to_one_graph():
-    """Whatever is computed on first use must not stand in the tracer's way."""
+    """What is computed on first use must not break the graph."""
     code = """
 import torch, mvngrad
 from torch._dynamo.testing import CompileCounter
@@ -91,14 +89,14 @@ print("graphs:", counter.frame_count)
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-@pytest.mark.parametrize("make", PLAIN, ids=lambda make: make.__name__)
-def test_the_compiled_step_computes_the_same(make):
+@each_cell
+def test_the_compiled_step_equals_the_eager_one(make):
     runs = []
     for compiled in (False, True):
         params = parameters((4, 3), (5,))
         optimizer = make(params, lr=1e-2, weight_decay=0.1)
         if compiled:
-            compiled_run(optimizer, "inductor", set_float)
+            run_compiled(optimizer, "inductor", set_float)
         else:
             for t in range(6):
                 set_float(optimizer.param_groups[0], 1e-2 / (t + 1))

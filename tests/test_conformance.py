@@ -1,11 +1,11 @@
-"""Every backend x cell x option x dtype, and x how state is kept, against the rule in float64."""
+"""Every backend, cell, option, dtype and `state_dtype` against the rule in float64."""
 
 from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from family import NUMPY, new_state, oracle, step, tensors
+from family import NUMPY, each_device, each_narrow_dtype, each_rule, new_state, oracle, step, tensors
 
 from mvngrad.optim import formats
 from mvngrad.optim.formats import Rounding, load_state
@@ -33,7 +33,7 @@ OPTIONS = {
     "beta_mean": {"beta_mean": 0.5},
     "z_clip": {"z_clip": 0.7},
 }
-# For parameters kept in 16 bits: one rounding of the parameter may fall to the other side.
+# 16-bit parameters may differ by one unit in the last place, if a rounding goes the other way.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 SHAPES = [(33, 7), (5,), (), (0,), (1,), (2, 3, 4, 5)]
 STEPS = 30
@@ -45,11 +45,8 @@ CASES = [
     for name, option in OPTIONS.items()
     if set(option) & {"eps_s", "beta_mean", "z_clip"} <= set(rule.options)
 ]
-# What of lean is not MVN-Grad's, line for line, at once.
+# One case for lean, with every option that its own lines use.
 CASES.append(pytest.param(LEAN, Hyper(lr=1e-2, eps=1e-2, eps_s=1e-3, z_clip=0.7), id="lean"))
-
-
-each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
 def array(tensor):
@@ -64,7 +61,7 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
     if backend == "cpu":
         request.getfixturevalue("cpp_compiler")
         if device != "cpu":
-            pytest.skip("the CPU's path")
+            pytest.skip("this backend runs on the CPU only")
         if dtype in (torch.bfloat16, torch.float16) and hyper != Hyper(lr=1e-2, weight_decay=0.1):
             pytest.skip("seconds of compiling each, and options do not depend on the dtype of parameters")
     if backend == "cuda":
@@ -74,10 +71,10 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
         if dtype == torch.bfloat16 and device == "cpu":
             pytest.skip("Triton's interpreter truncates to bfloat16, where a GPU rounds")
     params = tensors(*SHAPES, dtype=dtype, device=device)
-    many = 10 if backend == "cuda" and device == "cpu" else STEPS  # the interpreter is slow
-    grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, many + 1)]
+    count = 10 if backend == "cuda" and device == "cpu" else STEPS  # the interpreter is slow
+    grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, count + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.state_names}
+    state = {name: [torch.zeros_like(p, dtype=wide) for p in params] for name in rule.state_names}
     steps = [torch.zeros((), device=device if backend in ON_DEVICE else "cpu") for _ in params]
     starts = [p.clone() for p in params]
     for g in grads:
@@ -94,37 +91,37 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
             round_x=lambda x: torch.from_numpy(np.asarray(x)).to(dtype).double().numpy(),
         )
         assert param.dtype == dtype
-        assert steps[i] == many
+        assert steps[i] == count
         np.testing.assert_allclose(array(param), x, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-        # With coupled decay the state sees the rounded parameters.
-        loose = TOLERANCE[wide] * 10 if dtype == wide else 2e-2
-        for slot in rule.state_names:
-            assert state[slot][i].dtype == wide
-            np.testing.assert_allclose(array(state[slot][i]), expected[slot], rtol=loose, atol=loose)
+        # With coupled decay the state depends on the rounded parameters.
+        tolerance = TOLERANCE[wide] * 10 if dtype == wide else 2e-2
+        for name in rule.state_names:
+            assert state[name][i].dtype == wide
+            np.testing.assert_allclose(array(state[name][i]), expected[name], rtol=tolerance, atol=tolerance)
 
 
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("rule", "hyper"), CASES)
 def test_foreach_equals_eager(rule, hyper, dtype, device):
-    """Bit for bit on the CPU; on CUDA, where torch's own two paths differ in the last place, to it."""
+    """Bit for bit on the CPU; on CUDA, where torch's own two paths differ too, up to the last place."""
     runs = []
     for backend in ("eager", "foreach"):
         params = tensors(*SHAPES, dtype=dtype, device=device)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        state = {slot: [torch.zeros_like(p, dtype=wide) for p in params] for slot in rule.state_names}
-        steps = [torch.tensor(float(i)) for i in range(len(params))]  # parameters of different ages
+        state = {name: [torch.zeros_like(p, dtype=wide) for p in params] for name in rule.state_names}
+        steps = [torch.tensor(float(i)) for i in range(len(params))]  # parameters with different step counts
         for t in range(1, STEPS):
             step(backend, rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
-        runs.append([*params, *(tensor for slot in rule.state_names for tensor in state[slot]), *steps])
+        runs.append([*params, *(tensor for name in rule.state_names for tensor in state[name]), *steps])
     for a, b in zip(*runs, strict=True):
-        exact = 0 if device == "cpu" else TOLERANCE[dtype]
-        torch.testing.assert_close(a, b, rtol=exact, atol=exact)
+        allowed = 0 if device == "cpu" else TOLERANCE[dtype]
+        torch.testing.assert_close(a, b, rtol=allowed, atol=allowed)
 
 
 @pytest.mark.usefixtures("cpp_compiler", "triton")
 @pytest.mark.parametrize("backend", ["eager", "foreach", "cpu", "cuda"])
-@pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
+@each_rule
 @pytest.mark.parametrize(
     "layout",
     [
@@ -140,7 +137,7 @@ def test_memory_layout_does_not_matter(rule, backend, layout):
     for change in (layout, lambda a: layout(a).contiguous()):
         (param,) = tensors((4, 6, 5, 3))
         param = change(param)
-        state = {slot: [torch.zeros_like(param)] for slot in rule.state_names}
+        state = {name: [torch.zeros_like(param)] for name in rule.state_names}
         steps = [torch.zeros(())]
         for t in range(1, 6):
             BACKENDS[backend](rule, hyper, [param], [layout(tensors((4, 6, 5, 3), seed=t)[0])], state, steps)
@@ -150,20 +147,17 @@ def test_memory_layout_does_not_matter(rule, backend, layout):
 
 # State in fewer bits
 
-EVERY = (*CELLS, LEAN)
-KINDS = {"bfloat16": torch.bfloat16, "int8": "int8"}
-each_rule = pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.name)
-each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+each_rule_and_lean = pytest.mark.parametrize("rule", [*CELLS, LEAN], ids=lambda rule: rule.name)
 LR, FEW = 1e-2, 2
-torch.ones(1).sqrt()  # of several threads that take a root first of all, one may get 12 bits of it: MKL's
 
 
-def hyper_of(rule):
-    return Hyper(lr=LR, eps_s=1e-16 if rule.centered else 0.0)  # the optimizers' own: one compilation serves all tests
+def make_hyper(rule):
+    """The optimizers' defaults, so that all tests share one compilation."""
+    return Hyper(lr=LR, eps_s=1e-16 if rule.centered else 0.0)
 
 
-def varied(mixed=True, device="cpu"):
-    """Tensors of one group: more than one program's worth, of size 1, 0-d and empty, complex, and not contiguous."""
+def make_params(mixed=True, device="cpu"):
+    """Tensors of one group: larger than one program, of size 1, 0-d, empty, complex, and not contiguous."""
     narrow = torch.bfloat16 if mixed else torch.float32
     row, one, channels = tensors((2348,), (1,), (2, 3, 4, 5))
     zero_d, empty, other = tensors((), (0,), (5, 103), dtype=narrow)
@@ -174,8 +168,8 @@ def varied(mixed=True, device="cpu"):
     return [*(tensor.to(device) for tensor in group), *strided]
 
 
-def gradients(params, t):
-    """Of every order of magnitude from 1e-4 to 1e4, lying in memory as the parameters do."""
+def make_gradients(params, t):
+    """Gradients of every order of magnitude from 1e-4 to 1e4, with the strides of the parameters."""
     generator = torch.Generator().manual_seed(t)
     grads = []
     for param in params:
@@ -185,110 +179,111 @@ def gradients(params, t):
     return grads
 
 
-def rounded(backend, rule, kind, mixed, device):
+def run_steps(backend, rule, state_dtype, mixed, device):
     """Parameters and state after a few steps; bfloat16 parameters are rounded at random too."""
-    params = varied(mixed, device)
-    state = new_state(rule, kind, params)
+    params = make_params(mixed, device)
+    state = new_state(rule, state_dtype, params)
     steps = [torch.tensor(float(i), device=device if backend in ON_DEVICE else "cpu") for i in range(len(params))]
     for t in range(1, FEW + 1):
-        grads = gradients(params, t)
-        BACKENDS[backend](rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
+        grads = make_gradients(params, t)
+        BACKENDS[backend](rule, make_hyper(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
     return params, state, steps
 
 
-expected = cache(partial(rounded, "eager"))
+expected = cache(partial(run_steps, "eager"))
 
 
 @each_device
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name not in ("eager", "differentiable")])
-@each_kind
-@each_rule
-def test_every_backend_rounds_as_eager_does(rule, kind, backend, device, request):
-    """They draw the same bits, so of results that differ in the last place hardly any is rounded otherwise."""
+@each_narrow_dtype
+@each_rule_and_lean
+def test_every_backend_rounds_as_eager_does(rule, state_dtype, backend, device, request):
+    """They use the same random bits, so values that differ in the last place are rarely rounded differently."""
     mixed = True
     if backend == "cpu":
         request.getfixturevalue("cpp_compiler")
         if device != "cpu":
-            pytest.skip("the CPU's path")
-        if kind == "int8" and rule is not MVNGRAD:
+            pytest.skip("this backend runs on the CPU only")
+        if state_dtype == "int8" and rule is not MVNGRAD:
             pytest.skip("10 seconds of compiling each, and the format does not depend on the rule")
-        mixed = kind != "int8" and rule is MVNGRAD
+        mixed = state_dtype != "int8" and rule is MVNGRAD
     if backend == "cuda":
         request.getfixturevalue("triton")
-    params, state, steps = rounded(backend, rule, kind, mixed, device)
-    others, other_state, other_steps = expected(rule, kind, mixed, device)
+    params, state, steps = run_steps(backend, rule, state_dtype, mixed, device)
+    others, other_state, other_steps = expected(rule, state_dtype, mixed, device)
     assert steps == other_steps
     for param, other in zip(params, others, strict=True):
         coarse = 2**-7 if param.dtype == torch.bfloat16 else 0
         torch.testing.assert_close(param, other, rtol=coarse, atol=LR * FEW * 1e-2)
     same = total = 0
     for i, param in enumerate(params):
-        mine, its = ({name: kept[i] for name, kept in each.items()} for each in (state, other_state))
-        for slot in rule.state_names:
-            same += (mine[slot] == its[slot]).sum().item()
+        mine, theirs = ({name: stored[i] for name, stored in each.items()} for each in (state, other_state))
+        for name in rule.state_names:
+            same += (mine[name] == theirs[name]).sum().item()
             total += view_as_real(param).numel()
-            assert mine[slot].dtype == (torch.uint8 if kind == "int8" else kind)
-            if kind == "int8" and slot in formats.SQUARES:
-                assert torch.equal(mine[f"{slot}_scale"][1], its[f"{slot}_scale"][1]), "blocks of another range"
-        # And where they differ it is by no more than a few steps.
-        values, other_values = (load_state(rule.state_names, kept, torch.float32) for kept in (mine, its))
-        for slot in rule.state_names:
-            largest = values[slot].abs().max().item() if param.numel() else 0
-            torch.testing.assert_close(values[slot], other_values[slot], rtol=0.3, atol=1e-5 * largest)
+            assert mine[name].dtype == (torch.uint8 if state_dtype == "int8" else state_dtype)
+            if state_dtype == "int8" and name in formats.SQUARES:
+                assert torch.equal(mine[f"{name}_scale"][1], theirs[f"{name}_scale"][1]), "blocks have different ranges"
+        # Values that differ do so by a few steps at most.
+        values, other_values = (load_state(rule.state_names, stored, torch.float32) for stored in (mine, theirs))
+        for name in rule.state_names:
+            largest = values[name].abs().max().item() if param.numel() else 0
+            torch.testing.assert_close(values[name], other_values[name], rtol=0.3, atol=1e-5 * largest)
     assert same >= 0.99 * total
 
 
-def bounds(slot, value, kept, kind):
-    """How far a rounding may move a value: to the next one there is."""
-    if kind == torch.bfloat16 or value.size == 0:
+def rounding_bound(name, value, stored, state_dtype):
+    """The largest change of a value by one rounding: the distance to its neighbour in the format."""
+    if state_dtype == torch.bfloat16 or value.size == 0:
         return 2**-7 * abs(value)  # 7 bits after the first
-    if slot in formats.SQUARES:
-        cut = kept[f"{slot}_scale"][1].max().item()
+    if name in formats.SQUARES:
+        cut = stored[f"{name}_scale"][1].max().item()
         assert formats.FINE <= cut <= formats.COARSE
         return 2.0 ** (cut - 23) * abs(value)  # from 4 to 128 steps an octave
-    return abs(value) / 8 + 2**-18 * kept[f"{slot}_scale"].max().item()  # 8 steps an octave, over 16 octaves
+    return abs(value) / 8 + 2**-18 * stored[f"{name}_scale"].max().item()  # 8 steps an octave, over 16 octaves
 
 
-@each_kind
-@each_rule
-def test_a_rounded_step_is_the_oracles_from_the_same_state_but_for_one_rounding(rule, kind):
-    params = [*varied(), *tensors((300,), dtype=torch.float64), *tensors((300,), dtype=torch.float16)]
-    state, steps = new_state(rule, kind, params), [torch.zeros(()) for _ in params]
+@each_narrow_dtype
+@each_rule_and_lean
+def test_a_rounded_step_differs_from_the_oracle_by_one_rounding(rule, state_dtype):
+    params = [*make_params(), *tensors((300,), dtype=torch.float64), *tensors((300,), dtype=torch.float16)]
+    state, steps = new_state(rule, state_dtype, params), [torch.zeros(()) for _ in params]
     for t in range(1, FEW + 1):
-        kept = [{name: tensors[i] for name, tensors in state.items()} for i in range(len(params))]
-        before = [load_state(rule.state_names, each, torch.float64) for each in kept]
-        starts, grads = [array(view_as_real(param)).copy() for param in params], gradients(params, t)
-        step("eager", rule, hyper_of(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
-        for param, start, grad, old, new in zip(params, starts, grads, before, kept, strict=True):
-            old = {slot: array(value) for slot, value in old.items()}
-            x, exact = rule.update(start, array(view_as_real(grad)), old, t, hyper_of(rule), NUMPY)
+        stored = [{name: tensors[i] for name, tensors in state.items()} for i in range(len(params))]
+        before = [load_state(rule.state_names, each, torch.float64) for each in stored]
+        starts, grads = [array(view_as_real(param)).copy() for param in params], make_gradients(params, t)
+        step("eager", rule, make_hyper(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
+        for param, start, grad, old, new in zip(params, starts, grads, before, stored, strict=True):
+            old = {name: array(value) for name, value in old.items()}
+            x, exact = rule.update(start, array(view_as_real(grad)), old, t, make_hyper(rule), NUMPY)
             ulp = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(param.dtype, 1e-6)
             np.testing.assert_allclose(array(view_as_real(param)), x, rtol=ulp, atol=1e-6)
-            for slot, value in load_state(rule.state_names, new, torch.float64).items():
-                error = abs(array(value) - exact[slot])
-                assert (error <= bounds(slot, exact[slot], new, kind) + 1e-6 * abs(exact[slot]).max(initial=0)).all()
+            for name, value in load_state(rule.state_names, new, torch.float64).items():
+                error = abs(array(value) - exact[name])
+                bound = rounding_bound(name, exact[name], new, state_dtype)
+                assert (error <= bound + 1e-6 * abs(exact[name]).max(initial=0)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@each_kind
-@each_rule
-def test_rounded_state_stays_near_the_oracle(rule, kind, dtype):
-    """A rounding moves a value by less than 2^-7 or 2^-3 of it, and on average not at all.
+@each_narrow_dtype
+@each_rule_and_lean
+def test_rounded_state_stays_close_to_the_oracle(rule, state_dtype, dtype):
+    """A rounding changes a value by less than 2^-7 (bfloat16) or 2^-3 (int8) of it, and on average not at all.
 
-    So that part bounds the error of a mean over many coordinates, of state and of the way that parameters go, and a
-    tenth of it the error's mean. bfloat16 parameters walk besides, at random by half of their last place at a step.
+    This fraction bounds the mean absolute error of state, and of the distance that parameters move; a tenth of it
+    bounds the mean error. bfloat16 parameters also walk at random, by half a unit in the last place at each step.
     """
     params = tensors((3000,), dtype=dtype)
     start, grads = array(params[0]).copy(), [tensors((3000,), dtype=dtype, seed=t) for t in range(1, STEPS + 1)]
-    state, steps = new_state(rule, kind, params), [torch.zeros(())]
+    state, steps = new_state(rule, state_dtype, params), [torch.zeros(())]
     for g in grads:
-        step("eager", rule, hyper_of(rule), params, g, state, steps, rounding=Rounding(params=True))
-    x, exact = oracle(rule, hyper_of(rule), start, [array(g) for (g,) in grads])
-    part = 2**-7 if kind == torch.bfloat16 else 2**-3
+        step("eager", rule, make_hyper(rule), params, g, state, steps, rounding=Rounding(params=True))
+    x, exact = oracle(rule, make_hyper(rule), start, [array(g) for (g,) in grads])
+    fraction = 2**-7 if state_dtype == torch.bfloat16 else 2**-3
     walk = STEPS**0.5 * 2**-8 * abs(x).mean() if dtype == torch.bfloat16 else 0
-    assert abs(array(params[0]) - x).mean() <= part * abs(x - start).mean() + walk
-    kept = {name: tensors[0] for name, tensors in state.items()}
-    for slot, value in load_state(rule.state_names, kept, torch.float64).items():
-        error, size = array(value) - exact[slot], abs(exact[slot]).mean()
-        assert abs(error).mean() <= part * size
-        assert abs(error.mean()) <= part * size / 10
+    assert abs(array(params[0]) - x).mean() <= fraction * abs(x - start).mean() + walk
+    stored = {name: tensors[0] for name, tensors in state.items()}
+    for name, value in load_state(rule.state_names, stored, torch.float64).items():
+        error, size = array(value) - exact[name], abs(exact[name]).mean()
+        assert abs(error).mean() <= fraction * size
+        assert abs(error.mean()) <= fraction * size / 10

@@ -6,14 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, tensors, train
+from family import NAMES, OPTIMIZERS, each_cell, each_optimizer, equal, everything, parameters, tensors, train
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mvngrad
-
-each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
-each_cell = pytest.mark.parametrize("make", PLAIN, ids=[cls.__name__ for cls in PLAIN])
 
 
 def test_all_eight_share_one_signature():
@@ -23,7 +20,7 @@ def test_all_eight_share_one_signature():
     assert positional == ["params", "lr", "betas", "eps"]
 
 
-def test_a_decay_in_the_fifth_position_is_refused_and_a_large_eps_s_is_warned_of():
+def test_a_positional_decay_is_refused_and_a_large_eps_s_warns():
     """torch.optim.AdamW has its weight_decay in the fifth position."""
     with pytest.raises(TypeError, match="positional arguments"):
         mvngrad.MVNGradW(parameters((3,)), 1e-3, (0.9, 0.999), 1e-8, 0.1)
@@ -31,7 +28,7 @@ def test_a_decay_in_the_fifth_position_is_refused_and_a_large_eps_s_is_warned_of
         mvngrad.MVNGradW(parameters((3,)), eps_s=0.1)
 
 
-def test_names_are_found_where_people_look():
+def test_public_names_are_attributes_of_mvngrad_and_optim():
     assert mvngrad.optim.MVNGradW is mvngrad.MVNGradW
     assert mvngrad.diagnostics.Monitor.__name__ == "Monitor"
     assert {"MVNGradW", "convert_state_dict", "diagnostics", "optim"} <= set(dir(mvngrad))
@@ -39,7 +36,7 @@ def test_names_are_found_where_people_look():
 
 
 @each_optimizer
-def test_defaults(make):
+def test_defaults_are_those_documented(make):
     optimizer = make(parameters((3,)))
     assert optimizer.defaults["weight_decay"] == (1e-2 if make.__name__.endswith("W") else 0)
     assert optimizer.defaults["lr"] == 1e-3
@@ -48,7 +45,7 @@ def test_defaults(make):
 
 
 @each_optimizer
-def test_state_that_was_cleared_begins_anew(make):
+def test_cleared_state_restarts_at_step_one(make):
     optimizer = make(parameters((3,)))
     (weight,) = optimizer.param_groups[0]["params"]
     train(optimizer, 3)
@@ -59,8 +56,8 @@ def test_state_that_was_cleared_begins_anew(make):
 
 
 @each_optimizer
-def test_what_others_put_into_state_is_left_there(make):
-    """As by a hook; also beside a parameter that is not the last, and where the step must be gathered anew."""
+def test_other_entries_of_state_are_left_unchanged(make):
+    """Such as those of a hook; also when the inputs of a step must be collected again."""
     optimizer = make(parameters((3,), (2,)))
     first, second = optimizer.param_groups[0]["params"]
     train(optimizer, 1)
@@ -72,7 +69,7 @@ def test_what_others_put_into_state_is_left_there(make):
 
 
 @each_cell
-def test_parameters_of_8_bits_are_refused_by_name(make):
+def test_8_bit_parameters_are_refused_with_their_dtype(make):
     weight = torch.nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn))
     weight.grad = torch.ones_like(weight)
     with pytest.raises(ValueError, match=r"16 bits and more; here is one of torch\.float8_e4m3fn"):
@@ -98,7 +95,7 @@ def test_state_is_only_what_the_cell_needs(make):
 
 
 @each_cell
-def test_groups_step_as_optimizers_of_their_own(make):
+def test_groups_step_as_separate_optimizers_would(make):
     settings = [{"lr": 1e-2, "betas": (0.8, 0.9)}, {"lr": 1e-1, "weight_decay": 0.3, "eps": 1e-3, "maximize": True}]
     a, b = parameters((4, 3), (5,))
     together = make([{"params": [a], **settings[0]}, {"params": [b], **settings[1]}])
@@ -150,7 +147,7 @@ def test_gradients_are_never_modified(make):
 
 
 @each_optimizer
-def test_closure_runs_with_gradients_and_its_loss_returns(make):
+def test_closure_runs_with_grad_enabled_and_step_returns_its_loss(make):
     (x,) = parameters((3,))
     optimizer = make([x], lr=0.1)
 
@@ -172,7 +169,7 @@ def test_closure_runs_with_gradients_and_its_loss_returns(make):
 
 
 @each_cell
-def test_zero_grad(make):
+def test_zero_grad_clears_gradients_and_a_step_without_gradients_changes_nothing(make):
     (x,) = parameters((3,))
     optimizer = make([x])
     x.grad = torch.ones(3)
@@ -186,7 +183,7 @@ def test_zero_grad(make):
 
 
 @each_cell
-def test_gradients_are_let_go(make):
+def test_the_optimizer_keeps_no_gradient_alive(make):
     (x,) = parameters((3,))
     optimizer = make([x])
     for _ in range(2):
@@ -240,30 +237,32 @@ def test_maximize_is_the_gradient_negated(make):
 
 @each_optimizer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bit_parameters_keep_float32_moments(make, dtype):
+def test_16_bit_parameters_have_float32_state(make, dtype):
     optimizer = make(parameters((4, 3), dtype=dtype))
     train(optimizer, 3)
     (state,) = optimizer.state.values()
-    assert {state[slot].dtype for slot in make.rule.state_names} == {torch.float32}
+    assert {state[name].dtype for name in make.rule.state_names} == {torch.float32}
     assert optimizer.param_groups[0]["params"][0].dtype == dtype
 
 
 @each_cell
-def test_state_lies_in_memory_as_its_parameter_does(make):
+def test_state_has_the_strides_of_its_parameter(make):
     (x,) = parameters((2, 3, 4, 5))
     x.data = x.data.to(memory_format=torch.channels_last)
     optimizer = make([x])
     train(optimizer, 1)
-    assert {optimizer.state[x][slot].stride() for slot in make.rule.state_names} == {x.stride()}
+    assert {optimizer.state[x][name].stride() for name in make.rule.state_names} == {x.stride()}
 
 
 @each_cell
-def test_counts_are_float64_where_that_is_the_default_dtype(make):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_step_counts_are_float64_if_that_is_the_default_dtype(make, capturable):
+    """As in torch.optim."""
     torch.set_default_dtype(torch.float64)
     try:
-        optimizer = make(parameters((3,)))
-        train(optimizer, 1)
-        assert [state["step"].dtype for state in optimizer.state.values()] == [torch.float64]
+        for optimizer in (make(parameters((3,)), capturable=capturable), torch.optim.Adam(parameters((3,)))):
+            train(optimizer, 1)
+            assert [state["step"].dtype for state in optimizer.state.values()] == [torch.float64]
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -307,9 +306,9 @@ def test_differentiable_step_gives_the_meta_gradient(make):
     [{}, {"fused": True}, {"foreach": True}, {"state_dtype": "int8"}, {"state_dtype": torch.bfloat16}],
     ids=str,
 )
-def test_the_default_device_of_torch_is_no_concern_of_a_step(options):
-    """Numbers of the host are made there, whatever is the default."""
-    found = []
+def test_a_step_does_not_depend_on_the_default_device(options):
+    """Tensors that belong on the host are created there."""
+    runs = []
     for device in ("cpu", "meta"):
         params = parameters((5,), (300, 300))
         optimizer = mvngrad.MVNGrad(params, **options)
@@ -318,13 +317,13 @@ def test_the_default_device_of_torch_is_no_concern_of_a_step(options):
                 param.grad = grad
             with torch.device(device):
                 optimizer.step()
-        found.append(everything(optimizer))
-    assert equal(*found)
+        runs.append(everything(optimizer))
+    assert equal(*runs)
 
 
 @each_cell
 def test_nan_gradients_behave_as_in_torch(make):
-    """They enter that coordinate's state and stay; the others go on."""
+    """A NaN stays in the state of its coordinate; other coordinates are not affected."""
     for optimizer_class in (make, torch.optim.Adam):
         (x,) = parameters((3,))
         optimizer = optimizer_class([x])
@@ -335,7 +334,7 @@ def test_nan_gradients_behave_as_in_torch(make):
 
 
 @each_cell
-def test_a_step_that_grad_scaler_skips_touches_nothing(make):
+def test_a_step_that_grad_scaler_skips_changes_nothing(make):
     (x,) = parameters((3,))
     optimizer = make([x], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -356,16 +355,16 @@ def test_a_step_that_grad_scaler_skips_touches_nothing(make):
 
 
 @each_cell
-def test_state_put_in_by_hand_is_used(make):
-    """What is kept between steps is dropped when anything but the gradients changes."""
+def test_state_replaced_by_the_user_is_used(make):
+    """The inputs cached between steps are dropped when state changes."""
     (x,) = parameters((3,))
     optimizer = make([x], lr=0.1)
     train(optimizer, 2)
-    slot = make.rule.state_names[0]
-    optimizer.state[x][slot] = torch.full((3,), 5.0)
+    name = make.rule.state_names[0]
+    optimizer.state[x][name] = torch.full((3,), 5.0)
     x.grad = torch.zeros(3)
     optimizer.step()
-    assert (optimizer.state[x][slot] > 4).all()
+    assert (optimizer.state[x][name] > 4).all()
     optimizer.state.clear()
     x.grad = torch.zeros(3)
     optimizer.step()
@@ -373,7 +372,7 @@ def test_state_put_in_by_hand_is_used(make):
 
 
 @each_cell
-def test_named_parameters(make):
+def test_named_parameters_are_accepted(make):
     model = torch.nn.Linear(3, 2)
     optimizer = make(model.named_parameters())
     assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]

@@ -20,7 +20,7 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 def test_the_python_blocks_of_a_page_run_in_order(page):
     if page.stem == "frameworks":
         torchvision()  # timm imports it
-        warnings.simplefilter("ignore")  # of the frameworks, about themselves
+        warnings.simplefilter("ignore")  # warnings from the frameworks' own code
     namespace = {"__name__": "__main__"}
     for block in BLOCK.finditer(page.read_text()):
         exec(compile(block.group(1), str(page), "exec"), namespace)
@@ -74,7 +74,7 @@ def test_the_readmes_numbers_of_smaller_state_are_those_of_results():
     lines = (ROOT / "README.md").read_text().splitlines()
     rows = json.loads((ROOT / "results" / "step-cuda.json").read_text())["models"]["gpt2-124m"]["decoupled"]
     measured = {entry["name"]: entry for entry in rows}
-    names = [f"MVNGradW fused{kind}" for kind in ("", " bf16", " int8", " lean", " lean bf16", " lean int8")]
+    names = [f"MVNGradW fused{form}" for form in ("", " bf16", " int8", " lean", " lean bf16", " lean int8")]
     for start, key, digits in (("| bytes of state", "state_bytes", 1), ("| time, of torch's", "ratio_to_fused", 2)):
         (line,) = (line for line in lines if line.startswith(start))
         claimed = [float(cell) for cell in line.split("|")[2:-1]]
@@ -97,7 +97,7 @@ def test_the_readmes_accuracies_are_those_of_results(batch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page):
+def test_link_targets_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from family import NAMES, OPTIMIZERS, parameters, train
+from family import OPTIMIZERS, each_optimizer, parameters, train
 
 import mvngrad
-
-each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
 
 INVALID = [
     ({"lr": -1e-3}, r"lr=-0.001 .* finite and >= 0"),
@@ -36,16 +34,16 @@ INVALID = [
 
 @pytest.mark.parametrize(("options", "message"), INVALID, ids=[str(options) for options, _ in INVALID])
 @each_optimizer
-def test_invalid_options(make, options, message):
+def test_invalid_options_are_refused(make, options, message):
     with pytest.raises(ValueError, match=message):
         make(parameters((3,)), **options)
-    with pytest.raises(ValueError, match=message):  # and in a group of its own
+    with pytest.raises(ValueError, match=message):  # also as an option of a group
         make([{"params": parameters((3,)), **options}])
 
 
 @pytest.mark.parametrize(("name", "value"), [("eps_s", 1e-16), ("beta_mean", 0.9), ("z_clip", 1.0)])
 @each_optimizer
-def test_an_option_of_another_cell_is_an_error_not_ignored(make, name, value):
+def test_an_option_of_another_cell_is_refused(make, name, value):
     if name in make.rule.options:
         assert make(parameters((3,)), **{name: value}).param_groups[0][name] == value
         return
@@ -62,7 +60,7 @@ def test_variance_cells_reject_beta1_zero_with_the_reason(make):
         make(parameters((3,)), eps_s=-1e-8)
 
 
-def test_beta_mean_frees_beta1():
+def test_with_beta_mean_beta1_may_be_zero():
     train(mvngrad.MVNGrad(parameters((3,)), betas=(0.0, 0.999), beta_mean=0.9), 2)
     with pytest.raises(ValueError, match=r"beta_mean=0"):
         mvngrad.MVNGrad(parameters((3,)), beta_mean=0.0)
@@ -71,7 +69,7 @@ def test_beta_mean_frees_beta1():
 
 
 @pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.LaProp])
-def test_second_moment_cells_take_beta1_zero(make):
+def test_second_moment_cells_accept_beta1_zero(make):
     train(make(parameters((3,)), betas=(0.0, 0.999)), 2)
 
 
@@ -83,7 +81,7 @@ def test_z_clip_must_be_positive(make, z_clip):
 
 
 @each_optimizer
-def test_no_parameters(make):
+def test_an_empty_parameter_list_is_refused(make):
     with pytest.raises(ValueError, match="empty parameter list"):
         make([])
 
@@ -101,7 +99,7 @@ def test_a_sparse_gradient_anywhere_stops_the_whole_step(make):
 
 
 @each_optimizer
-def test_a_sparse_gradient_after_dense_ones_is_refused_too(make):
+def test_a_sparse_gradient_after_dense_ones_is_refused(make):
     (x,) = parameters((4, 2))
     optimizer = make([x])
     train(optimizer, 2)
@@ -111,14 +109,14 @@ def test_a_sparse_gradient_after_dense_ones_is_refused_too(make):
 
 
 @each_optimizer
-def test_float16_parameters_are_not_rounded_at_random(make):
+def test_stochastic_rounding_of_float16_parameters_is_refused(make):
     optimizer = make(parameters((3,), dtype=torch.float16), stochastic_rounding=True)
     with pytest.raises(ValueError, match=r"rounds bfloat16 parameters; here is a float16"):
         train(optimizer, 1)
 
 
 @each_optimizer
-def test_the_kind_of_decay_is_in_the_name(make):
+def test_decoupled_weight_decay_cannot_be_set_in_a_group(make):
     with pytest.raises(ValueError, match="decoupled_weight_decay cannot be set; use the class whose name ends in W"):
         make([{"params": parameters((3,)), "decoupled_weight_decay": not make.decoupled}])
 
@@ -130,7 +128,7 @@ def test_none_in_a_group_is_the_default_as_in_the_constructor(make):
     assert group.get("eps_s") == (1e-16 if make.rule.centered else None)
 
 
-def test_none_in_a_group_takes_back_what_all_groups_have():
+def test_none_in_a_group_overrides_the_default_of_all_groups():
     groups = [{"params": parameters((3,)), "z_clip": None, "beta_mean": None}, {"params": parameters((3,))}]
     first, second = mvngrad.MVNGrad(groups, z_clip=3.0, beta_mean=0.95).param_groups
     assert (first["z_clip"], first["beta_mean"]) == (None, None)
@@ -138,7 +136,7 @@ def test_none_in_a_group_takes_back_what_all_groups_have():
 
 
 @each_optimizer
-def test_numbers_of_numpy_are_numbers(make):
+def test_numpy_numbers_are_accepted(make):
     train(make(parameters((3,)), lr=np.float32(0.1), betas=(np.float32(0.5), np.float64(0.9)), eps=np.float32(1e-8)), 1)
 
 

@@ -12,7 +12,7 @@ from mvngrad import MVNGradW
 
 FORMATS = [{}, {"state_dtype": "int8"}, {"lean": True}]
 IDS = ["float32", "int8", "lean"]
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks, about themselves
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings from the frameworks' own code
 
 
 @pytest.fixture(scope="module", autouse=True)

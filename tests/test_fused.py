@@ -1,4 +1,4 @@
-"""The fused paths beyond their arithmetic: what they find in memory, AMP, sizes, compilations, errors."""
+"""The fused backends beyond their arithmetic: addresses and strides, AMP, sizes, compilations, errors."""
 
 import math
 import os
@@ -10,49 +10,46 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from family import PLAIN, equal, everything, new_state, parameters, step, tensors, train
+from family import each_cell, each_device, each_rule, equal, everything, new_state, parameters, step, tensors, train
 
 import mvngrad
 from mvngrad.optim.backends import choose_backend, cpu
-from mvngrad.rule import CELLS, MVNGRAD, Hyper
+from mvngrad.rule import MVNGRAD, Hyper
 
 BLOCK = 1024
-each_rule = pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
-each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-
-of_numpy = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
-"""Warnings in the interpreter, where a GPU has none."""
+ignore_overflow = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+"""Triton's interpreter computes with NumPy, which warns where a GPU does not."""
 
 
-def prepared(rule, *shapes, device="cpu", **options):
+def make_inputs(rule, *shapes, device="cpu", **options):
     params = tensors(*shapes, device=device, **options)
     return params, new_state(rule, torch.float32, params), [torch.zeros((), device=device) for _ in params]
 
 
-def test_every_block_knows_its_tensor_and_place(triton):
+def test_every_block_maps_to_its_tensor_and_position(triton):
     from mvngrad.optim.backends.cuda.launch import map_blocks
 
-    owners, places = map_blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]), BLOCK)
+    owners, positions = map_blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]), BLOCK)
     assert owners.tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 3]
-    assert places.tolist() == [0, 0, 0, 1, 0, 1, 2, 3, 4]
+    assert positions.tolist() == [0, 0, 0, 1, 0, 1, 2, 3, 4]
 
 
-def test_a_tensor_of_more_than_2_to_the_31_elements_is_walked_to_its_end(triton):
+def test_blocks_cover_a_tensor_of_more_than_2_to_the_31_elements(triton):
     from mvngrad.optim.backends.cuda.launch import map_blocks
 
     size = 2**31 + 5
-    _, places = map_blocks(torch.tensor([size]), BLOCK)
-    last = places[-1].to(torch.int64) * BLOCK  # as the kernel computes it
+    _, positions = map_blocks(torch.tensor([size]), BLOCK)
+    last = positions[-1].to(torch.int64) * BLOCK  # as the kernel computes it
     assert last < size <= last + BLOCK
     assert last + BLOCK > torch.iinfo(torch.int32).max
 
 
 @each_device
 @each_rule
-def test_overflow_leaves_everything_as_it_was_and_the_scale_is_divided_out(rule, device, triton):
+def test_overflow_changes_nothing_and_the_scale_is_divided_out(rule, device, triton):
     hyper = Hyper(lr=1e-2, weight_decay=0.1, decoupled=True)
-    params, state, steps = prepared(rule, (33, 7), (5,), (), device=device)
-    twins, twin_state, twin_steps = prepared(rule, (33, 7), (5,), (), device=device)
+    params, state, steps = make_inputs(rule, (33, 7), (5,), (), device=device)
+    twins, twin_state, twin_steps = make_inputs(rule, (33, 7), (5,), (), device=device)
     scale = torch.tensor(4.0, device=device)
     for t, overflow in enumerate([0.0, 1.0, 0.0, 1.0]):
         g = tensors((33, 7), (5,), (), device=device, seed=t + 1)
@@ -68,7 +65,7 @@ def test_overflow_leaves_everything_as_it_was_and_the_scale_is_divided_out(rule,
 
 
 @each_device
-def test_gradients_that_move_in_memory_are_found(device, by_kernel):
+def test_gradients_at_new_addresses_are_read(device, by_kernel):
     results = []
     for moves in (False, True):
         params = parameters((40,), (3, 5), device=device)
@@ -79,7 +76,7 @@ def test_gradients_that_move_in_memory_are_found(device, by_kernel):
         for t in range(1, 5):
             for p, new in zip(params, tensors((40,), (3, 5), device=device, seed=t), strict=True):
                 if moves:
-                    old.append(p.grad)  # held, so that addresses are new
+                    old.append(p.grad)  # kept alive, so that new gradients have new addresses
                     p.grad = new
                 else:
                     p.grad.copy_(new)
@@ -89,11 +86,11 @@ def test_gradients_that_move_in_memory_are_found(device, by_kernel):
 
 
 @each_device
-@pytest.mark.parametrize("kind", ["strides", "dtype"])
-def test_a_gradient_at_an_old_address_may_lie_otherwise_or_be_of_another_dtype(device, kind, by_kernel):
-    """As gradients set by hand do, where the allocator hands out an address again."""
-    memory = torch.randn(128, device=device, dtype=torch.bfloat16).view(torch.float32)  # numbers as either
-    found = []
+@pytest.mark.parametrize("change", ["strides", "dtype"])
+def test_a_gradient_may_change_strides_or_dtype_at_the_same_address(device, change, by_kernel):
+    """As for gradients set by the user when the allocator reuses an address."""
+    memory = torch.randn(128, device=device, dtype=torch.bfloat16).view(torch.float32)  # valid numbers in both dtypes
+    results = []
     for fused in (None, False):
         weight = torch.nn.Parameter(torch.zeros(8, 8, device=device))
         weight.grad_dtype = None
@@ -101,16 +98,16 @@ def test_a_gradient_at_an_old_address_may_lie_otherwise_or_be_of_another_dtype(d
         assert choose_backend(optimizer.param_groups[0]) == ("cuda" if fused is None else "eager")
         for t in range(4):
             square = memory.view(8, 8)
-            other = square.T if kind == "strides" else memory.view(torch.bfloat16)[:64].view(8, 8)
+            other = square.T if change == "strides" else memory.view(torch.bfloat16)[:64].view(8, 8)
             weight.grad = other if t % 2 else square
             assert weight.grad.data_ptr() == memory.data_ptr()
             optimizer.step()
-        found.append(weight.detach())
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        results.append(weight.detach())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @each_device
-def test_gradients_that_had_to_be_copied_are_not_kept(device, by_kernel):
+def test_copied_gradients_are_not_kept_alive(device, by_kernel):
     weight = torch.nn.Parameter(torch.zeros(8, 8, device=device))
     optimizer = mvngrad.MVNGrad([weight])
     for _ in range(2):
@@ -122,39 +119,37 @@ def test_gradients_that_had_to_be_copied_are_not_kept(device, by_kernel):
 
 
 @each_device
-@of_numpy
+@ignore_overflow
 @pytest.mark.parametrize(("make", "beta1", "mean"), [(mvngrad.Adam, 0.0, 1e-4), (mvngrad.AdaBelief, 1e-6, 0.0301)])
-def test_a_mean_of_little_memory_is_exact_however_large_the_gradient_before(make, beta1, mean, device, by_kernel):
+def test_with_a_small_beta1_m_is_exact_after_a_large_gradient(make, beta1, mean, device, by_kernel):
     weight = torch.nn.Parameter(torch.zeros(3, device=device))
     optimizer = make([weight], betas=(beta1, 0.5))
     for size in (3e4, 1e-4):
         weight.grad = torch.full((3,), size, device=device)
         optimizer.step()
-    kept = optimizer.state[weight]["m"]
-    torch.testing.assert_close(kept, torch.full_like(kept, mean), rtol=1e-3, atol=0)
+    m = optimizer.state[weight]["m"]
+    torch.testing.assert_close(m, torch.full_like(m, mean), rtol=1e-3, atol=0)
 
 
 @each_device
-@pytest.mark.filterwarnings(
-    "ignore:(overflow|invalid value) encountered:RuntimeWarning"
-)  # of numpy, in the interpreter
-def test_a_bound_on_z_lets_nan_through_as_the_rule_does(device, by_kernel):
-    found = []
+@ignore_overflow
+def test_z_clip_propagates_nan_as_the_rule_does(device, by_kernel):
+    results = []
     for fused in (None, False):
         weight = torch.nn.Parameter(torch.zeros(1, device=device))
         optimizer = mvngrad.MVNGrad([weight], lr=0.1, lean=True, z_clip=1.0, fused=fused)
         for gradient in (1.0, 1e22, 1.0, 2.0):
             weight.grad = torch.full((1,), gradient, device=device)
             optimizer.step()
-        found.append(weight.item())
-    assert all(map(math.isnan, found)), found
+        results.append(weight.item())
+    assert all(map(math.isnan, results)), results
 
 
 @each_device
 def test_integers_and_numpy_numbers_step_as_floats_do(device, triton):
     results = []
     for number, zero in ((1.0, 0.0), (1, 0), (np.float32(1), np.float32(0))):
-        params, state, steps = prepared(MVNGRAD, (40,), device=device)
+        params, state, steps = make_inputs(MVNGRAD, (40,), device=device)
         grads = tensors((40,), device=device, seed=1)
         hyper = Hyper(lr=number, eps=number, eps_s=zero, weight_decay=number, z_clip=number)
         step("cuda", MVNGRAD, hyper, params, grads, state, steps)
@@ -164,7 +159,7 @@ def test_integers_and_numpy_numbers_step_as_floats_do(device, triton):
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-def test_a_tensor_lr_and_capturable_are_no_hindrance_on_the_cpu():
+def test_fused_on_the_cpu_takes_a_tensor_lr_and_capturable():
     runs = []
     for lr in (0.01, torch.tensor([0.01], dtype=torch.float64)):
         (x,) = parameters((8,))
@@ -174,9 +169,9 @@ def test_a_tensor_lr_and_capturable_are_no_hindrance_on_the_cpu():
 
 
 @each_device
-def test_thousands_of_tiny_tensors(device, triton):
+def test_thousands_of_tiny_tensors_are_all_stepped(device, triton):
     shapes = [(1 + i % 3,) for i in range(2000 if device == "cuda" else 200)]
-    params, state, steps = prepared(MVNGRAD, *shapes, device=device)
+    params, state, steps = make_inputs(MVNGRAD, *shapes, device=device)
     expected = [p.clone() for p in params]
     grads = tensors(*shapes, device=device, seed=1)
     step("cuda", MVNGRAD, Hyper(lr=0.09, eps=1e-12), params, grads, state, steps)
@@ -200,7 +195,7 @@ def test_on_the_cpu_one_compilation_serves_every_size_lr_step_and_beta(state_dty
 
 @pytest.mark.usefixtures("cpp_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
-@pytest.mark.parametrize("make", PLAIN, ids=lambda make: make.__name__)
+@each_cell
 def test_fused_on_the_cpu_equals_eager(make, dtype):
     runs = []
     for fused in (False, True):
@@ -215,8 +210,8 @@ def test_fused_on_the_cpu_equals_eager(make, dtype):
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-def test_on_the_cpu_a_parameter_may_be_laid_otherwise_where_it_is():
-    found = []
+def test_on_the_cpu_a_parameter_may_change_strides_at_the_same_address():
+    results = []
     for fused in (True, False):
         weight = torch.nn.Parameter(torch.arange(9.0).view(3, 3))
         optimizer = mvngrad.MVNGrad([weight], lr=0.1, fused=fused)
@@ -224,8 +219,8 @@ def test_on_the_cpu_a_parameter_may_be_laid_otherwise_where_it_is():
             weight.grad = torch.arange(9.0).view(3, 3) - t
             optimizer.step()
             weight.data = weight.data.T
-        found.append(weight.detach())
-    torch.testing.assert_close(*found)
+        results.append(weight.detach())
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.usefixtures("cpp_compiler")

@@ -1,17 +1,16 @@
-"""On a CUDA device: equal to torch's Adam, capturable in a graph, on several devices, with state in fewer bits."""
+"""On a CUDA device: equality with torch's Adam, graph capture, several devices, and state in fewer bits."""
 
 from functools import partial
 
 import pytest
 import torch
-from family import NAMES, OPTIMIZERS, PLAIN, equal, everything, parameters, train
+from family import PLAIN, each_cell, each_narrow_dtype, each_optimizer, equal, everything, parameters, train
 
 import mvngrad
 from mvngrad.optim.backends import choose_backend
 from mvngrad.optim.formats import load_state
 
 pytestmark = pytest.mark.gpu
-each_cell = pytest.mark.parametrize("make", PLAIN, ids=[cls.__name__ for cls in PLAIN])
 SHAPES = [(33, 7), (5,), (), (0,), (257, 3)]
 
 
@@ -29,15 +28,15 @@ def test_adam_is_torchs_adam_bit_for_bit(decoupled, dtype, foreach):
 
 PATHS = {"eager": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 each_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-KEPT = PATHS | {
+PATHS_AND_DTYPES = PATHS | {
     "bfloat16": {"fused": True, "state_dtype": torch.bfloat16},
     "int8": {"fused": True, "state_dtype": "int8"},
 }
-each_kept = pytest.mark.parametrize("path", KEPT.values(), ids=KEPT)
+each_path_and_dtype = pytest.mark.parametrize("path", PATHS_AND_DTYPES.values(), ids=PATHS_AND_DTYPES)
 
 
 @each_cell
-def test_the_default_path_on_cuda_is_the_kernel_where_it_can_be(make):
+def test_the_default_backend_on_cuda_is_the_kernel_where_possible(make):
     def default(*params, **options):
         optimizer = make(list(params), **options)
         return choose_backend(optimizer.param_groups[0])
@@ -52,9 +51,9 @@ def test_the_default_path_on_cuda_is_the_kernel_where_it_can_be(make):
         default(double.detach().cuda().requires_grad_(), fused=True)
 
 
-@each_kept
-@pytest.mark.parametrize("make", OPTIMIZERS, ids=NAMES)
-def test_a_captured_step_replays_as_the_step_itself(make, path):
+@each_path_and_dtype
+@each_optimizer
+def test_a_captured_step_equals_an_eager_one(make, path):
     runs = []
     for captured in (False, True):
         params = parameters(*SHAPES, device="cuda")
@@ -63,14 +62,14 @@ def test_a_captured_step_replays_as_the_step_itself(make, path):
             p.grad = torch.zeros_like(p)
         draws = [torch.randn_like(p.grad) for p in params for _ in range(6)]
         if captured:
-            optimizer.step()  # with gradients of 0 it warms up, and is undone
+            optimizer.step()  # a warm-up step with zero gradients, undone below
             with torch.no_grad():
                 for p, start in zip(params, parameters(*SHAPES, device="cuda"), strict=True):
                     p.copy_(start)
                     for value in optimizer.state[p].values():
                         value.zero_()
             for p in params:
-                p.grad = torch.zeros_like(p)  # at other addresses than those it warmed up with
+                p.grad = torch.zeros_like(p)  # at other addresses than in the warm-up step
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
@@ -88,7 +87,7 @@ def test_a_captured_step_replays_as_the_step_itself(make, path):
 
 @each_cell
 def test_eager_steps_between_replays_do_not_disturb_the_graph(make):
-    """They move the gradients, and the graph must go on finding its own."""
+    """They use gradients at other addresses, and the graph must still read its own."""
     runs = []
     for captured in (False, True):
         (x,) = parameters((300, 7), device="cuda")
@@ -118,7 +117,7 @@ def test_eager_steps_between_replays_do_not_disturb_the_graph(make):
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 @each_cell
-def test_parameters_on_several_devices(make, foreach):
+def test_parameters_on_several_devices_step_together(make, foreach):
     ours = [*parameters((4, 3), (5,)), *parameters((4, 3), (5,), device="cuda", seed=1)]
     optimizer = make(ours, lr=1e-2, foreach=foreach)
     train(optimizer, 5)
@@ -127,24 +126,26 @@ def test_parameters_on_several_devices(make, foreach):
     torch.testing.assert_close([p.cpu() for p in ours], alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"], ids=str)
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, "int8"], ids=str)
 @each_cell
-def test_a_checkpoint_moves_between_devices(make, kind):
-    source = make(parameters(*SHAPES, device="cuda"), lr=1e-2, state_dtype=kind)
+def test_a_checkpoint_moves_between_devices(make, state_dtype):
+    source = make(parameters(*SHAPES, device="cuda"), lr=1e-2, state_dtype=state_dtype)
     train(source, 3)
-    target = make([p.detach().cpu().requires_grad_() for p in source.param_groups[0]["params"]], state_dtype=kind)
+    target = make(
+        [p.detach().cpu().requires_grad_() for p in source.param_groups[0]["params"]], state_dtype=state_dtype
+    )
     target.load_state_dict(source.state_dict())
     assert all(value.is_cpu for state in target.state.values() for value in state.values())
     assert all(value.is_cuda for state in source.state.values() for value in state.values())
     train(source, 3, seed=2)
     train(target, 3, seed=2)
-    near = 1e-5 if kind is None else 1e-3  # a rounding may fall to the other side
+    near = 1e-5 if state_dtype is None else 1e-3  # a rounding may go the other way
     torch.testing.assert_close(
         [p.cpu() for p in source.param_groups[0]["params"]], target.param_groups[0]["params"], rtol=near, atol=near / 10
     )
 
 
-def test_small_steps_of_bfloat16_parameters_are_kept_by_the_kernel():
+def test_the_kernel_accumulates_small_steps_of_bfloat16_parameters():
     x = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16, device="cuda"))
     optimizer = mvngrad.MVNGradW([x], lr=1e-5, weight_decay=0, stochastic_rounding=True, lean=True)
     for t in range(100):
@@ -153,9 +154,9 @@ def test_small_steps_of_bfloat16_parameters_are_kept_by_the_kernel():
     assert 1e-3 < 1 - x.double().mean().item() < 4e-3
 
 
-@each_kept
+@each_path_and_dtype
 @each_cell
-def test_a_step_that_grad_scaler_skips_touches_nothing(make, path):
+def test_a_step_that_grad_scaler_skips_changes_nothing(make, path):
     (x,) = parameters((3,), device="cuda")
     optimizer = make([x], lr=0.1, **path)
     scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
@@ -177,11 +178,11 @@ def test_a_step_that_grad_scaler_skips_touches_nothing(make, path):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("kind", [None, torch.bfloat16, "int8"], ids=str)
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, "int8"], ids=str)
 @each_cell
-def test_a_fused_step_never_waits_for_the_device(make, kind):
+def test_a_fused_step_never_waits_for_the_device(make, state_dtype):
     params = parameters(*SHAPES, device="cuda")
-    optimizer = make(params, lr=torch.tensor(1e-2, device="cuda"), weight_decay=0.1, state_dtype=kind)
+    optimizer = make(params, lr=torch.tensor(1e-2, device="cuda"), weight_decay=0.1, state_dtype=state_dtype)
     train(optimizer, 2)
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -194,7 +195,7 @@ def test_a_fused_step_never_waits_for_the_device(make, kind):
 
 
 @each_cell
-def test_frozen_added_and_loaded_parameters_are_found_by_the_kernel(make):
+def test_the_kernel_steps_parameters_that_were_frozen_added_or_loaded(make):
     runs = []
     for path in ({"fused": True}, {"foreach": True}):
         a, b, c = parameters((33, 7), (1025,), (5,), device="cuda")
@@ -226,8 +227,8 @@ def test_the_kernel_writes_through_strides_and_channels_last():
 
 
 @each_cell
-def test_a_run_may_change_its_path(make):
-    """Step counts move to where the new path reads them."""
+def test_a_group_may_change_its_backend(make):
+    """Step counts move to the device where the new backend reads them."""
     runs = []
     for paths in ([{}] * 3, [{"foreach": True, "fused": None}, {"foreach": None, "fused": True}, {"fused": False}]):
         params = parameters(*SHAPES, device="cuda")
@@ -239,7 +240,7 @@ def test_a_run_may_change_its_path(make):
     torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_moved_or_cast_after_its_first_step_is_noticed():
+def test_moving_a_model_after_its_first_step_is_refused_and_casting_it_is_not():
     (x,) = parameters((8,))
     optimizer = mvngrad.MVNGrad([x])
     train(optimizer, 1)
@@ -258,37 +259,37 @@ def test_a_model_moved_or_cast_after_its_first_step_is_noticed():
 
 # State in fewer bits
 
-KINDS = {"bfloat16": torch.bfloat16, "int8": "int8"}
 LEAN = partial(mvngrad.MVNGrad, lean=True)
-each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-each_rule = pytest.mark.parametrize("make", [*PLAIN, LEAN], ids=[*(cls.__name__ for cls in PLAIN), "lean"])
+each_cell_and_lean = pytest.mark.parametrize("make", [*PLAIN, LEAN], ids=[*(cls.__name__ for cls in PLAIN), "lean"])
 VARIED = [*SHAPES, (5000,), (1,)]
 
 
-def kept(optimizer, param):
-    """The state of a parameter beside its count and scales: codes, or bfloat16 numbers."""
+def get_stored(optimizer, param):
+    """The state of a parameter without its step count and scales: codes, or bfloat16 numbers."""
     return {name: value for name, value in optimizer.state[param].items() if name != "step" and "scale" not in name}
 
 
 def mostly_equal(one, other):
-    """Whether two optimizers rounded alike: the root of a GPU is approximate, which turns a rounding now and then."""
+    """Whether two optimizers have nearly the same state; a GPU's approximate root changes a rounding now and then."""
     same = total = 0
     for p, q in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
-        for name, value in kept(one, p).items():
-            assert value.dtype == kept(other, q)[name].dtype
-            same += (value.cpu() == kept(other, q)[name].cpu()).sum().item()
+        for name, value in get_stored(one, p).items():
+            assert value.dtype == get_stored(other, q)[name].dtype
+            same += (value.cpu() == get_stored(other, q)[name].cpu()).sum().item()
             total += value.numel()
     return same >= 0.99 * total
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@each_kind
-@each_rule
-def test_the_kernel_rounds_as_eager_and_foreach_do(make, kind, dtype):
+@each_narrow_dtype
+@each_cell_and_lean
+def test_the_kernel_rounds_as_eager_and_foreach_do(make, state_dtype, dtype):
     optimizers = []
     for name, path in PATHS.items():
         params = parameters(*VARIED, dtype=dtype, device="cuda")
-        optimizers.append(make(params, lr=1e-2, state_dtype=kind, stochastic_rounding=True, rounding_seed=3, **path))
+        optimizers.append(
+            make(params, lr=1e-2, state_dtype=state_dtype, stochastic_rounding=True, rounding_seed=3, **path)
+        )
         assert choose_backend(optimizers[-1].param_groups[0]) == name.replace("fused", "cuda")
         train(optimizers[-1], 5)
     coarse = 2**-7 if dtype == torch.bfloat16 else 0
@@ -299,19 +300,19 @@ def test_the_kernel_rounds_as_eager_and_foreach_do(make, kind, dtype):
 
 
 @each_path
-@each_kind
+@each_narrow_dtype
 @pytest.mark.parametrize("make", [mvngrad.MVNGrad, LEAN, mvngrad.Adam], ids=["MVNGrad", "lean", "Adam"])
-def test_a_captured_step_with_rounded_state_replays_as_the_step_itself(make, kind, path):
-    test_a_captured_step_replays_as_the_step_itself(partial(make, state_dtype=kind), path)
+def test_a_captured_step_with_rounded_state_equals_an_eager_one(make, state_dtype, path):
+    test_a_captured_step_equals_an_eager_one(partial(make, state_dtype=state_dtype), path)
 
 
-@each_kind
-def test_eager_steps_between_replays_do_not_disturb_a_graph_with_rounded_state(kind):
-    test_eager_steps_between_replays_do_not_disturb_the_graph(partial(mvngrad.MVNGrad, state_dtype=kind))
+@each_narrow_dtype
+def test_eager_steps_between_replays_do_not_disturb_a_graph_with_rounded_state(state_dtype):
+    test_eager_steps_between_replays_do_not_disturb_the_graph(partial(mvngrad.MVNGrad, state_dtype=state_dtype))
 
 
-def test_a_captured_step_rounds_its_parameters_anew_at_every_replay():
-    """As the step itself does: the count that tells one draw from the next lies on the device."""
+def test_a_captured_step_draws_new_random_bits_at_every_replay():
+    """As an eager step does: the step count, which the random bits depend on, is on the device."""
     runs = []
     for captured in (False, True):
         (x,) = parameters((5000,), dtype=torch.bfloat16, device="cuda")
@@ -324,7 +325,7 @@ def test_a_captured_step_rounds_its_parameters_anew_at_every_replay():
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
                 optimizer.step()
-            assert equal(everything(optimizer), before), "a capture is no step"
+            assert equal(everything(optimizer), before), "capturing took a step"
         for _ in range(20):
             graph.replay() if captured else optimizer.step()
         torch.cuda.synchronize()
@@ -333,20 +334,20 @@ def test_a_captured_step_rounds_its_parameters_anew_at_every_replay():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@each_kind
-@each_rule
-def test_a_fused_step_with_rounded_state_never_waits_for_the_device(make, kind):
-    test_a_fused_step_never_waits_for_the_device(partial(make, stochastic_rounding=True), kind)
+@each_narrow_dtype
+@each_cell_and_lean
+def test_a_fused_step_with_rounded_state_never_waits_for_the_device(make, state_dtype):
+    test_a_fused_step_never_waits_for_the_device(partial(make, stochastic_rounding=True), state_dtype)
 
 
 @each_path
-@each_kind
-def test_a_step_that_grad_scaler_skips_touches_no_code_and_no_scale(kind, path):
-    test_a_step_that_grad_scaler_skips_touches_nothing(partial(mvngrad.MVNGrad, state_dtype=kind), path)
+@each_narrow_dtype
+def test_a_step_that_grad_scaler_skips_changes_no_rounded_state(state_dtype, path):
+    test_a_step_that_grad_scaler_skips_changes_nothing(partial(mvngrad.MVNGrad, state_dtype=state_dtype), path)
 
 
 @each_path
-def test_stochastic_rounding_on_cuda_keeps_steps_far_below_half_a_unit(path):
+def test_stochastic_rounding_on_cuda_accumulates_steps_far_below_half_a_unit(path):
     """50 steps of 1e-5, where half a unit below 1 is 2e-3; the mean of 2^16 coordinates has an error of 1%."""
     for at_random in (False, True):
         x = torch.nn.Parameter(torch.ones(2**16, dtype=torch.bfloat16, device="cuda"))
@@ -358,11 +359,11 @@ def test_stochastic_rounding_on_cuda_keeps_steps_far_below_half_a_unit(path):
         assert moved == (pytest.approx(5e-4, rel=0.06) if at_random else 0)
 
 
-@each_kind
-def test_slow_averages_go_on_decaying_on_cuda(kind):
-    """As in test_state_dtype, by the kernel, where a mean of 2^16 has an error of 0.4% in 8 bits."""
+@each_narrow_dtype
+def test_slow_averages_keep_decaying_on_cuda(state_dtype):
+    """As in test_state_dtype, with the kernel. The mean of 2^16 coordinates has an error of 0.4% in 8 bits."""
     x = torch.nn.Parameter(torch.ones(2**16, device="cuda"))
-    optimizer = mvngrad.Adam([x], lr=1e-3, state_dtype=kind)
+    optimizer = mvngrad.Adam([x], lr=1e-3, state_dtype=state_dtype)
     train(optimizer, 5)
     before = load_state(["m", "v"], optimizer.state[x], torch.float64)["v"].mean()
     x.grad = torch.zeros_like(x)
@@ -373,21 +374,21 @@ def test_slow_averages_go_on_decaying_on_cuda(kind):
     assert x.isfinite().all()
 
 
-@each_kind
-@each_rule
-def test_a_checkpoint_of_rounded_state_goes_to_the_cpu_and_back_bit_for_bit(make, kind):
-    def moved(source, device):
+@each_narrow_dtype
+@each_cell_and_lean
+def test_a_checkpoint_of_rounded_state_moves_to_the_cpu_and_back_bit_for_bit(make, state_dtype):
+    def copy_to(source, device):
         params = [p.detach().to(device).clone().requires_grad_() for p in source.param_groups[0]["params"]]
-        target = make(params, state_dtype=kind)
+        target = make(params, state_dtype=state_dtype)
         target.load_state_dict(source.state_dict())
         return target
 
-    original = make(parameters(*VARIED, device="cuda"), lr=1e-2, state_dtype=kind, rounding_seed=3)
+    original = make(parameters(*VARIED, device="cuda"), lr=1e-2, state_dtype=state_dtype, rounding_seed=3)
     train(original, 3)
-    host = moved(original, "cpu")
+    host = copy_to(original, "cpu")
     assert all(value.is_cpu for state in host.state.values() for value in state.values())
     assert equal(everything(host), [value.cpu() for value in everything(original)])
-    back = moved(host, "cuda")
+    back = copy_to(host, "cuda")
     assert equal(everything(back), everything(original))
     for each in (original, back, host):
         train(each, 3, seed=2)
@@ -395,7 +396,7 @@ def test_a_checkpoint_of_rounded_state_goes_to_the_cpu_and_back_bit_for_bit(make
     assert mostly_equal(host, original)
 
 
-def test_lean_on_cuda_is_the_same_on_every_path_and_starts_as_mvn_grad():
+def test_lean_on_cuda_is_the_same_on_every_backend_and_starts_as_mvn_grad():
     runs, firsts = [], []
     for make, path in [*((LEAN, path) for path in PATHS.values()), (mvngrad.MVNGrad, {"fused": True})]:
         params = parameters(*VARIED, device="cuda")

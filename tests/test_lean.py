@@ -1,4 +1,4 @@
-"""Lean MVN-Grad: m rebuilt from u and s. What of MVN-Grad is left, and what is not."""
+"""Lean MVN-Grad, which rebuilds m from u and s: where it equals MVN-Grad, and where it does not."""
 
 import math
 
@@ -21,22 +21,22 @@ def positive(low, high):
     return st.floats(math.log10(low), math.log10(high)).map(lambda exponent: 10**exponent)
 
 
-def rebuilt(state, t, hyper):
+def rebuild_mean(state, t, hyper):
     """The m that step t + 1 starts from."""
     return LEAN.reconstruct_mean(state, t + 1, hyper, SCALAR)
 
 
-# Where it is MVN-Grad
+# Compared with MVN-Grad
 
 
 @quick
 @given(st.lists(signs, min_size=2, max_size=20), positive(1e-6, 1e6), beta1s, st.floats(0.9, 0.999), st.floats(0, 1))
-def test_lean_is_mvn_grad_while_the_normalizer_stands_still(directions, spread, beta1, beta2, eps):
-    """Of g = m +- spread/beta1, +- spread is left around the new mean: s/c_v is spread^2, from the first step on.
+def test_lean_equals_mvn_grad_while_the_normalizer_is_constant(directions, spread, beta1, beta2, eps):
+    """With g = m +- spread/beta1, the deviation from the new mean is +- spread, so s/c_v is spread^2 at every step.
 
-    Then every gradient met the same normalizer, and what lean rebuilds is m itself, for every choice of signs.
-    An error in the rebuilt m moves s, and by it the next m, the more the smaller beta2 and the larger u. Far from 1,
-    and with signs that agree, even rounding grows from step to step: hence the few steps, and beta2 near 1.
+    Then every gradient is divided by the same normalizer, and lean rebuilds m exactly, for every choice of signs.
+    An error in the rebuilt m changes s, and through s the next m. The effect grows as beta2 falls and u grows. If beta2
+    is far from 1 and the signs agree, rounding errors grow from step to step: hence few steps, and beta2 near 1.
     """
     hyper = Hyper(lr=0.1, beta1=beta1, beta2=beta2, eps=eps)
     x = y = 1.0
@@ -46,7 +46,7 @@ def test_lean_is_mvn_grad_while_the_normalizer_stands_still(directions, spread, 
         x, full = MVNGRAD.update(x, g, full, t, hyper, SCALAR)
         y, lean = LEAN.update(y, g, lean, t, hyper, SCALAR)
         assert math.sqrt(full["s"] / (1 - beta2**t)) == pytest.approx(spread, rel=1e-9)
-        assert rebuilt(lean, t, hyper) == pytest.approx(full["m"], rel=1e-9, abs=1e-9 * spread)
+        assert rebuild_mean(lean, t, hyper) == pytest.approx(full["m"], rel=1e-9, abs=1e-9 * spread)
         assert lean["s"] == pytest.approx(full["s"], rel=1e-9)
         assert lean["u"] == pytest.approx(full["u"], rel=1e-9, abs=1e-9)
         assert y == pytest.approx(x, rel=1e-9, abs=1e-9)
@@ -54,28 +54,28 @@ def test_lean_is_mvn_grad_while_the_normalizer_stands_still(directions, spread, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @each_leanable
-def test_the_first_step_is_mvn_grads_bit_for_bit(make, dtype):
+def test_the_first_lean_step_equals_mvn_grad_bit_for_bit(make, dtype):
     runs = []
     for lean in (False, True):
         params = parameters((33, 7), (5,), (), dtype=dtype)
         optimizer = make(params, lr=0.1, lean=lean)
         train(optimizer, 1)
-        runs.append([*(p.detach() for p in params), *(optimizer.state[p][slot] for p in params for slot in ("s", "u"))])
+        runs.append([*(p.detach() for p in params), *(optimizer.state[p][name] for p in params for name in ("s", "u"))])
     assert equal(*runs)
 
 
-def test_it_is_not_mvn_grad_once_the_normalizer_has_moved():
-    """A large gradient raises s, and with it the rebuilt m of the small ones before."""
+def test_lean_differs_from_mvn_grad_after_the_normalizer_changes():
+    """A large gradient raises s, and with it the rebuilt m of the earlier small gradients."""
     hyper = Hyper(beta1=0.5, beta2=0.5, eps=0.0)
     full, lean = MVNGRAD.init(0.0), LEAN.init(0.0)
     for t, g in enumerate([1.0, 2.0, 100.0], start=1):
         _, full = MVNGRAD.update(0.0, g, full, t, hyper, SCALAR)
         _, lean = LEAN.update(0.0, g, lean, t, hyper, SCALAR)
     assert full["m"] == 0.125 + 0.5 + 50
-    assert rebuilt(lean, 3, hyper) > 1.2 * full["m"]
+    assert rebuild_mean(lean, 3, hyper) > 1.2 * full["m"]
 
 
-def test_it_keeps_s_and_u_only():
+def test_lean_stores_s_and_u_only():
     (x,) = parameters((3,))
     optimizer = mvngrad.MVNGrad([x], lean=True)
     train(optimizer, 1)
@@ -100,7 +100,7 @@ def test_with_z_clip_u_is_bounded_for_every_sequence_of_gradients(grads, beta1, 
         assert abs(x - before) <= clip * (1 + 1e-9) + 1e-12 * abs(x)
 
 
-def test_without_z_clip_u_is_not():
+def test_without_z_clip_u_is_unbounded():
     hyper = Hyper(beta1=0.9, beta2=0.999)
     state = LEAN.init(0.0)
     for t, g in enumerate([1e-6] * 50 + [1.0], start=1):
@@ -111,41 +111,39 @@ def test_without_z_clip_u_is_not():
 @quick
 @given(st.lists(st.tuples(signs, st.floats(0, 20)), min_size=1, max_size=40), positive(1e-3, 1e3), st.floats(0.1, 5))
 def test_with_z_clip_the_rebuilt_m_is_the_mean_of_clipped_gradients(drawn, root, clip):
-    """An outlier counts in it as clip roots, where MVN-Grad's m takes it whole.
+    """An outlier is clipped to `clip` times the root; in MVN-Grad's m it is not clipped.
 
-    s is held where it is after every step, as if beta2 were 1: the normalizer stands still, whatever the gradients.
+    s is reset after every step, as if beta2 were 1: the normalizer is constant for all gradients.
     """
     hyper = Hyper(beta1=0.7, beta2=0.9, eps=0.0, z_clip=clip)
-    forever = 10**6  # where the bias corrections are 1
+    late = 10**6  # a step at which the bias corrections are 1
     state, mean = {"s": root**2, "u": 0.0}, 0.0
     for sign, size in drawn:
         g = sign * size * root
-        _, new = LEAN.update(0.0, g, dict(state), forever, hyper, SCALAR)
+        _, new = LEAN.update(0.0, g, dict(state), late, hyper, SCALAR)
         # The step's own root is that of the new s.
         own = math.sqrt(new["s"])
         clipped = max(-clip * own, min(clip * own, g))
         mean = 0.7 * mean + 0.3 * clipped * root / own
         state = {"s": root**2, "u": new["u"]}
-        assert rebuilt(state, forever, hyper) == pytest.approx(mean, rel=1e-9, abs=1e-9 * root)
+        assert rebuild_mean(state, late, hyper) == pytest.approx(mean, rel=1e-9, abs=1e-9 * root)
         assert abs(mean) <= clip * root * (1 + 1e-9)
 
 
-def test_an_outlier_weighs_less_in_the_rebuilt_m_than_in_one_that_was_kept():
+def test_an_outlier_weighs_less_in_the_rebuilt_m_than_in_a_stored_m():
     hyper = Hyper(beta1=0.9, beta2=0.999, z_clip=2.0)
     full, lean = MVNGRAD.init(0.0), LEAN.init(0.0)
     for t in range(1, 41):
         g = 1e4 if t == 40 else (-1.0) ** t
         _, full = MVNGRAD.update(0.0, g, full, t, hyper, SCALAR)
         _, lean = LEAN.update(0.0, g, lean, t, hyper, SCALAR)
-    assert full["m"] == pytest.approx(1e3, rel=1e-2)  # a tenth of it
+    assert full["m"] == pytest.approx(1e3, rel=1e-2)  # a tenth of the outlier
     root = math.sqrt(lean["s"] / (1 - 0.999**40))
-    assert rebuilt(lean, 40, hyper) == pytest.approx(
-        0.1 * 2 * root, rel=0.3
-    )  # a tenth of two roots, and what was there
-    assert rebuilt(lean, 40, hyper) < full["m"] / 2
+    assert rebuild_mean(lean, 40, hyper) == pytest.approx(0.1 * 2 * root, rel=0.3)  # a tenth of two roots
+    assert rebuild_mean(lean, 40, hyper) < full["m"] / 2
 
 
-# Where it does not exist
+# Options, groups and checkpoints
 
 
 @each_leanable
@@ -164,7 +162,7 @@ def test_other_cells_have_no_lean(make):
         make([{"params": parameters((3,)), "lean": True}])
 
 
-def test_lean_and_full_groups_step_side_by_side_as_each_does_alone():
+def test_lean_and_full_groups_do_not_affect_each_other():
     def run(*groups):
         optimizer = mvngrad.MVNGrad([{"params": parameters((30,)), "lean": lean} for lean in groups], lr=1e-2)
         for t in range(1, 6):

@@ -1,12 +1,12 @@
-"""How much the foreach path holds at its peak beyond parameters, gradients and state."""
+"""The peak memory of the foreach backend beyond parameters, gradients and state."""
 
 import pytest
 import torch
-from family import parameters, step, tensors
+from family import each_rule, parameters, step, tensors
 
 from benchmarks.traffic import peak_bytes
 from mvngrad.optim.backends import foreach
-from mvngrad.rule import CELLS, Hyper
+from mvngrad.rule import Hyper
 
 OPTIONS = {
     "coupled": {"weight_decay": 0.1},
@@ -19,11 +19,11 @@ OPTIONS = {
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
+@each_rule
 def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, capturable, monkeypatch):
     if "z_clip" in options and not rule.momentum_last:
         return
-    monkeypatch.setattr(foreach, "BATCH", 4096)  # as large to these models as the real one is to real ones
+    monkeypatch.setattr(foreach, "BATCH", 4096)  # small, because these models are
     shapes = [(64, 64)] * 8 + [(1000,)] * 8
     params = [torch.nn.Parameter(p) for p in tensors(*shapes, dtype=dtype)]
     for p, g in zip(params, tensors(*shapes, dtype=dtype, seed=1), strict=True):
@@ -32,9 +32,9 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
     torchs = torch.optim.AdamW(params, foreach=True)
     torchs.step()
     peak_bytes_torch = peak_bytes(torchs.step)
-    assert peak_bytes_torch >= model, "the count misses what torch is known to hold"
+    assert peak_bytes_torch >= model, "the measurement misses memory that torch is known to hold"
 
-    state = {slot: [torch.zeros_like(p, dtype=torch.float32) for p in params] for slot in rule.state_names}
+    state = {name: [torch.zeros_like(p, dtype=torch.float32) for p in params] for name in rule.state_names}
     hyper = Hyper(eps_s=1e-16 if rule.centered else 0.0)._replace(**options)
     steps = [torch.zeros(()) for _ in params]
     grads = [p.grad for p in params]
@@ -42,13 +42,13 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
     assert peak <= peak_bytes_torch + model
 
 
-@pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
-def test_one_large_tensor_costs_no_more_than_it_does_in_torch(rule):
+@each_rule
+def test_one_large_tensor_needs_no_more_memory_than_in_torch(rule):
     (x,) = parameters((256, 256))
     x.grad = torch.ones_like(x)
     torchs = torch.optim.AdamW([x], foreach=True)
     torchs.step()
-    state = {slot: [torch.zeros_like(x)] for slot in rule.state_names}
+    state = {name: [torch.zeros_like(x)] for name in rule.state_names}
     hyper = Hyper(weight_decay=0.1, decoupled=True)
     peak = peak_bytes(lambda: step("foreach", rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
     assert peak <= peak_bytes(torchs.step) + 1024

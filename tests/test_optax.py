@@ -1,4 +1,4 @@
-"""`mvngrad.optax` against the torch classes, and inside what optax and JAX offer around a transformation."""
+"""`mvngrad.optax` against the torch classes, and with the wrappers of optax and JAX."""
 
 import os
 import subprocess
@@ -52,13 +52,16 @@ def jax_path(transformation):
     return np.asarray(jax.lax.scan(step, (x, transformation.init(x)), jnp.array(gradients()))[1])
 
 
-def of_rule(cell, **hyper):
+def make_transformation(cell, **hyper):
     return optax.chain(ours.scale_by_rule(cell, rule.Hyper(**hyper)), optax.scale_by_learning_rate(0.01))
 
 
 PAIRS = {
-    "adam": (lambda p: mvngrad.Adam(p), lambda: of_rule(rule.ADAM)),
-    "adabelief": (lambda p: mvngrad.AdaBelief(p, eps_s=1e-10), lambda: of_rule(rule.ADABELIEF, eps_s=1e-10)),
+    "adam": (lambda p: mvngrad.Adam(p), lambda: make_transformation(rule.ADAM)),
+    "adabelief": (
+        lambda p: mvngrad.AdaBelief(p, eps_s=1e-10),
+        lambda: make_transformation(rule.ADABELIEF, eps_s=1e-10),
+    ),
     "laprop": (lambda p: mvngrad.LaPropW(p, weight_decay=0), lambda: ours.laprop(0.01)),
     "laprop with decay": (lambda p: mvngrad.LaPropW(p, weight_decay=0.1), lambda: ours.laprop(0.01, weight_decay=0.1)),
     "laprop with z_clip": (
@@ -220,7 +223,7 @@ def test_invalid_hyper_parameters_are_refused(options, message):
         ours.scale_by_mvn_grad(**options)
 
 
-def test_lean_refuses_a_decay_of_a_mean_it_does_not_keep():
+def test_lean_refuses_b_mean():
     with pytest.raises(ValueError, match=r"b_mean=0.5"):
         ours.scale_by_mvn_grad(b_mean=0.5, lean=True)
 

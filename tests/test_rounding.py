@@ -1,4 +1,4 @@
-"""Rounding at random: without bias, to a neighbour, the same bits for the same step; and state in 8 bits."""
+"""Rounding at random is unbiased, to a neighbour, and reproducible; and the 8-bit format."""
 
 import math
 
@@ -11,7 +11,7 @@ from mvngrad.optim.formats import Noise, Rounding, hash32, round_to_bfloat16
 
 quick = settings(deadline=None, max_examples=100)
 EVERY = torch.arange(2**16, dtype=torch.int32)
-"""Each noise of 16 bits once: a mean over them is what a rounding gives on average."""
+"""Every value of 16 random bits once: a mean over them is the expectation of a rounding."""
 HALF = 2**15
 
 
@@ -19,7 +19,7 @@ HALF = 2**15
 
 
 def numbers(low, high):
-    """Sign, octave and fraction of a few numbers, all octaves from low to high alike."""
+    """Sign, octave and fraction of a few numbers, with octaves from low to high equally likely."""
     octaves = st.integers(low, high - 1)
     return st.lists(st.tuples(st.sampled_from([-1.0, 1.0]), octaves, st.integers(0, 2**23 - 1)), min_size=1, max_size=9)
 
@@ -27,7 +27,7 @@ def numbers(low, high):
 @settings(deadline=None, max_examples=25)
 @given(numbers(-126, 99))
 @example([(1.0, 0, 0), (1.0, 0, 1), (1.0, 0, 2**23 - 1), (-1.0, -126, 0), (-1.0, -126, 2**16 - 1), (1.0, 98, 2**15)])
-def test_rounding_to_bfloat16_is_without_bias_and_to_a_neighbour(drawn):
+def test_rounding_to_bfloat16_is_unbiased_and_to_a_neighbour(drawn):
     x = torch.tensor([sign * 2.0**octave * (1 + part * 2.0**-23) for sign, octave, part in drawn])
     below = x.view(torch.int32) & -(2**16)
     above = (below + 2**16).view(torch.float32).double()
@@ -39,13 +39,13 @@ def test_rounding_to_bfloat16_is_without_bias_and_to_a_neighbour(drawn):
 
 
 @pytest.mark.parametrize("noise", [0, 1, HALF - 1, HALF, 2**16 - 1])
-def test_what_is_a_bfloat16_stays_it_whatever_the_noise(noise):
+def test_rounding_leaves_bfloat16_numbers_unchanged(noise):
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
     every = every[every.isfinite()]
     assert torch.equal(round_to_bfloat16(every.float(), torch.full(every.shape, noise)), every)
 
 
-def test_beyond_its_range_rounding_to_bfloat16_is_to_the_nearest():
+def test_very_large_and_denormal_numbers_are_rounded_to_the_nearest_bfloat16():
     """Where the scaled value would overflow, and among bfloat16's denormal numbers."""
     for x in (1.3 * 2.0**100, 3e38, 1e-39):
         rounded = round_to_bfloat16(torch.full((2**16,), x), EVERY)
@@ -53,20 +53,20 @@ def test_beyond_its_range_rounding_to_bfloat16_is_to_the_nearest():
 
 
 @pytest.mark.parametrize("x", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_stays_so(x):
+def test_rounding_to_bfloat16_keeps_values_that_are_not_finite(x):
     expected = torch.full((2**16,), x, dtype=torch.bfloat16)
     torch.testing.assert_close(round_to_bfloat16(expected.float(), EVERY), expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_zero_stays_zero():
+def test_rounding_to_bfloat16_keeps_zero():
     assert not round_to_bfloat16(torch.zeros(2**16), EVERY).any()
 
 
 # 8 bits
 
 
-def rows(values):
-    """One block that begins with these values, for each noise one."""
+def make_block(values):
+    """One block that begins with these values, filled up with zeros."""
     row = torch.zeros(formats.BLOCK)
     row[: len(values)] = torch.tensor(values, dtype=torch.float32)
     return row
@@ -85,9 +85,9 @@ def squares(row, noise):
 
 
 def signed_steps(row):
-    """How far the next code is, at most: an eighth of a value, and the same everywhere below 2^-16 of the largest.
+    """The largest distance to the next code: an eighth of a value, and constant below 2^-16 of the largest.
 
-    To a block's scale, the least normal number is the least there is.
+    The scale of a block is at least the smallest normal number.
     """
     size = row.double().abs()
     return size / 8 + size.max().clamp(min=2.0**-126) * 2**-18
@@ -95,7 +95,7 @@ def signed_steps(row):
 
 def square_steps(row, noise=HALF):
     _, _, cut = formats.encode_squares(row, noise)
-    return row * 2.0 ** (cut.double() - 23) + 2.0 ** (cut.double() - 149)  # the latter is that of denormal numbers
+    return row * 2.0 ** (cut.double() - 23) + 2.0 ** (cut.double() - 149)  # the second term is for denormal numbers
 
 
 # The inverse of a larger scale is denormal, and not exact to the last place.
@@ -106,7 +106,7 @@ square_values = st.lists(positives | st.just(0.0), min_size=1, max_size=8) | st.
     lambda x, n: [x] * n, positives, st.integers(1, 256)
 )
 noises = st.integers(0, 2**16 - 1)
-each_kind = pytest.mark.parametrize("kept", [signed, squares], ids=["signed", "squares"])
+each_encoding = pytest.mark.parametrize("round_trip", [signed, squares], ids=["signed", "squares"])
 
 
 @quick
@@ -116,7 +116,7 @@ each_kind = pytest.mark.parametrize("kept", [signed, squares], ids=["signed", "s
 @example([1e37, 1e-37], 2**16 - 1)
 @example([0.0] * 256, 0)
 def test_a_signed_value_moves_by_less_than_a_step_and_keeps_its_sign(values, noise):
-    row = rows(values)
+    row = make_block(values)
     back = signed(row, noise)
     assert ((back - row).abs() <= signed_steps(row)).all()
     assert (back * row.sign() >= 0).all()
@@ -131,8 +131,8 @@ def test_a_signed_value_moves_by_less_than_a_step_and_keeps_its_sign(values, noi
 @example([1e-45, 2e-45, 1e-39], 0)
 @example([1.0] * 256, 2**16 - 1)
 @example([0.0] * 256, 2**16 - 1)
-def test_a_square_moves_by_less_than_a_step_and_is_never_lost(values, noise):
-    row = rows(values)
+def test_a_square_moves_by_less_than_a_step_and_never_becomes_zero(values, noise):
+    row = make_block(values)
     back = squares(row, noise)
     _, first, cut = formats.encode_squares(row, noise)
     least = formats.decode_squares(torch.ones(1, dtype=torch.int32), first, cut)
@@ -145,7 +145,7 @@ def test_a_square_moves_by_less_than_a_step_and_is_never_lost(values, noise):
 @quick
 @given(square_values, noises)
 def test_squares_within_63_octaves_all_have_a_code_near_them(values, noise):
-    row = rows(values)
+    row = make_block(values)
     row = row.where(row > row.max() * 2.0**-63, 0)
     assert ((squares(row, noise) - row).abs() <= square_steps(row, noise)).all()
 
@@ -154,8 +154,8 @@ def test_squares_within_63_octaves_all_have_a_code_near_them(values, noise):
 @given(signed_values, noises)
 @example([1e-45, 0.0], 0)
 @example([1e-38, 3e-39], 0)
-def test_encoding_what_was_decoded_changes_no_signed_value(values, noise):
-    once = signed(rows(values), noise)
+def test_encoding_decoded_signed_values_changes_nothing(values, noise):
+    once = signed(make_block(values), noise)
     assert torch.equal(signed(once, HALF), once)
 
 
@@ -163,43 +163,43 @@ def test_encoding_what_was_decoded_changes_no_signed_value(values, noise):
 @given(square_values, noises)
 @example([1e-45, 1e38], 0)
 @example([1e-45, 2e-45, 1e-39], 0)
-def test_encoding_what_was_decoded_changes_no_square(values, noise):
-    once = squares(rows(values), noise)
+def test_encoding_decoded_squares_changes_nothing(values, noise):
+    once = squares(make_block(values), noise)
     assert torch.equal(squares(once, HALF), once)
 
 
-@each_kind
+@each_encoding
 @pytest.mark.parametrize("octaves", [0.5, 4, 12, 25, 50])
-def test_rounding_to_8_bits_is_without_bias(kept, octaves):
-    """Whatever the range of a block, on which the size of its steps hangs."""
+def test_rounding_to_8_bits_is_unbiased(round_trip, octaves):
+    """For every range of a block, which determines the size of its steps."""
     row = torch.exp2(-octaves * torch.rand(formats.BLOCK, generator=torch.Generator().manual_seed(0)))
-    if kept is signed:
+    if round_trip is signed:
         row[::2] *= -1
-    back = kept(row.repeat(2**16 // 4, 1), EVERY[::4, None]).double()
-    steps = signed_steps(row) if kept is signed else square_steps(row)
-    # A quarter of the noises is as fine as a quarter of 2^-16 of a step; UP lifts a signed value by 2^-22 of itself.
+    back = round_trip(row.repeat(2**16 // 4, 1), EVERY[::4, None]).double()
+    steps = signed_steps(row) if round_trip is signed else square_steps(row)
+    # With every fourth value of the noise, the mean is exact to 2^-14 of a step; UP adds 2^-22 of a signed value.
     error = (back.mean(0) - row.double()).abs()
     assert (error <= 2**-13 * steps).all()
     assert (back.std(0) > 0).float().mean() > 0.5, "nothing was rounded"
 
 
 @pytest.mark.parametrize("noise", [0, 1, HALF, 2**16 - 1])
-def test_the_largest_of_a_signed_block_is_kept_as_it_is(noise):
+def test_the_largest_value_of_a_signed_block_is_exact(noise):
     block = torch.randn(4096, formats.BLOCK, generator=torch.Generator().manual_seed(0))
     largest = block.abs().argmax(1, keepdim=True)
     assert torch.equal(signed(block, noise).gather(1, largest), block.gather(1, largest))
 
 
-@each_kind
+@each_encoding
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_what_is_not_finite_stays_so_in_8_bits(kept, bad):
+def test_8_bit_state_keeps_values_that_are_not_finite(round_trip, bad):
     row = torch.ones(formats.BLOCK)
     row[3] = bad
     for noise in (0, HALF, 2**16 - 1):
-        assert not kept(row, noise)[3].isfinite()
+        assert not round_trip(row, noise)[3].isfinite()
 
 
-def test_the_constants_of_codes_are_what_they_stand_for():
+def test_the_constants_of_8_bit_codes_are_consistent():
     assert torch.tensor(formats.OFFSET).view(torch.int32) == formats.OFFSET_BITS
     assert formats.decode_signed(torch.tensor([127, 255, 0, 128]), torch.tensor(3.0)).tolist() == [3, -3, 0, 0]
 
@@ -215,21 +215,21 @@ def test_a_block_with_a_smaller_range_has_finer_steps():
 # The random bits
 
 
-def test_the_bits_differ_between_seeds_places_steps_coordinates_and_slots():
-    param, kept = torch.zeros(1000), torch.zeros(1000, dtype=torch.bfloat16)
+def test_random_bits_differ_between_seeds_indices_steps_coordinates_and_states():
+    param, stored = torch.zeros(1000), torch.zeros(1000, dtype=torch.bfloat16)
 
-    def drawn(seed=0, place=0, t=1.0, name="m"):
-        return Rounding(seed).make_noise(place, t, param, kept)[name]
+    def draw(seed=0, index=0, t=1.0, name="m"):
+        return Rounding(seed).make_noise(index, t, param, stored)[name]
 
-    others = [drawn(seed=1), drawn(place=1), drawn(t=2.0), drawn(name="s"), drawn(name="u"), drawn(name="x")]
+    others = [draw(seed=1), draw(index=1), draw(t=2.0), draw(name="s"), draw(name="u"), draw(name="x")]
     for other in others:
-        assert (drawn() == other).float().mean() < 0.01
-    assert torch.equal(drawn(), drawn(t=torch.tensor(1.0)))
-    assert drawn().unique().numel() > 950
+        assert (draw() == other).float().mean() < 0.01
+    assert torch.equal(draw(), draw(t=torch.tensor(1.0)))
+    assert draw().unique().numel() > 950
 
 
 @pytest.mark.parametrize("name", ["m", "s", "v", "u", "x"])
-def test_the_bits_are_uniform(name):
+def test_random_bits_are_uniform(name):
     noise = Noise(Rounding(5).make_key(2, 7), 2**18, torch.device("cpu"))[name]
     assert noise.min() >= 0
     assert noise.max() < 2**16
@@ -239,8 +239,8 @@ def test_the_bits_are_uniform(name):
     assert noise.double().mean().item() == pytest.approx(2**15, abs=6 * 2**16 / math.sqrt(12 * 2**18))
 
 
-def test_mixing_is_the_published_function():
-    """lowbias32 of Wellons' hash-prospector, in Python's integers."""
+def test_hash32_is_lowbias32():
+    """Compared with lowbias32 of Wellons' hash-prospector, written in Python integers."""
 
     def lowbias32(x):
         x ^= x >> 16
@@ -254,7 +254,7 @@ def test_mixing_is_the_published_function():
     assert [word % 2**32 for word in hash32(signed_words).tolist()] == [lowbias32(word) for word in words]
 
 
-def test_only_what_is_rounded_draws_bits():
+def test_only_bfloat16_parameters_and_narrow_state_draw_random_bits():
     wide, narrow = torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16)
     assert Rounding().make_noise(0, 1, wide, wide) is None
     assert Rounding(params=True).make_noise(0, 1, wide, wide) is None

@@ -1,51 +1,61 @@
-"""State in bfloat16 and 8 bits, and bfloat16 parameters, as an optimizer keeps, saves, loads and copies them."""
+"""Optimizers with state in bfloat16 and 8 bits, and with bfloat16 parameters: steps, checkpoints and copies."""
 
 import copy
-import io
 import pickle
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-from family import OPTIMIZERS, PLAIN, equal, everything, new_state, oracle, parameters, step, tensors, train
+from family import (
+    NARROW,
+    PLAIN,
+    each_cell,
+    each_device,
+    each_narrow_dtype,
+    each_optimizer,
+    equal,
+    everything,
+    new_state,
+    oracle,
+    parameters,
+    step,
+    tensors,
+    through_disk,
+    train,
+)
 from torch._dynamo.testing import CompileCounter
 
 import mvngrad
 from mvngrad.optim.formats import Rounding, load_state
 from mvngrad.rule import LEAN, MVNGRAD, Hyper
 
-torch.ones(1).sqrt()  # of several threads that take a root first of all, one may get 12 bits of it: MKL's
-KINDS = {"bfloat16": torch.bfloat16, "int8": "int8"}
-EVERY = {"None": None, "float32": torch.float32, **KINDS}
-each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-every_kind = pytest.mark.parametrize("kind", EVERY.values(), ids=EVERY)
-each_cell = pytest.mark.parametrize("make", PLAIN, ids=lambda make: make.__name__)
-each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: make.__name__)
-each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+STATE_DTYPES = {"None": None, "float32": torch.float32, **NARROW}
+each_state_dtype = pytest.mark.parametrize("state_dtype", STATE_DTYPES.values(), ids=STATE_DTYPES)
 SHAPES = [(33, 17), (300,), (), (0,), (1,)]
 
 
-def opened(optimizer, param):
-    """The state of a parameter as numbers."""
+def load_values(optimizer, param):
+    """The state of a parameter as float64."""
     return load_state(optimizer.get_rule(optimizer.param_groups[0]).state_names, optimizer.state[param], torch.float64)
 
 
-# What it is for
+# Steps
 
 
-@each_kind
-def test_slow_averages_go_on_decaying_where_plain_rounding_freezes_them(kind):
+@each_narrow_dtype
+def test_slow_averages_keep_decaying_where_rounding_to_nearest_freezes_them(state_dtype):
     """A few noisy gradients, then 5000 that are 0: s must fall to 0.999^5000 = 0.0067 of itself.
 
-    It does on average. A coordinate walks: in bfloat16 a step of up to 2^-7 is taken with odds of 0.001 / 2^-7, so the
-    logarithm of s has a variance of up to 5000 * 0.001 * 2^-7 = 0.04, and the mean of 2048 an error of 0.4%; in 8 bits,
-    with 8 steps an octave as here, a variance of up to 5000 * 0.001 / 8, and an error of 2%. Allowed is 5 times that.
+    It does on average; each coordinate is a random walk. In bfloat16 a change of up to 2^-7 happens with probability
+    0.001 / 2^-7, so log(s) has a variance of up to 5000 * 0.001 * 2^-7 = 0.04, and the mean of 2048 coordinates an
+    error of 0.4%. In 8 bits, with 8 steps an octave as here, the variance is at most 5000 * 0.001 / 8, and the error
+    2%. The test allows 5 times these errors.
     """
     size, quiet = 2048, 5000
     noisy = [tensors((size,), seed=t)[0] for t in range(1, 6)]
     x = torch.nn.Parameter(torch.ones(size))
-    optimizer = mvngrad.MVNGrad([x], lr=1e-3, eps_s=0.0, state_dtype=kind)
+    optimizer = mvngrad.MVNGrad([x], lr=1e-3, eps_s=0.0, state_dtype=state_dtype)
     zeros = torch.zeros_like(x)
     for g in [*noisy, *[zeros] * quiet]:
         x.grad = g
@@ -54,16 +64,18 @@ def test_slow_averages_go_on_decaying_where_plain_rounding_freezes_them(kind):
     for silent in (0, quiet):
         grads = [*(g.numpy() for g in noisy), *[np.zeros(size)] * silent]
         exact[silent] = oracle(MVNGRAD, Hyper(), np.ones(size), grads)[1]["s"]
-    assert exact[quiet].mean() == pytest.approx(0.999**quiet * exact[0].mean(), rel=0.25)  # m was not 0 at once
-    after = opened(optimizer, x)["s"]
-    assert after.mean().item() == pytest.approx(exact[quiet].mean(), rel=0.02 if kind == torch.bfloat16 else 0.1)
+    assert exact[quiet].mean() == pytest.approx(0.999**quiet * exact[0].mean(), rel=0.25)  # m needs some steps to decay
+    after = load_values(optimizer, x)["s"]
+    assert after.mean().item() == pytest.approx(exact[quiet].mean(), rel=0.02 if state_dtype == torch.bfloat16 else 0.1)
     assert (after > 0).all()
     assert x.isfinite().all()
 
-    plain = torch.from_numpy(exact[0]).to(torch.bfloat16)
+    nearest = torch.from_numpy(exact[0]).to(torch.bfloat16)
     for _ in range(quiet):
-        plain = (plain * 0.999).to(torch.bfloat16)
-    assert plain.double().mean() > 100 * exact[quiet].mean(), "plain rounding would do"
+        nearest = (nearest * 0.999).to(torch.bfloat16)
+    assert nearest.double().mean() > 100 * exact[quiet].mean(), (
+        "rounding to nearest also decays, so this test shows nothing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,7 @@ def test_slow_averages_go_on_decaying_where_plain_rounding_freezes_them(kind):
     ],
     ids=str,
 )
-def test_state_takes_as_many_bytes_a_parameter_as_it_should(options, low, high):
+def test_state_has_the_documented_bytes_per_parameter(options, low, high):
     (x,) = parameters((512, 512))
     optimizer = mvngrad.MVNGrad([x], **options)
     train(optimizer, 1)
@@ -90,12 +102,12 @@ def test_state_takes_as_many_bytes_a_parameter_as_it_should(options, low, high):
     [*((make, 1.25) for make in PLAIN), (mvngrad.Adam, 1.0), (mvngrad.Adam, -1.0), (mvngrad.Adam, 1.5 * 2**-30)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_stochastic_rounding_keeps_steps_far_below_half_a_unit(make, start):
-    """Each step is a 300th of a unit in the last place or so, and 100 are a third of one: their sum must arrive.
+def test_stochastic_rounding_accumulates_steps_far_below_half_a_unit(make, start):
+    """Each step is about 1/300 of a unit in the last place; 100 steps must move parameters by a third of a unit.
 
-    The mean of 2048 coordinates, which each moved by a unit or not at all, has an error of 3% of that sum.
+    Each of the 2048 coordinates moves by a unit or not at all, so their mean has an error of 3% of that distance.
     """
-    unit = 2.0**-8 * 2.0 ** np.floor(np.log2(abs(start)))  # the finer, below a power of 2
+    unit = 2.0**-8 * 2.0 ** np.floor(np.log2(abs(start)))  # the unit below a power of 2 is the smaller one
     steps, size = 100, 2048
     grads = [1 + 0.3 * tensors((size,), seed=t)[0] for t in range(1, steps + 1)]
     hyper = Hyper(lr=1.0, eps_s=1e-16 if make.rule.centered else 0.0)
@@ -113,7 +125,7 @@ def test_stochastic_rounding_keeps_steps_far_below_half_a_unit(make, start):
     assert moved[True] == pytest.approx(lr * full.mean(), rel=0.15)
 
 
-def test_parameters_of_other_dtypes_are_not_touched_by_stochastic_rounding():
+def test_stochastic_rounding_changes_bfloat16_parameters_only():
     runs = []
     for at_random in (False, True):
         params = [*parameters((300,)), *parameters((300,), dtype=torch.float64)]
@@ -123,29 +135,29 @@ def test_parameters_of_other_dtypes_are_not_touched_by_stochastic_rounding():
     assert equal(*runs)
 
 
-@every_kind
+@each_state_dtype
 @each_optimizer
-def test_a_group_of_every_dtype_and_layout_steps_and_keeps_its_kind(make, kind):
+def test_a_group_of_mixed_dtypes_and_layouts_stores_state_in_its_state_dtype(make, state_dtype):
     params = [p for dtype in (torch.float32, torch.bfloat16, torch.float16) for p in parameters(*SHAPES, dtype=dtype)]
     params += [*parameters((7,), dtype=torch.float64), *parameters((7,), dtype=torch.complex64)]
     params.append(torch.nn.Parameter(parameters((4, 6, 5, 3))[0].detach().to(memory_format=torch.channels_last)))
     params.append(torch.nn.Parameter(torch.ones(8, 8)[::2, 1:]))
     starts = [p.detach().clone() for p in params]
-    optimizer = make(params, lr=1e-2, state_dtype=kind)
+    optimizer = make(params, lr=1e-2, state_dtype=state_dtype)
     train(optimizer, 3)
     for param, start in zip(params, starts, strict=True):
         assert param.isfinite().all()
         assert param.numel() == 0 or not torch.equal(param, start)
-        kept = {optimizer.state[param][slot].dtype for slot in make.rule.state_names}
+        dtypes = {optimizer.state[param][name].dtype for name in make.rule.state_names}
         wide = torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
-        assert kept == {torch.uint8 if kind == "int8" else wide if kind is None else kind}
+        assert dtypes == {torch.uint8 if state_dtype == "int8" else wide if state_dtype is None else state_dtype}
 
 
 @pytest.mark.parametrize("lean", [False, True], ids=["full", "lean"])
-@every_kind
-def test_torch_compile_sees_the_whole_step_in_one_graph(kind, lean):
+@each_state_dtype
+def test_torch_compile_traces_the_step_into_one_graph(state_dtype, lean):
     counter = CompileCounter()
-    optimizer = mvngrad.MVNGrad(parameters((20, 30), (5,)), lr=torch.tensor(1e-2), state_dtype=kind, lean=lean)
+    optimizer = mvngrad.MVNGrad(parameters((20, 30), (5,)), lr=torch.tensor(1e-2), state_dtype=state_dtype, lean=lean)
     twin = copy.deepcopy(optimizer)
     torch._dynamo.reset()
     step = torch.compile(optimizer.step, backend=counter)
@@ -159,10 +171,10 @@ def test_torch_compile_sees_the_whole_step_in_one_graph(kind, lean):
     torch.testing.assert_close(everything(optimizer)[:2], everything(twin)[:2], rtol=0, atol=1e-4)
 
 
-@every_kind
-def test_what_torch_compile_traces_can_be_lowered(kind):
-    """Beyond the trace: writing to views of blocks is what only this finds."""
-    optimizer = mvngrad.MVNGrad(parameters((3, 4), (5,), ()), lr=1e-2, state_dtype=kind)
+@each_state_dtype
+def test_what_torch_compile_traces_can_be_lowered(state_dtype):
+    """Lowering also rejects writes to views of blocks, which tracing accepts."""
+    optimizer = mvngrad.MVNGrad(parameters((3, 4), (5,), ()), lr=1e-2, state_dtype=state_dtype)
     twin = copy.deepcopy(optimizer)
     torch._dynamo.reset()
     for each, take in ((optimizer, torch.compile(optimizer.step, backend="aot_eager")), (twin, twin.step)):
@@ -174,19 +186,19 @@ def test_what_torch_compile_traces_can_be_lowered(kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("float32", torch.float32), ("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16)]
+    ("alias", "dtype"), [("float32", torch.float32), ("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16)]
 )
-def test_a_dtype_may_be_named(name, dtype):
+def test_state_dtype_accepts_names(alias, dtype):
     """In the constructor, in a group and in a conversion."""
     named = mvngrad.MVNGrad(
-        [{"params": parameters((3,)), "state_dtype": name}, {"params": parameters((3,))}], state_dtype=name
+        [{"params": parameters((3,)), "state_dtype": alias}, {"params": parameters((3,))}], state_dtype=alias
     )
     assert [group["state_dtype"] for group in named.param_groups] == [dtype, dtype]
     train(named, 1)
-    assert {value.dtype for state in named.state.values() for slot, value in state.items() if slot != "step"} == {dtype}
-    same = [mvngrad.convert_state_dict(named.state_dict(), kind)["state"][0] for kind in (name, dtype)]
-    assert all(torch.equal(same[0][slot], same[1][slot]) for slot in same[1])
-    named.load_state_dict(mvngrad.convert_state_dict(named.state_dict(), name))
+    assert {value.dtype for state in named.state.values() for name, value in state.items() if name != "step"} == {dtype}
+    same = [mvngrad.convert_state_dict(named.state_dict(), state_dtype)["state"][0] for state_dtype in (alias, dtype)]
+    assert all(torch.equal(same[0][name], same[1][name]) for name in same[1])
+    named.load_state_dict(mvngrad.convert_state_dict(named.state_dict(), alias))
 
 
 # Errors
@@ -218,7 +230,7 @@ def test_invalid_options_are_named(make, options, message):
         make([{"params": parameters((3,)), **options}])
 
 
-def test_every_seed_of_32_bits_is_taken():
+def test_every_32_bit_seed_is_accepted():
     runs = []
     for seed in (0, 1, 2**31 - 1, 2**31, 2**32 - 1):
         optimizer = mvngrad.MVNGrad(parameters((300,)), state_dtype="int8", rounding_seed=seed)
@@ -230,36 +242,28 @@ def test_every_seed_of_32_bits_is_taken():
 # Checkpoints
 
 
-def through_disk(state_dict):
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def resumed(make, optimizer, **options):
-    """A new optimizer on copies of the parameters, with the state of the old one, by way of a file."""
+def resume(make, optimizer, **options):
+    """A new optimizer on copies of the parameters, with the state loaded from a file."""
     params = [p.detach().clone().requires_grad_() for group in optimizer.param_groups for p in group["params"]]
     new = make(params, **options)
     new.load_state_dict(through_disk(optimizer.state_dict()))
     return new
 
 
-def trained(make, steps=5, shapes=SHAPES, **options):
+def make_trained(make, steps=5, shapes=SHAPES, **options):
     optimizer = make(parameters(*shapes), lr=1e-2, **options)
     train(optimizer, steps)
     return optimizer
 
 
-@every_kind
+@each_state_dtype
 @each_optimizer
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(make, kind):
-    original = trained(make, state_dtype=kind, rounding_seed=7)
-    train(original, 0)
-    other = resumed(make, original, state_dtype=kind)
+def test_a_resumed_run_equals_an_uninterrupted_one(make, state_dtype):
+    original = make_trained(make, state_dtype=state_dtype, rounding_seed=7)
+    other = resume(make, original, state_dtype=state_dtype)
     assert equal(everything(other), everything(original))
     assert other.param_groups[0]["rounding_seed"] == 7
-    assert other.param_groups[0]["state_dtype"] == kind
+    assert other.param_groups[0]["state_dtype"] == state_dtype
     for each in (original, other):
         train(each, 5, seed=2)
     assert equal(everything(other), everything(original))
@@ -267,28 +271,30 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(make, kind):
 
 @pytest.mark.usefixtures("cpp_compiler")
 @pytest.mark.parametrize("fused", [False, True])
-@each_kind
-def test_a_checkpoint_passes_through_the_other_path_and_back_bit_for_bit(kind, fused):
-    original = trained(mvngrad.MVNGrad, state_dtype=kind, fused=fused)
-    there = resumed(mvngrad.MVNGrad, original, state_dtype=kind)
+@each_narrow_dtype
+def test_a_checkpoint_moves_between_eager_and_fused_bit_for_bit(state_dtype, fused):
+    original = make_trained(mvngrad.MVNGrad, state_dtype=state_dtype, fused=fused)
+    there = resume(mvngrad.MVNGrad, original, state_dtype=state_dtype)
     there.param_groups[0]["fused"] = not fused
     assert equal(everything(there), everything(original))
-    back = resumed(mvngrad.MVNGrad, there, state_dtype=kind)
+    back = resume(mvngrad.MVNGrad, there, state_dtype=state_dtype)
     back.param_groups[0]["fused"] = fused
     for each in (original, there, back):
         train(each, 5, seed=2)
     assert equal(everything(back), everything(original))
-    # And the other path itself goes on as this one does, but for a rare rounding.
+    # The other backend continues in the same way, except for rare roundings.
     for param, other in zip(*(each.param_groups[0]["params"] for each in (original, there)), strict=True):
         torch.testing.assert_close(param, other, rtol=0, atol=1e-4)
-        for slot in MVNGRAD.state_names:
-            differs = original.state[param][slot] != there.state[other][slot]
+        for name in MVNGRAD.state_names:
+            differs = original.state[param][name] != there.state[other][name]
             assert differs.sum() <= max(1, 0.01 * param.numel())
 
 
-@each_kind
-def test_the_seed_decides(kind):
-    runs = [everything(trained(mvngrad.MVNGrad, state_dtype=kind, rounding_seed=seed)) for seed in (0, 0, 1)]
+@each_narrow_dtype
+def test_the_seed_decides_the_rounding_of_state(state_dtype):
+    runs = [
+        everything(make_trained(mvngrad.MVNGrad, state_dtype=state_dtype, rounding_seed=seed)) for seed in (0, 0, 1)
+    ]
     assert equal(runs[0], runs[1])
     assert not equal(runs[0], runs[2])
 
@@ -304,12 +310,14 @@ def test_the_seed_decides_the_rounding_of_parameters():
     assert not equal(runs[0], runs[2])
 
 
-NEIGHBOURS = [("None", "bfloat16"), ("None", "int8"), ("float32", "int8"), ("bfloat16", "int8")]
+PAIRS = [("None", "bfloat16"), ("None", "int8"), ("float32", "int8"), ("bfloat16", "int8")]
 
 
-@pytest.mark.parametrize(("one", "other"), [*NEIGHBOURS, *(pair[::-1] for pair in NEIGHBOURS)])
+@pytest.mark.parametrize(("one", "other"), [*PAIRS, *(pair[::-1] for pair in PAIRS)])
 def test_state_of_another_dtype_is_refused_with_the_remedy(one, other):
-    source, target = (trained(mvngrad.MVNGrad, state_dtype=EVERY[kind]) for kind in (one, other))
+    source, target = (
+        make_trained(mvngrad.MVNGrad, state_dtype=STATE_DTYPES[state_dtype]) for state_dtype in (one, other)
+    )
     before = everything(target)
     with pytest.raises(ValueError, match=r"mvngrad.convert_state_dict\(state_dict, .*\)"):
         target.load_state_dict(source.state_dict())
@@ -317,65 +325,65 @@ def test_state_of_another_dtype_is_refused_with_the_remedy(one, other):
 
 
 @pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize(("before", "after"), [*NEIGHBOURS, *(pair[::-1] for pair in NEIGHBOURS)])
-def test_another_dtype_in_a_group_that_has_state_is_refused(before, after, lean):
-    optimizer = trained(mvngrad.MVNGrad, state_dtype=EVERY[before], lean=lean)
-    optimizer.param_groups[0]["state_dtype"] = EVERY[after]
+@pytest.mark.parametrize(("before", "after"), [*PAIRS, *(pair[::-1] for pair in PAIRS)])
+def test_changing_the_state_dtype_of_a_group_with_state_is_refused(before, after, lean):
+    optimizer = make_trained(mvngrad.MVNGrad, state_dtype=STATE_DTYPES[before], lean=lean)
+    optimizer.param_groups[0]["state_dtype"] = STATE_DTYPES[after]
     with pytest.raises(ValueError, match=r"changed in its group; set it back"):
         train(optimizer, 1)
-    optimizer.param_groups[0]["state_dtype"] = EVERY[before]
+    optimizer.param_groups[0]["state_dtype"] = STATE_DTYPES[before]
     train(optimizer, 1)
 
 
 def test_none_and_float32_load_each_other():
     for one, other in ((None, torch.float32), (torch.float32, None)):
-        source = trained(mvngrad.MVNGrad, state_dtype=one)
-        target = resumed(mvngrad.MVNGrad, source, state_dtype=other)
+        source = make_trained(mvngrad.MVNGrad, state_dtype=one)
+        target = resume(mvngrad.MVNGrad, source, state_dtype=other)
         assert equal(everything(target), everything(source))
         assert target.param_groups[0]["state_dtype"] == other
 
 
 @pytest.mark.parametrize("options", [{}, {"lean": True}], ids=["full", "lean"])
-@pytest.mark.parametrize("own", EVERY)
-@pytest.mark.parametrize("saved", EVERY)
-def test_a_converted_state_dict_loads_and_trains_on(saved, own, options):
-    source = trained(mvngrad.MVNGrad, state_dtype=EVERY[saved], **options)
+@pytest.mark.parametrize("own", STATE_DTYPES)
+@pytest.mark.parametrize("saved", STATE_DTYPES)
+def test_a_converted_state_dict_loads_and_trains(saved, own, options):
+    source = make_trained(mvngrad.MVNGrad, state_dtype=STATE_DTYPES[saved], **options)
     before = everything(source)
-    converted = mvngrad.convert_state_dict(through_disk(source.state_dict()), EVERY[own])
+    converted = mvngrad.convert_state_dict(through_disk(source.state_dict()), STATE_DTYPES[own])
     params = [p.detach().clone().requires_grad_() for p in source.param_groups[0]["params"]]
-    target = mvngrad.MVNGrad(params, state_dtype=EVERY[own], **options)
+    target = mvngrad.MVNGrad(params, state_dtype=STATE_DTYPES[own], **options)
     target.load_state_dict(through_disk(converted))
     # Rounded to the nearest: half a step.
     relative = {"bfloat16": 2**-8, "int8": 2**-4}.get(own, 0) if saved != own else 0
     for p, q in zip(source.param_groups[0]["params"], params, strict=True):
         assert target.state[q]["step"] == source.state[p]["step"]
-        for slot, value in opened(source, p).items():
+        for name, value in load_values(source, p).items():
             near_zero = 2**-19 * value.abs().max().item() if own == "int8" and value.numel() else 0
-            torch.testing.assert_close(opened(target, q)[slot], value, rtol=1.01 * relative, atol=near_zero)
+            torch.testing.assert_close(load_values(target, q)[name], value, rtol=1.01 * relative, atol=near_zero)
     train(target, 3)
     assert all(param.isfinite().all() for param in params)
     assert equal(everything(source), before), "the source was changed"
 
 
 @pytest.mark.parametrize("wide", [None, torch.float32], ids=str)
-def test_8_bits_survive_the_way_through_floats(wide):
-    source = trained(mvngrad.MVNGrad, state_dtype="int8", shapes=[(2000,), (3, 5)])
+def test_converting_8_bit_state_to_floats_and_back_changes_nothing(wide):
+    source = make_trained(mvngrad.MVNGrad, state_dtype="int8", shapes=[(2000,), (3, 5)])
     saved = source.state_dict()
     back = mvngrad.convert_state_dict(mvngrad.convert_state_dict(saved, wide), "int8")
-    for key, kept in saved["state"].items():
-        for slot in MVNGRAD.state_names:
+    for key, stored in saved["state"].items():
+        for name in MVNGRAD.state_names:
             one, other = (
-                load_state(MVNGRAD.state_names, each, torch.float32)[slot] for each in (kept, back["state"][key])
+                load_state(MVNGRAD.state_names, each, torch.float32)[name] for each in (stored, back["state"][key])
             )
             assert torch.equal(one, other)
 
 
-def test_a_conversion_passes_over_parameters_that_have_no_state_yet():
+def test_conversion_skips_parameters_without_state():
     a, b = parameters((3,), (3,))
     optimizer = mvngrad.MVNGrad([a, b])
     b.requires_grad_(False)
     train(optimizer, 2)
-    assert not optimizer.state[b]  # looking makes an entry, which is empty
+    assert not optimizer.state[b]  # reading it creates an empty entry
     converted = mvngrad.convert_state_dict(optimizer.state_dict(), "int8")
     target = mvngrad.MVNGrad(parameters((3,), (3,)), state_dtype="int8")
     target.load_state_dict(converted)
@@ -391,15 +399,15 @@ def test_8_bit_state_of_channels_last_loads_into_a_contiguous_parameter():
     target.load_state_dict(through_disk(source.state_dict()))
     assert not source.state[tall]["m"].is_contiguous()
     assert target.state[x]["m"].is_contiguous()
-    for slot, value in opened(source, tall).items():  # other coordinates share a block: rounded anew
+    for name, value in load_values(source, tall).items():  # blocks have other coordinates, so values are rounded again
         top = value.abs().max().item()
-        torch.testing.assert_close(opened(target, x)[slot], value, rtol=2**-3, atol=2**-18 * top)
+        torch.testing.assert_close(load_values(target, x)[name], value, rtol=2**-3, atol=2**-18 * top)
     train(target, 2)
 
 
 @each_optimizer
-def test_a_checkpoint_from_before_these_options_loads(make):
-    original = trained(make)
+def test_a_checkpoint_without_the_newer_options_loads(make):
+    original = make_trained(make)
     old = through_disk(original.state_dict())
     for group in old["param_groups"]:
         for name in ("state_dtype", "stochastic_rounding", "rounding_seed", "lean"):
@@ -412,15 +420,15 @@ def test_a_checkpoint_from_before_these_options_loads(make):
     assert equal(everything(twin), everything(original))
 
 
-def pickled(optimizer):
+def pickle_copy(optimizer):
     return pickle.loads(pickle.dumps(optimizer))
 
 
 @pytest.mark.parametrize("options", [{}, {"lean": True}], ids=["full", "lean"])
-@pytest.mark.parametrize("clone", [copy.deepcopy, pickled])
-@every_kind
-def test_copies_go_on_bit_for_bit(clone, kind, options):
-    original = trained(mvngrad.MVNGrad, state_dtype=kind, rounding_seed=3, **options)
+@pytest.mark.parametrize("clone", [copy.deepcopy, pickle_copy])
+@each_state_dtype
+def test_copied_optimizers_with_rounded_state_continue_bit_for_bit(clone, state_dtype, options):
+    original = make_trained(mvngrad.MVNGrad, state_dtype=state_dtype, rounding_seed=3, **options)
     twin = clone(original)
     for each in (original, twin):
         train(each, 5, seed=2)
@@ -433,16 +441,16 @@ def test_copies_go_on_bit_for_bit(clone, kind, options):
 
 @each_device
 @pytest.mark.parametrize("rule", [MVNGRAD, LEAN], ids=lambda rule: rule.name)
-@each_kind
-def test_overflow_leaves_codes_scales_and_counts_as_they_were_and_the_scale_is_divided_out(kind, rule, device, triton):
+@each_narrow_dtype
+def test_overflow_changes_no_rounded_state_and_the_scale_is_divided_out(state_dtype, rule, device, triton):
     shapes, hyper, rounding = [(2348,), (5,), (), (0,)], Hyper(lr=1e-2, eps_s=1e-16), Rounding(9)
     sides = []
     for _ in range(2):
         params = tensors(*shapes, device=device)
-        state, steps = new_state(rule, kind, params), [torch.zeros((), device=device) for _ in params]
+        state, steps = new_state(rule, state_dtype, params), [torch.zeros((), device=device) for _ in params]
         sides.append((params, state, steps))
     ours, twins = ([*params, *chain.from_iterable(state.values()), *steps] for params, state, steps in sides)
-    first = [1.0] if device == "cuda" else []  # of a count of 0 the interpreter would warn
+    first = [1.0] if device == "cuda" else []  # with a step count of 0 the interpreter warns
     for t, overflow in enumerate([*first, 0.0, 1.0, 0.0, 1.0]):
         g = tensors(*shapes, device=device, seed=t + 1)
         before = [x.clone() for x in ours]
@@ -459,10 +467,10 @@ def test_overflow_leaves_codes_scales_and_counts_as_they_were_and_the_scale_is_d
 
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize(
-    ("kind", "size"), [("int8", 1e-20), ("int8", 1e18), (torch.bfloat16, 1e-15), (torch.bfloat16, 1e15)], ids=str
+    ("state_dtype", "size"), [("int8", 1e-20), ("int8", 1e18), (torch.bfloat16, 1e-15), (torch.bfloat16, 1e15)], ids=str
 )
-def test_the_kernel_keeps_state_of_every_magnitude_as_eager_does(kind, size):
-    """Squares from denormal numbers to 1e36, with a block of zeros and one of a single number among them."""
+def test_the_kernel_stores_state_of_every_magnitude_as_eager_does(state_dtype, size):
+    """Squares from denormal numbers to 1e36, with one block of zeros and one with a single number."""
     grads = [size * tensors((1200,), seed=t)[0] for t in range(1, 4)]
     for g in grads:
         g[256:512] = 0
@@ -470,12 +478,12 @@ def test_the_kernel_keeps_state_of_every_magnitude_as_eager_does(kind, size):
     runs = []
     for backend in ("eager", "cuda"):
         params, steps = tensors((1200,)), [torch.zeros(())]
-        state = new_state(MVNGRAD, kind, params)
+        state = new_state(MVNGRAD, state_dtype, params)
         for g in grads:
             step(backend, MVNGRAD, Hyper(lr=1e-2), params, [g], state, steps)
         runs.append({name: stored for name, (stored,) in state.items()})
-    for slot in MVNGRAD.state_names:
-        assert (runs[0][slot] == runs[1][slot]).float().mean() > 0.99
-        values = [load_state(MVNGRAD.state_names, kept, torch.float32)[slot] for kept in runs]
+    for name in MVNGRAD.state_names:
+        assert (runs[0][name] == runs[1][name]).float().mean() > 0.99
+        values = [load_state(MVNGRAD.state_names, stored, torch.float32)[name] for stored in runs]
         assert values[1].isfinite().all()
         assert not values[1][256:512].any()

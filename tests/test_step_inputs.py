@@ -1,4 +1,4 @@
-"""What a step works on, after everything that users do between steps: never stale, never kept alive."""
+"""The inputs of a step are current after everything that users do between steps, and freed when dropped."""
 
 import copy
 import sys
@@ -7,22 +7,20 @@ import weakref
 
 import pytest
 import torch
-from family import PLAIN, equal, everything, parameters, tensors, train
+from family import PLAIN, each_device, equal, everything, parameters, tensors, train
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
 import mvngrad
 from mvngrad.optim.backends import choose_backend
 
-each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-
 
 @pytest.fixture(params=["eager", "cpu", "cuda"])
 def options(request, device):
-    """Options of an optimizer that make each backend step it; on a CPU, the kernel in the interpreter."""
+    """Options that select each backend; on a CPU the kernel runs in Triton's interpreter."""
     if request.param == "cpu":
         if device != "cpu":
-            pytest.skip("the CPU's path")
+            pytest.skip("this backend runs on the CPU only")
         request.getfixturevalue("cpp_compiler")
         return {"fused": True}
     if request.param == "cuda":
@@ -32,7 +30,7 @@ def options(request, device):
 
 
 def clone_storage(optimizer, param):
-    """Move the state to other memory, as the common `optimizer_to` does."""
+    """Move the state to other memory, as the common recipe `optimizer_to` does."""
     for value in optimizer.state[param].values():
         value.data = value.data.clone()
 
@@ -68,7 +66,7 @@ CHANGES = [clone_storage, replace_tensors, reorder, swap_parameter, transpose_st
 
 @each_device
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_step_finds_state_and_parameters_after(change, device, options):
+def test_a_step_uses_current_state_and_parameters_after(change, device, options):
     optimizers = []
     for changes in (False, True):
         params = parameters((5, 3), (4,), (), device=device)
@@ -89,7 +87,7 @@ def test_a_step_finds_state_and_parameters_after(change, device, options):
 
 
 @each_device
-def test_gradients_with_a_negative_or_conjugate_bit_descend(device, options):
+def test_gradients_with_a_negative_or_conjugate_bit_are_resolved(device, options):
     results = []
     for resolves in (False, True):
         b = torch.nn.Parameter(torch.full((3,), 0.5, device=device))
@@ -104,7 +102,7 @@ def test_gradients_with_a_negative_or_conjugate_bit_descend(device, options):
                 b.grad, c.grad = b.grad.resolve_neg(), c.grad.resolve_conj()
             optimizer.step()
         results.append([b.detach(), c.detach()])
-        assert (b < 0.5).all(), "it must descend"
+        assert (b < 0.5).all(), "the step went uphill"
     assert equal(*results)
 
 
@@ -183,7 +181,7 @@ def test_wrapper_subclasses_are_stepped_eagerly_or_refused(device, by_kernel):
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-def test_threads_may_compile_their_first_steps_at_the_same_time():
+def test_threads_can_compile_their_first_steps_at_the_same_time():
     from mvngrad.optim.backends import cpu
 
     cpu.compile_update.cache_clear()
@@ -205,10 +203,10 @@ def test_threads_may_compile_their_first_steps_at_the_same_time():
     for thread in threads:
         thread.join()
     assert not errors
-    for i, found in results.items():
+    for i, result in results.items():
         twin = PLAIN[i](parameters((33, 7), (5,)), lr=1e-2, fused=True)
         train(twin, 3)
-        assert equal(found, everything(twin))
+        assert equal(result, everything(twin))
 
 
 def test_a_refused_step_leaves_no_state_behind():
@@ -220,33 +218,20 @@ def test_a_refused_step_leaves_no_state_behind():
     assert not optimizer.state
 
 
-@pytest.mark.parametrize("capturable", [False, True])
-def test_step_counts_have_the_default_dtype_if_it_is_float64(capturable, monkeypatch):
-    torch.set_default_dtype(torch.float64)
-    try:
-        (x,), (y,) = parameters((3,)), parameters((3,))
-        ours, theirs = mvngrad.Adam([x], capturable=capturable), torch.optim.Adam([y], capturable=False)
-        for optimizer in (ours, theirs):
-            train(optimizer, 1)
-        assert ours.state[x]["step"].dtype == theirs.state[y]["step"].dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.parametrize("device", ["cpu"])
-def test_a_step_like_the_last_one_crosses_at_most_four_files(device, options):
-    """Optimizer, inputs, backend, and the rule or a kernel."""
+def test_a_steady_state_step_runs_code_of_at_most_four_files(device, options):
+    """Those of the optimizer, the inputs, the backend, and the rule or the kernel."""
     params = parameters((5, 3), (4,))
     optimizer = mvngrad.MVNGradW(params, **options)
     train(optimizer, 2)
     files = set()
 
-    def note(frame, event, argument):
+    def record_file(frame, event, argument):
         name = frame.f_code.co_filename
         if "/mvngrad/" in name:
             files.add(name)
 
-    sys.setprofile(note)
+    sys.setprofile(record_file)
     try:
         optimizer.step()
     finally:

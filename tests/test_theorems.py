@@ -13,8 +13,8 @@ from mvngrad.rule import ADABELIEF, ADAM, CELLS, LAPROP, MVNGRAD, SCALAR, Hyper
 
 quick = settings(deadline=None, max_examples=60)
 each_cell = pytest.mark.parametrize("rule", CELLS, ids=lambda rule: rule.name)
-each_variance = pytest.mark.parametrize("rule", [ADABELIEF, MVNGRAD], ids=lambda rule: rule.name)
-each_after = pytest.mark.parametrize("rule", [LAPROP, MVNGRAD], ids=lambda rule: rule.name)
+each_centered = pytest.mark.parametrize("rule", [ADABELIEF, MVNGRAD], ids=lambda rule: rule.name)
+each_momentum_last = pytest.mark.parametrize("rule", [LAPROP, MVNGRAD], ids=lambda rule: rule.name)
 
 beta1s = st.floats(0.05, 0.99)
 beta2s = st.floats(0.1, 0.999)
@@ -32,7 +32,7 @@ def nonzero(low, high):
 
 nonzeros = st.lists(nonzero(1e-6, 1e6), min_size=1, max_size=30)
 gradients = st.lists(st.just(0.0) | nonzero(1e-6, 1e6), min_size=1, max_size=30)
-# Constant stretches, in which s goes to 0, with jumps of up to 200 orders of magnitude between them.
+# Constant stretches, in which s decays to 0, with jumps of up to 200 orders of magnitude between them.
 extremes = st.lists(st.tuples(nonzero(1e-100, 1e100), st.integers(1, 200)), min_size=1, max_size=6).map(
     lambda stretches: [g for g, length in stretches for _ in range(length)]
 )
@@ -49,10 +49,10 @@ def walk(rule, hyper, gradients, start=None, corrected=True):
 # Algorithm 1
 
 
-@each_variance
+@each_centered
 @quick
 @given(gradients, beta1s, beta2s)
-def test_centring_with_the_new_mean_shrinks_the_deviation_by_beta1(rule, grads, beta1, beta2):
+def test_centering_with_the_new_mean_scales_the_deviation_by_beta1(rule, grads, beta1, beta2):
     states = [rule.init(0.0), *(state for _, state in walk(rule, Hyper(beta1=beta1, beta2=beta2), grads))]
     for g, (old, new) in zip(grads, pairwise(states), strict=True):
         rounding = 4e-15 * max(abs(g), abs(old["m"]))
@@ -65,7 +65,7 @@ def test_centring_with_the_new_mean_shrinks_the_deviation_by_beta1(rule, grads, 
 @each_cell
 @quick
 @given(nonzero(1e-100, 1e100), beta1s, beta2s, positive(1e-6, 10))
-def test_the_first_step_is_lr_or_with_a_variance_lr_over_beta1(rule, g, beta1, beta2, lr):
+def test_the_first_step_is_lr_or_lr_over_beta1_if_centered(rule, g, beta1, beta2, lr):
     ((step, _),) = walk(rule, Hyper(lr=lr, beta1=beta1, beta2=beta2, eps=0.0), [g])
     root = beta1 if rule.centered else 1.0  # |g - m_1| / |g|, or |g| / |g|
     assert step == pytest.approx(math.copysign(lr / root, -g), rel=1e-13)
@@ -73,7 +73,7 @@ def test_the_first_step_is_lr_or_with_a_variance_lr_over_beta1(rule, g, beta1, b
 
 @quick
 @given(nonzero(1e-100, 1e100), beta1s, beta1s, beta2s)
-def test_a_separate_mean_decay_takes_the_place_of_beta1(g, beta1, beta_mean, beta2):
+def test_beta_mean_replaces_beta1_in_the_mean(g, beta1, beta_mean, beta2):
     ((step, _),) = walk(MVNGRAD, Hyper(lr=1.0, beta1=beta1, beta2=beta2, eps=0.0, beta_mean=beta_mean), [g])
     assert step == pytest.approx(math.copysign(1 / beta_mean, -g), rel=1e-13)
 
@@ -99,10 +99,10 @@ def test_without_momentum_laprop_is_adam(grads, beta2, eps):
     assert adam == pytest.approx(laprop, rel=0, abs=1e-12 * max(map(abs, laprop)))
 
 
-@each_variance
+@each_centered
 @quick
 @given(gradients, beta1s, beta2s, positive(1e-16, 1e-2))
-def test_the_floor_under_the_root(rule, grads, beta1, beta2, eps_s):
+def test_eps_s_bounds_the_root_from_below(rule, grads, beta1, beta2, eps_s):
     hyper = Hyper(beta1=beta1, beta2=beta2, eps=0.0, eps_s=eps_s)
     assert hyper.floor**2 == pytest.approx(eps_s / (1 - beta2), rel=1e-15)
     for t, (step, state) in enumerate(walk(rule, hyper, [0.0] * 100), start=1):
@@ -115,7 +115,7 @@ def test_the_floor_under_the_root(rule, grads, beta1, beta2, eps_s):
 # Convergence
 
 
-@each_after
+@each_momentum_last
 @quick
 @given(gradients, beta1s, beta2s, positive(1e-8, 1.0))
 def test_virtual_iterates_move_by_the_normalized_gradient(rule, grads, beta1, beta2, eps):
@@ -148,7 +148,7 @@ def test_at_a_constant_variance_mvngrad_is_heavy_ball(sides, beta1, beta2, sigma
 # Spikes
 
 
-@each_after
+@each_momentum_last
 @pytest.mark.parametrize("eps", [0.0, 1e-8])
 @quick
 @given(extremes, beta1s, beta2s, positive(1e-3, 1e3))
@@ -171,7 +171,7 @@ def test_without_z_clip_a_constant_gradient_has_no_bound():
 # With beta1 = 0, and the mean at its own decay, u is z.
 
 
-@each_after
+@each_momentum_last
 @quick
 @given(nonzeros, beta1s, beta2s, positive(1e-2, 1e2))
 def test_z_clip_clamps_the_normalized_gradient(rule, grads, beta_mean, beta2, z_clip):
@@ -199,14 +199,14 @@ def test_mvngrad_bounds_every_normalized_spike(first, multiples, beta1, beta2):
     hyper = Hyper(beta1=0.0, beta_mean=beta1, beta2=beta2, eps=0.0)
     bound = 2 / (beta1 * math.sqrt(1 - beta2))
 
-    def after(g, state):
+    def step(g, state):
         return MVNGRAD.update(0.0, g, state, math.inf, hyper, SCALAR)[1]
 
-    state = after(first, MVNGRAD.init(0.0))
-    worst = after(2 * state["m"], state | {"s": 0.0})
+    state = step(first, MVNGRAD.init(0.0))
+    worst = step(2 * state["m"], state | {"s": 0.0})
     assert abs(worst["u"]) == pytest.approx(bound, rel=1e-12)
     for multiple in multiples:
-        state = after(multiple * state["m"], state)
+        state = step(multiple * state["m"], state)
         assert abs(multiple) < 2 or abs(state["u"]) <= bound * (1 + 1e-12)
 
 
@@ -216,11 +216,11 @@ def spike(rule, hyper, M, u, d, steps):
     return walk(rule, hyper, [M * u, *repeat(u, steps)], start, corrected=False)
 
 
-@each_after
+@each_momentum_last
 @quick
 @given(nonzero(1e-3, 1e3), positive(1e-3, 1e3), beta1s, beta2s, positive(1e-8, 10))
 def test_a_spike_of_any_size_moves_laprop_and_mvngrad_by_a_bounded_step(rule, u, d, beta1, beta2, eps):
-    """Part I of the proof of thm:spike: |Delta_t| <= Z_LP or Z_MV, neither of which depends on M."""
+    """Part I of the proof of thm:spike: |Delta_t| <= Z_LP or Z_MV, which do not depend on M."""
     bound = max(1 / ((beta1 if rule.centered else 1.0) * math.sqrt(1 - beta2)), abs(u) / eps)
     hyper = Hyper(lr=1.0, beta1=beta1, beta2=beta2, eps=eps)
     for exponent in range(13):
@@ -230,7 +230,7 @@ def test_a_spike_of_any_size_moves_laprop_and_mvngrad_by_a_bounded_step(rule, u,
 
 @quick
 @given(positive(1, 1e6), nonzero(1e-3, 1e3), positive(1e-3, 1e3), beta1s, st.floats(0.1, 0.9), positive(1e-8, 10))
-def test_adam_carries_a_spike_over(M, u, d, beta1, beta2, eps):
+def test_adam_step_after_a_spike_grows_with_the_spike(M, u, d, beta1, beta2, eps):
     """Part II of the proof of thm:spike: m and v in closed form, and |Delta| at t* from below."""
     t_star = next(t for t in range(1, 1000) if (1 - beta2) * beta2**t * M**2 <= 1)
     path = list(spike(ADAM, Hyper(lr=1.0, beta1=beta1, beta2=beta2, eps=eps), M, u, d, t_star))
@@ -246,7 +246,7 @@ def test_adam_carries_a_spike_over(M, u, d, beta1, beta2, eps):
 def adam_bounds(beta1, beta2, steps):
     """|Delta| at most after 1, 2, ... steps, by Cauchy-Schwarz on m and v from m_{-1} = 0 and any v_{-1} >= 0:
 
-    |m| <= (1-beta1) sqrt(sum_j (beta1^2/beta2)^j) sqrt(sum_j beta2^j g_j^2), j counting the steps back.
+    |m| <= (1-beta1) sqrt(sum_j (beta1^2/beta2)^j) sqrt(sum_j beta2^j g_j^2), where j counts steps back.
     The first sum is bounded, by 1/(1 - beta1^2/beta2) as in rem:adam_bound, if and only if beta2 > beta1^2.
     """
     powers = accumulate(repeat(beta1**2 / beta2, steps - 1), lambda power, ratio: power * ratio, initial=1.0)
@@ -269,7 +269,7 @@ def test_adam_is_bounded_where_beta2_exceeds_the_square_of_beta1(grads, beta1, b
 @quick
 @given(st.integers(1, 60), beta1s, beta2s)
 def test_adam_attains_its_bound(steps, beta1, beta2):
-    """With g_j = (beta1/beta2)^j, j steps back, Cauchy-Schwarz is an equality; below beta1^2 it grows without end."""
+    """With g_j = (beta1/beta2)^j, j steps back, Cauchy-Schwarz is an equality."""
     grads = [(beta1 / beta2) ** j for j in reversed(range(steps))]
     *_, (delta, _) = walk(ADAM, Hyper(lr=1.0, beta1=beta1, beta2=beta2, eps=0.0), grads, corrected=False)
     assert -delta == pytest.approx(adam_bounds(beta1, beta2, steps)[-1], rel=1e-9)

@@ -1,4 +1,4 @@
-"""torchvision to compare with, where it is installed."""
+"""torchvision, if it is installed."""
 
 import sys
 import warnings
@@ -7,11 +7,11 @@ from importlib import import_module
 import pytest
 import torch
 
-DECLARED = []  # a library lives as long as the object
+DECLARED = []  # operators stay declared as long as these objects live
 
 
 def torchvision(name="torchvision"):
-    """A module of torchvision; skips the test where it is not installed."""
+    """A module of torchvision; skips the test if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about parts of it that are not used here
         try:

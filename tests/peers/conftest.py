@@ -9,12 +9,12 @@ from family import jax_in_float64
 
 @pytest.fixture(scope="session")
 def peer():
-    """Import someone else's package: where it is missing the test is skipped, in CI it fails."""
+    """A function that imports another project's package. If it is missing, the test is skipped; in CI it fails."""
     return import_module if os.environ.get("CI") == "true" else pytest.importorskip
 
 
 class Problem:
-    """A start, 100 gradients from 1e-4 to 1e2 in size, and a schedule: every implementation walks the same way."""
+    """A start, 100 gradients from 1e-4 to 1e2 in size, and a schedule, the same for every implementation."""
 
     def __init__(self, peer):
         rng = np.random.default_rng(0)
@@ -53,7 +53,7 @@ class Problem:
         return np.array(path)
 
     def error(self, path, reference):
-        """The largest difference on the way, relative to how far from zero the coordinate came."""
+        """The largest difference along the path, relative to the largest magnitude of each coordinate."""
         assert path.shape == reference.shape == self.gradients.shape
         assert path.dtype == reference.dtype == np.float64
         return (abs(path - reference).max(axis=0) / abs(reference).max(axis=0)).max()

@@ -1,4 +1,4 @@
-"""Our LaProp is normalize-then-average in optax's parts, and its authors' while the learning rate is constant."""
+"""Our LaProp equals a chain of optax's parts, and its authors' release while the learning rate is constant."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ each_eps = pytest.mark.parametrize("eps", [1e-15, 1e-8, 1e-2])
 )
 @each_eps
 @each_betas
-def test_optax(problem, optimizer, decay, eps, betas):
+def test_laprop_equals_optax_parts(problem, optimizer, decay, eps, betas):
     def transform(optax):
         rms = optax.scale_by_rms(betas[1], eps, eps_in_sqrt=False, bias_correction=True)
         laprop = optax.chain(rms, optax.ema(betas[0], debias=True))
@@ -26,8 +26,8 @@ def test_optax(problem, optimizer, decay, eps, betas):
     assert problem.error(path, problem.optax_path(transform)) <= 1e-12
 
 
-def authors(problem, betas, eps):
-    """The authors' release: the learning rate is inside the average, and the average of learning rates corrects it."""
+def authors_path(problem, betas, eps):
+    """The authors' release: the learning rate is inside the average, corrected by an average of learning rates."""
     (beta1, beta2), x, m, v, average = betas, problem.x, 0.0, 0.0, 0.0
     path = []
     for t, g in enumerate(problem.gradients):
@@ -42,11 +42,11 @@ def authors(problem, betas, eps):
 
 @each_eps
 @each_betas
-def test_authors_at_a_constant_learning_rate(problem, eps, betas, monkeypatch):
+def test_laprop_equals_the_authors_at_a_constant_learning_rate(problem, eps, betas, monkeypatch):
     monkeypatch.setattr(problem, "lr", lambda t: 1e-2)
-    assert problem.error(problem.path(LaProp, betas=betas, eps=eps), authors(problem, betas, eps)) <= 1e-12
+    assert problem.error(problem.path(LaProp, betas=betas, eps=eps), authors_path(problem, betas, eps)) <= 1e-12
 
 
-def test_authors_differ_under_a_schedule(problem):
+def test_laprop_differs_from_the_authors_under_a_schedule(problem):
     betas, eps = (0.9, 0.999), 1e-8
-    assert problem.error(problem.path(LaProp, betas=betas, eps=eps), authors(problem, betas, eps)) > 1e-3
+    assert problem.error(problem.path(LaProp, betas=betas, eps=eps), authors_path(problem, betas, eps)) > 1e-3

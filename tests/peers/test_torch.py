@@ -1,4 +1,4 @@
-"""Our Adam and AdamW are torch's, bit for bit."""
+"""Our Adam and AdamW equal torch's, bit for bit."""
 
 import pytest
 import torch
@@ -21,20 +21,20 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, tor
 each_pair = pytest.mark.parametrize("name", ["Adam", "AdamW"])
 
 
-def groups(dtype):
+def make_groups(dtype):
     generator = torch.Generator().manual_seed(0)
     tensors = [[torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES] for _ in GROUPS]
     return [{**group, "params": list(map(torch.nn.Parameter, xs))} for group, xs in zip(GROUPS, tensors, strict=True)]
 
 
-def parameters(optimizer):
+def get_parameters(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def set_gradients(optimizer, t):
     """Gradients over six orders of magnitude; the last parameter is frozen for ten steps."""
     generator = torch.Generator().manual_seed(t)
-    for p in parameters(optimizer):
+    for p in get_parameters(optimizer):
         scale = 10 ** torch.empty(()).uniform_(-3, 3, generator=generator).item()
         p.grad = scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
     if t < 10:
@@ -51,52 +51,53 @@ def assert_equal(x, m, v, step, param, state):
 @pytest.mark.parametrize("foreach", [False, True])
 @each_pair
 @each_dtype
-def test_optimizer(name, foreach, dtype):
-    # With coupled decay on complex parameters torch's own two paths differ by an ulp: ours is its foreach.
+def test_optimizers_equal_torchs_bit_for_bit(name, foreach, dtype):
+    # With coupled decay on complex parameters torch's own two paths differ by an ulp; ours equals its foreach path.
     their_foreach = foreach or (dtype.is_complex and name == "Adam")
-    ours = getattr(mvngrad, name)(groups(dtype), foreach=foreach)
-    theirs = getattr(torch.optim, name)(groups(dtype), foreach=their_foreach)
+    ours = getattr(mvngrad, name)(make_groups(dtype), foreach=foreach)
+    theirs = getattr(torch.optim, name)(make_groups(dtype), foreach=their_foreach)
     schedules = [CosineAnnealingLR(optimizer, T_max=STEPS) for optimizer in (ours, theirs)]
     for t in range(STEPS):
         for optimizer, schedule in zip((ours, theirs), schedules, strict=True):
             set_gradients(optimizer, t)
             optimizer.step()
             schedule.step()
-    for p, param in zip(parameters(ours), parameters(theirs), strict=True):
+    for p, param in zip(get_parameters(ours), get_parameters(theirs), strict=True):
         state = ours.state[p]
         assert_equal(p, state["m"], state["v"], state["step"], param, theirs.state[param])
 
 
 @each_pair
 @each_dtype
-def test_a_training_goes_on_from_a_converted_state(name, dtype):
-    theirs = getattr(torch.optim, name)(groups(dtype), foreach=True)
-    ours = getattr(mvngrad, name)(groups(dtype))
+def test_training_continues_from_a_converted_torch_state(name, dtype):
+    theirs = getattr(torch.optim, name)(make_groups(dtype), foreach=True)
+    ours = getattr(mvngrad, name)(make_groups(dtype))
     for t in range(STEPS):
         if t == STEPS // 2:
             with torch.no_grad():
-                for p, param in zip(parameters(ours), parameters(theirs), strict=True):
+                for p, param in zip(get_parameters(ours), get_parameters(theirs), strict=True):
                     p.copy_(param)
             ours.load_state_dict(mvngrad.convert_state_dict(theirs.state_dict(), None))
         for optimizer in (theirs, ours) if t >= STEPS // 2 else (theirs,):
             set_gradients(optimizer, t)
             optimizer.step()
-    for p, param in zip(parameters(ours), parameters(theirs), strict=True):
+    for p, param in zip(get_parameters(ours), get_parameters(theirs), strict=True):
         state = ours.state[p]
         assert_equal(p, state["m"], state["v"], state["step"], param, theirs.state[param])
-    other = getattr(mvngrad, "Adam" if name == "AdamW" else "AdamW")(groups(dtype))
+    other = getattr(mvngrad, "Adam" if name == "AdamW" else "AdamW")(make_groups(dtype))
     with pytest.raises(ValueError, match="its weight decay is"):
         other.load_state_dict(mvngrad.convert_state_dict(theirs.state_dict(), None))
 
 
 @each_pair
 @each_dtype
-def test_foreach_backend(name, dtype):
-    """The multi-tensor path itself: on the CPU our optimizer goes tensor by tensor."""
-    theirs = getattr(torch.optim, name)(groups(dtype), foreach=True)
+def test_the_foreach_backend_equals_torchs_bit_for_bit(name, dtype):
+    """Calls the backend directly, because on the CPU our optimizers step tensor by tensor."""
+    theirs = getattr(torch.optim, name)(make_groups(dtype), foreach=True)
     schedule = CosineAnnealingLR(theirs, T_max=STEPS)
     ours = {
-        p: (p.detach().clone(), torch.zeros_like(p), torch.zeros_like(p), torch.zeros(())) for p in parameters(theirs)
+        p: (p.detach().clone(), torch.zeros_like(p), torch.zeros_like(p), torch.zeros(()))
+        for p in get_parameters(theirs)
     }
     for t in range(STEPS):
         set_gradients(theirs, t)
