@@ -15,7 +15,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from family import NUMPY
+from family import NAMES, NUMPY
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -24,7 +24,6 @@ from mvngrad.rule import Hyper
 
 SEQUENCES = int(os.environ.get("MVNGRAD_SEQUENCES", "40"))
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (0,), (300,)]
-NAMES = [name for name in mvngrad.__all__ if name[0].isupper()]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -39,7 +38,7 @@ def real(values):
 
 
 class OptimizerMachine(RuleBasedStateMachine):
-    options: dict  # set by the tests: how the backend is chosen
+    options: dict  # select the backend; set by the test
 
     @initialize(
         name=st.sampled_from(NAMES),
@@ -110,7 +109,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         if len(self.params) < 6:
             if new_group:
                 self.optimizer.add_param_group({"params": [self.new_param(shape)], "lr": 0.1})
-            else:  # as libraries do that grow a layer
+            else:  # as libraries that grow a layer do
                 self.optimizer.param_groups[0]["params"].append(self.new_param(shape))
 
     @rule(index=st.integers(0, 5), requires_grad=st.booleans())
@@ -193,7 +192,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         gradients = [None if p.grad is None else read(p.grad) for p in self.params]
         if in_thread:
             errors = []
-            thread = threading.Thread(target=self.step_and_keep_error, args=(errors,))
+            thread = threading.Thread(target=self.step_and_store_error, args=(errors,))
             thread.start()
             thread.join()
             if errors:
@@ -206,7 +205,7 @@ class OptimizerMachine(RuleBasedStateMachine):
             if before is not None:
                 np.testing.assert_array_equal(read(p.grad), before, "the step changed a gradient")
 
-    def step_and_keep_error(self, errors):
+    def step_and_store_error(self, errors):
         try:
             self.optimizer.step()
         except Exception as error:
@@ -255,7 +254,7 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_step_agrees_with_the_rule_whatever_happened_before_it(backend, request, cpp_compiler):
+def test_every_step_agrees_with_the_rule_after_any_changes(backend, request, cpp_compiler):
     if backend == "kernel":
         request.getfixturevalue("by_kernel")
     machine = type("Machine", (OptimizerMachine,), {"options": BACKENDS[backend]})
