@@ -74,7 +74,7 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
     count = 10 if backend == "cuda" and device == "cpu" else STEPS  # the interpreter is slow
     grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, count + 1)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    state = {name: [torch.zeros_like(p, dtype=wide) for p in params] for name in rule.state_names}
+    state = new_state(rule, None, params)
     steps = [torch.zeros((), device=device if backend in ON_DEVICE else "cpu") for _ in params]
     starts = [p.clone() for p in params]
     for g in grads:
@@ -108,8 +108,7 @@ def test_foreach_equals_eager(rule, hyper, dtype, device):
     runs = []
     for backend in ("eager", "foreach"):
         params = tensors(*SHAPES, dtype=dtype, device=device)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        state = {name: [torch.zeros_like(p, dtype=wide) for p in params] for name in rule.state_names}
+        state = new_state(rule, None, params)
         steps = [torch.tensor(float(i)) for i in range(len(params))]  # parameters with different step counts
         for t in range(1, STEPS):
             step(backend, rule, hyper, params, tensors(*SHAPES, dtype=dtype, device=device, seed=t), state, steps)
@@ -137,7 +136,7 @@ def test_memory_layout_does_not_matter(rule, backend, layout):
     for change in (layout, lambda a: layout(a).contiguous()):
         (param,) = tensors((4, 6, 5, 3))
         param = change(param)
-        state = {name: [torch.zeros_like(param)] for name in rule.state_names}
+        state = new_state(rule, None, [param])
         steps = [torch.zeros(())]
         for t in range(1, 6):
             BACKENDS[backend](rule, hyper, [param], [layout(tensors((4, 6, 5, 3), seed=t)[0])], state, steps)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from family import each_rule, parameters, step, tensors
+from family import each_rule, new_state, parameters, step, tensors
 
 from benchmarks.traffic import peak_bytes
 from mvngrad.optim.backends import foreach
@@ -25,7 +25,7 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
         return
     monkeypatch.setattr(foreach, "BATCH", 4096)  # small, because these models are
     shapes = [(64, 64)] * 8 + [(1000,)] * 8
-    params = [torch.nn.Parameter(p) for p in tensors(*shapes, dtype=dtype)]
+    params = parameters(*shapes, dtype=dtype)
     for p, g in zip(params, tensors(*shapes, dtype=dtype, seed=1), strict=True):
         p.grad = g
     model = sum(p.nbytes for p in params)
@@ -34,7 +34,7 @@ def test_foreach_holds_at_most_one_model_more_than_torch(rule, options, dtype, c
     peak_bytes_torch = peak_bytes(torchs.step)
     assert peak_bytes_torch >= model, "the measurement misses memory that torch is known to hold"
 
-    state = {name: [torch.zeros_like(p, dtype=torch.float32) for p in params] for name in rule.state_names}
+    state = new_state(rule, None, params)
     hyper = Hyper(eps_s=1e-16 if rule.centered else 0.0)._replace(**options)
     steps = [torch.zeros(()) for _ in params]
     grads = [p.grad for p in params]
@@ -48,7 +48,7 @@ def test_one_large_tensor_needs_no_more_memory_than_in_torch(rule):
     x.grad = torch.ones_like(x)
     torchs = torch.optim.AdamW([x], foreach=True)
     torchs.step()
-    state = {name: [torch.zeros_like(x)] for name in rule.state_names}
+    state = new_state(rule, None, [x])
     hyper = Hyper(weight_decay=0.1, decoupled=True)
     peak = peak_bytes(lambda: step("foreach", rule, hyper, [x], [x.grad], state, [torch.zeros(())]))
     assert peak <= peak_bytes(torchs.step) + 1024
