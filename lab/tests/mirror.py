@@ -1,4 +1,4 @@
-"""An HTTP server for tests of downloads: serves bytes, resumes like a real mirror, and fails as it is told."""
+"""An HTTP server for tests of downloads: serves bytes, resumes like a real mirror, and fails on request."""
 
 import threading
 from contextlib import contextmanager

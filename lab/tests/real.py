@@ -1,4 +1,4 @@
-"""Real data that lies in small files beside the repository, where it does."""
+"""Real data in small files next to the repository, if they are there."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def unpacked(name, folder):
-    """The folder, with a data set in it; None, by which a loader means this machine's own, where there is none."""
+    """The folder with the data set unpacked; None, a loader's default, if the data is not there."""
     if not (DATA / name).exists():
         return None
     subprocess.run([sys.executable, DATA / "unpack.py", folder, "--only", name], check=True, capture_output=True)

@@ -107,7 +107,7 @@ def test_images_are_augmented_independently_and_repeatably(pictures):
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "numbers", "options", "says"),
+    ("shape", "dtype", "numbers", "options", "message"),
     [
         ((2, 3, 32, 32), torch.float32, (2, 7), {}, r"images is torch.float32 .* uint8"),
         ((2, 3, 20, 32), torch.uint8, (2, 7), {}, r"\[2, 3, 20, 32\]; augment needs"),
@@ -116,8 +116,8 @@ def test_images_are_augmented_independently_and_repeatably(pictures):
         ((2, 3, 32, 32), torch.uint8, (2, 7), {"magnitude": 31}, r"magnitude=31 is out of range; .* use 0 to 30"),
     ],
 )
-def test_invalid_arguments_are_refused_by_name(shape, dtype, numbers, options, says):
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_are_refused_by_name(shape, dtype, numbers, options, message):
+    with pytest.raises(ValueError, match=message):
         augment(torch.zeros(shape, dtype=dtype), torch.rand(numbers), **options)
 
 
@@ -163,7 +163,7 @@ def test_compiled_as_one_graph_gives_the_same_images(every_pair):
 
 @pytest.mark.gpu
 def test_gpu_gives_the_same_images_eager_and_captured(every_pair):
-    """What waits for the device cannot be captured."""
+    """A function that waits for the device cannot be captured."""
     expected = augment(*every_pair)
     there = [tensor.cuda() for tensor in every_pair]
     assert torch.equal(augment(*there).cpu(), expected)
@@ -177,7 +177,7 @@ def test_gpu_gives_the_same_images_eager_and_captured(every_pair):
 
 @pytest.mark.gpu
 def test_compiled_for_the_gpu_gives_the_same_images(every_pair):
-    """Also where a product could be fused with its sum, in Color and Sharpness: factors are float64 by birth."""
+    """Also where a product could be fused with its sum, in Color and Sharpness, whose factors are float64."""
     images, uniforms = (tensor.cuda() for tensor in every_pair)
     compiled = torch.compile(augment, fullgraph=True)
     assert torch.equal(compiled(images, uniforms, operations=1), augment(images, uniforms, operations=1))

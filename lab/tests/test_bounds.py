@@ -1,4 +1,4 @@
-"""What cannot be trained with is refused when a recipe is written down, and how; equal recipes are one run."""
+"""Recipes refuse invalid values by name; equal recipes are one run."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Micro-batches, clipping, and steps that are not finite: left out, counted, told, and at last the end of a run."""
+"""Micro-batches, clipping, and steps that are not finite: skipped, counted and reported; too many end a run."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask
+from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
 from mvngrad_lab.store import metrics
@@ -53,7 +53,7 @@ class ClippedTask(TinyTask):
 @pytest.fixture
 def run(tmp_path):
     def run(recipe, root="runs", **options):
-        return train(recipe, root=tmp_path / root, task=ClippedTask, **{"on_event": lambda event: None, **options})
+        return train(recipe, root=tmp_path / root, task=ClippedTask, **options)
 
     yield run
     step.clear_cache()
@@ -96,31 +96,29 @@ def test_clipping_equals_a_plain_loop(run, tmp_path):
             optimizer.step()
     with torch.no_grad():
         assert result["test_loss"] == pytest.approx(task.evaluate(model, False)["test_loss"], rel=1e-5)
-    found = [norm for row in rows(tmp_path, recipe) for norm in row["norms"]]
-    assert found == pytest.approx(norms, rel=1e-4)
+    assert [norm for row in rows(tmp_path, recipe) for norm in row["norms"]] == pytest.approx(norms, rel=1e-4)
     assert max(norms) > 0.5, "nothing was clipped"
 
 
 @each_device
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_a_nonfinite_step_is_skipped_counted_and_reported(run, tmp_path, device, clip):
-    recipe, told = Clipped(exploding=(3, 4, 9), clip=clip), []
-    result = run(recipe, device=device, on_event=told.append).result
+    recipe, events = Clipped(exploding=(3, 4, 9), clip=clip), []
+    result = run(recipe, device=device, on_event=events.append).result
     assert (result["status"], result["nonfinite_steps"]) == ("finished", 3)
-    found = rows(tmp_path, recipe)
-    assert [row["nonfinite"] for row in found] == [2, 1, 0]
-    missing = [at for row in found for at, loss in enumerate(row["losses"], row["step"] - 7) if loss is None]
+    table = rows(tmp_path, recipe)
+    assert [row["nonfinite"] for row in table] == [2, 1, 0]
+    missing = [at for row in table for at, loss in enumerate(row["losses"], row["step"] - 7) if loss is None]
     assert missing == [3, 4, 9]
-    texts = [event.text for event in told[1:] if isinstance(event, Message)]
+    texts = [event.text for event in events[1:] if isinstance(event, Message)]
     assert texts == [
         "skipped, for a loss or gradient norm that was not finite: 2 of 7 steps, the last 5",
         "skipped, for a loss or gradient norm that was not finite: 1 of 7 steps, the last 10",
     ]
-    kept = torch.load(checkpoint.find_newest(tmp_path / "runs" / recipe.key / "checkpoints"), weights_only=True)[
-        "state"
-    ]
-    assert all(value.isfinite().all() for name, value in kept.items() if name.startswith(("model", "optimizer")))
-    counts = {value.item() for name, value in kept.items() if name.endswith(".step")}
+    path = checkpoint.find_newest(tmp_path / "runs" / recipe.key / "checkpoints")
+    state = torch.load(path, weights_only=True)["state"]
+    assert all(value.isfinite().all() for name, value in state.items() if name.startswith(("model", "optimizer")))
+    counts = {value.item() for name, value in state.items() if name.endswith(".step")}
     assert counts == {21 - 3}, "the optimizer did not count the steps it did not take"
 
 
@@ -134,12 +132,12 @@ def test_too_many_nonfinite_steps_in_a_row_end_the_run(run, tmp_path, device, ex
 
 
 def test_an_epoch_without_a_finite_step_has_no_loss(run, tmp_path):
-    recipe, told = Clipped(exploding=tuple(range(7, 14)), nonfinite_limit=10), []
-    result = run(recipe, on_event=told.append).result
+    recipe, events = Clipped(exploding=tuple(range(7, 14)), nonfinite_limit=10), []
+    result = run(recipe, on_event=events.append).result
     assert (result["status"], result["nonfinite_steps"]) == ("finished", 7)
     assert [row["loss"] is None for row in rows(tmp_path, recipe)] == [False, True, False]
     assert [step for step, _ in result["curve"]] == [7, 21]
-    empty = next(event for event in told if isinstance(event, EpochEnd) and event.epoch == 2)
+    empty = next(event for event in events if isinstance(event, EpochEnd) and event.epoch == 2)
     assert "epoch 2/3  no finite loss" in format_event(empty)
     assert "loss" not in scalars(empty)
 
@@ -151,20 +149,11 @@ def test_steps_after_divergence_are_not_counted(run, tmp_path):
     assert [(row["step"], len(row["losses"])) for row in rows(tmp_path, recipe)] == [(7, 7), (11, 4)]
 
 
-def test_nonfinite_steps_are_counted_across_an_interruption(run, tmp_path, monkeypatch):
-    """Killed between the two epochs that the row of three lies in."""
+def test_nonfinite_steps_are_counted_across_an_interruption(run):
+    """Killed between two epochs, with nonfinite steps in a row in both."""
     recipe = Clipped(exploding=(5, 6, 7))
-    saved = checkpoint.save
-
-    def killed(folder, step, *rest):
-        saved(folder, step, *rest)
-        if step == 7:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_after(7):
         run(recipe, checkpoint_every=0)
-    monkeypatch.undo()
     result = run(recipe).result
     assert (result["status"], result["step"]) == ("diverged", 8)
 
@@ -178,7 +167,7 @@ def test_without_clip_the_gradient_is_unchanged(run, tmp_path):
 
 @pytest.mark.gpu
 def test_a_captured_clipped_run_is_the_same(run):
-    """The gradient norm, the decision to leave a step out and the step itself are all in the graph."""
+    """The gradient norm, the decision to skip a step and the step itself are all in the graph."""
     recipe = Clipped(exploding=(3, 9))
     results = [run(recipe, str(capture), device="cuda", capture=capture).result for capture in (True, False)]
     assert results[0]["weights"] == results[1]["weights"]

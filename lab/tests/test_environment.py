@@ -1,4 +1,4 @@
-"""A result says which code it is of: the commit, and how the working tree differs from it."""
+"""A result names its code: the commit, and how the working tree differs from it."""
 
 import subprocess
 
@@ -11,7 +11,7 @@ from mvngrad_lab.store import environment
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A repository with a package in it, and something beside the package."""
+    """A repository with a package and another file in it."""
     package = tmp_path / "src" / "package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -19,8 +19,8 @@ def package(tmp_path, monkeypatch):
     (tmp_path / "secrets.env").write_text("token = 1\n")
 
     def git(*arguments):
-        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+        author = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *author, *arguments], check=True, capture_output=True)
 
     git("init")
     git("add", ".")
@@ -41,20 +41,20 @@ def test_changes_contain_only_the_package(package):
     (package / "rule.py").write_text("beta1 = 0.8\n")
     (package.parents[1] / "secrets.env").write_text("token = 2\n")
     (package / "new.py").write_text("password = 3\n")
-    found = environment.changes()
-    assert "-beta1 = 0.9\n+beta1 = 0.8\n" in found
-    assert "# not in the repository: " in found
-    assert "new.py" in found
-    assert "token" not in found
-    assert "password" not in found
+    diff = environment.changes()
+    assert "-beta1 = 0.9\n+beta1 = 0.8\n" in diff
+    assert "# not in the repository: " in diff
+    assert "new.py" in diff
+    assert "token" not in diff
+    assert "password" not in diff
     assert environment.commit().endswith("+changes")
 
 
 def test_a_long_diff_is_cut(package):
     (package / "rule.py").write_text("x = 1\n" * 300_000)
-    found = environment.changes()
-    assert len(found) < environment.LONGEST_DIFF + 100
-    assert "# cut off: 2" in found
+    diff = environment.changes()
+    assert len(diff) < environment.LONGEST_DIFF + 100
+    assert "# cut off: 2" in diff
 
 
 def test_without_a_repository_there_are_no_changes(package, monkeypatch):

@@ -27,8 +27,8 @@ def test_gradient_and_sums_equal_float64(triton, device, dtype, shape):
 
 def test_tensors_that_are_not_contiguous(triton):
     x, grad = torch.randn(5, 7), torch.randn(5, 7)
-    found, right = gelu_backward(x.T, grad.T), gelu_backward(x.T.contiguous(), grad.T.contiguous())
-    assert all(map(torch.equal, found, right))
+    result, expected = gelu_backward(x.T, grad.T), gelu_backward(x.T.contiguous(), grad.T.contiguous())
+    assert all(map(torch.equal, result, expected))
 
 
 @pytest.mark.gpu

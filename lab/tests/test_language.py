@@ -1,4 +1,4 @@
-"""Language models: the paper's settings, windows that depend on seed and step alone, and losses that are right."""
+"""Language models: the paper's settings, windows that depend on seed and step alone, and correct losses."""
 
 import dataclasses
 import shutil
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from texts import write_text
+from tiny import killed_after
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.experiments.language import recipes
@@ -49,11 +50,11 @@ def data(tmp_path):
 
 
 def small(**settings):
-    given = {
+    defaults = {
         "text": "pages", "model": "tiny", "batch_size": 4, "micro_batch_size": 2, "steps": 8, "epoch_steps": 4,
         "warmup_steps": 2, "eval_every": 1, "precision": "float32",
     }  # fmt: skip
-    return dataclasses.replace(wikitext103("mvngrad"), **{**given, **settings})
+    return dataclasses.replace(wikitext103("mvngrad"), **{**defaults, **settings})
 
 
 def as_rank(monkeypatch, rank, ranks):
@@ -147,12 +148,8 @@ def test_weight_decay_of_matrices_or_all(data, decayed, names):
     model = build_initial_model(LanguageTask(recipe, data, CPU), 0)
     groups = make_optimizer(recipe, model, torch.zeros(())).param_groups
     decays = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
-    found = {
-        "norm" if "norm" in name else name.split(".")[-1]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in decays
-    }
-    assert found == names
+    decayed_names = [name for name, parameter in model.named_parameters() if id(parameter) in decays]
+    assert {"norm" if "norm" in name else name.split(".")[-1] for name in decayed_names} == names
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
@@ -213,15 +210,15 @@ def test_evaluation_is_the_mean_over_windows_that_do_not_overlap(data):
     model = build_initial_model(task, 1).eval()
     count = (len(task.validation["validation"]) - 1) // 64
     assert count % 3  # the last chunk is a smaller one
-    found = task.evaluate(model, final=True)
+    metrics = task.evaluate(model, final=True)
     expected = plain(model, task.validation["validation"], range(0, 64 * count, 64))
-    assert found["validation_loss"] == pytest.approx(expected, rel=1e-6)
-    assert found["validation_perplexity"] == pytest.approx(torch.tensor(expected).exp().item(), rel=1e-5)
+    assert metrics["validation_loss"] == pytest.approx(expected, rel=1e-6)
+    assert metrics["validation_perplexity"] == pytest.approx(torch.tensor(expected).exp().item(), rel=1e-5)
     official = Tokens.open(data / "tokens" / "wikitext103-validation", "validation")
     expected = plain(model, official, range(0, (len(official) - 1) // 64 * 64, 64))
-    assert found["wikitext103_loss"] == pytest.approx(expected, rel=1e-6)
+    assert metrics["wikitext103_loss"] == pytest.approx(expected, rel=1e-6)
     drawn = tokens.window_starts(0, -1, count, 64, len(task.train)).tolist()
-    assert found["train_loss"] == pytest.approx(plain(model, task.train, drawn), rel=1e-6)
+    assert metrics["train_loss"] == pytest.approx(plain(model, task.train, drawn), rel=1e-6)
     assert "train_loss" not in task.evaluate(model, final=False)
 
 
@@ -242,7 +239,7 @@ def test_evaluation_calls_the_model_equally_often_on_every_rank(data, monkeypatc
     model, calls, parts = build_initial_model(task, 1).eval(), [], []
     whole = task.evaluate(model, final=False)["validation_loss"]
     monkeypatch.setattr(parallel, "all_reduce_mean", lambda total: total)  # it is taken below
-    model.register_forward_hook(lambda *given: calls.append(given))
+    model.register_forward_hook(lambda *arguments: calls.append(arguments))
     counts = set()
     for rank in range(ranks):
         as_rank(monkeypatch, rank, ranks)
@@ -264,8 +261,7 @@ def test_official_text_is_not_evaluated_twice(data):
 
 def test_training_lowers_the_loss_and_resumes_exactly(data, tmp_path):
     recipe = small(steps=12, lr=5e-3, eval_windows=4)
-    quiet = {"data": data, "on_event": lambda event: None}
-    done = train(recipe, root=tmp_path / "whole", **quiet)
+    done = train(recipe, root=tmp_path / "whole", data=data)
     assert done.result["status"] == "finished"
     rows = metrics.read_rows(tmp_path / "whole" / recipe.key / "metrics.jsonl")
     assert [row["step"] for row in rows] == [4, 8, 12]
@@ -273,15 +269,10 @@ def test_training_lowers_the_loss_and_resumes_exactly(data, tmp_path):
     assert done.result["validation_loss"] < rows[0]["validation_loss"] < 10.8
     assert done.result["train_loss"] < 9
     assert done.result["data"] == LanguageTask(recipe, data, CPU).source
-
-    def stop(epoch, stepper):
-        if epoch == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, root=tmp_path / "again", observe=stop, checkpoint_every=0, **quiet)
+    with killed_after(3):
+        train(recipe, root=tmp_path / "again", data=data, checkpoint_every=0)
     step.clear_cache()
-    assert train(recipe, root=tmp_path / "again", **quiet).result["weights"] == done.result["weights"]
+    assert train(recipe, root=tmp_path / "again", data=data).result["weights"] == done.result["weights"]
 
 
 def test_recipes_that_differ_outside_the_step_share_a_model(data):

@@ -52,18 +52,18 @@ def test_run_writes_both_parts(run, capsys):
         low, high = row["tokens_per_second_range"]
         assert 0 < low <= row["tokens_per_second"] <= high
         assert row["projected_seconds"] * row["tokens_per_second"] == pytest.approx(tokens)
-    found = result["overhead"]["tiny"]
-    assert found["whole_steps"] == 6
-    assert list(found["whole"]) == [TORCH, MVNGRAD]
-    kept = {row["name"]: row["state_bytes"] for row in found["rows"]}
-    assert len(kept) == 13
+    overhead = result["overhead"]["tiny"]
+    assert overhead["whole_steps"] == 6
+    assert list(overhead["whole"]) == [TORCH, MVNGRAD]
+    sizes = {row["name"]: row["state_bytes"] for row in overhead["rows"]}
+    assert len(sizes) == 13
     for name, size in ((TORCH, 8), ("LaPropW float32", 8), (MVNGRAD, 12), ("MVNGradW bf16", 6), ("AdamW int8", 2)):
-        assert kept[name] == pytest.approx(size, abs=0.3)
-    for row in found["rows"]:
+        assert sizes[name] == pytest.approx(size, abs=0.3)
+    for row in overhead["rows"]:
         assert 0 < row["optimizer_seconds"] < row["step_seconds"]
-        assert row["step_seconds"] - row["optimizer_seconds"] == pytest.approx(found["shared_seconds"])
+        assert row["step_seconds"] - row["optimizer_seconds"] == pytest.approx(overhead["shared_seconds"])
         assert f"| {row['name']} |" in page
-    assert {row["name"]: row["paper"] for row in found["rows"]}[MVNGRAD] == pytest.approx(46.8 / 46.2)
+    assert {row["name"]: row["paper"] for row in overhead["rows"]}[MVNGRAD] == pytest.approx(46.8 / 46.2)
     assert result["notes"] == result["targets"] == []
 
 
@@ -89,10 +89,10 @@ def test_arms_skipped_for_lack_of_time_are_notes(run):
 
 def test_optimizers_skipped_for_lack_of_time_are_notes():
     args, notes = argparse.Namespace(rounds=1, within=5.0), []
-    *_, found = language.measure_overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
-    low, high = found["whole_ratio_range"]
-    assert 0 < low <= found["whole_ratio"] <= high
-    assert found["rows"] == []
+    *_, overhead = language.measure_overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
+    low, high = overhead["whole_ratio_range"]
+    assert 0 < low <= overhead["whole_ratio"] <= high
+    assert overhead["rows"] == []
     assert len(notes) == 13
 
 
@@ -106,8 +106,8 @@ def test_failing_arm_is_a_note_and_the_others_share_the_rounds():
         raise RuntimeError("no such kernel\non this machine")
 
     args, notes, shares = argparse.Namespace(rounds=3, seconds=6.0, within=math.inf), [], []
-    found = run_rounds({"a": Arm, "b": broken, "c": Arm}, CPU, "{}, tiny", args, notes, math.inf)
-    assert {name: each.rates for name, each in found.items()} == {"a": [7.0] * 3, "c": [7.0] * 3}
+    rounds = run_rounds({"a": Arm, "b": broken, "c": Arm}, CPU, "{}, tiny", args, notes, math.inf)
+    assert {name: each.rates for name, each in rounds.items()} == {"a": [7.0] * 3, "c": [7.0] * 3}
     assert shares == [2.0] * 6
     assert notes == ["b, tiny: RuntimeError: no such kernel"]
 
@@ -130,27 +130,27 @@ def test_plain_loop_trains_as_ours_does():
 
 
 def test_torchs_adamw_steps_the_shared_model():
-    bench = CompiledTask(RandomText(RECIPE, CPU))
+    compiled = CompiledTask(RandomText(RECIPE, CPU))
     timed = {
-        name: TimedSteps(recipe, bench, name == TORCH)
+        name: TimedSteps(recipe, compiled, name == TORCH)
         for name, recipe in optimizers(RECIPE)
         if "float32" in name or name == TORCH
     }
     assert type(timed[TORCH].optimizer) is torch.optim.AdamW
     assert timed[TORCH].optimizer.param_groups[0]["fused"]
     for each in timed.values():
-        before = bench.model.final_norm.weight.detach().clone()
+        before = compiled.model.final_norm.weight.detach().clone()
         whole, own = each.step()
         assert 0 < own < whole
-        assert not torch.equal(bench.model.final_norm.weight, before)
+        assert not torch.equal(compiled.model.final_norm.weight, before)
         assert [group["weight_decay"] for group in each.optimizer.param_groups] == [0.1, 0.0]
 
 
 def test_torchs_adamw_takes_steps_that_are_not_finite():
-    """Nobody else has an optimizer ask whether a step is finite; asking costs time that it would be charged with."""
-    bench = CompiledTask(RandomText(RECIPE, CPU))
-    timed = TimedSteps(dict(optimizers(RECIPE))[TORCH], bench, torch_adamw=True)
-    weight = bench.model.final_norm.weight
+    """The check for finite steps costs time that an ordinary loop with AdamW does not pay."""
+    compiled = CompiledTask(RandomText(RECIPE, CPU))
+    timed = TimedSteps(dict(optimizers(RECIPE))[TORCH], compiled, torch_adamw=True)
+    weight = compiled.model.final_norm.weight
     weight.data[0] = math.nan
     timed.step()
     assert weight[1:].isnan().all()

@@ -16,6 +16,8 @@ from mvngrad_lab.training import step
 from mvngrad_lab.training.events import EpochEnd
 from mvngrad_lab.training.train import Interrupted, train
 
+STALE = json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
+"""Of a process that has ended, whose id this one has now."""
 HOLD = """
 import sys
 from pathlib import Path
@@ -33,21 +35,21 @@ while not print("ready", flush=True) and sys.stdin.readline():
 
 @pytest.fixture
 def process(tmp_path):
-    """Start processes that take the folder for every first line that they are sent, and let go for every second."""
-    made = []
+    """Start processes that lock the folder when they read a line, and unlock it at the next."""
+    processes = []
 
     def process():
         command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
-        made.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0))
-        return made[-1]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0))
+        return processes[-1]
 
     yield process
-    for each in made:
+    for each in processes:
         each.kill()
         each.communicate()
 
 
-def heard(process):
+def read_line(process):
     return process.stdout.readline().strip()
 
 
@@ -55,7 +57,7 @@ def heard(process):
 def holder(process):
     holder = process()
     holder.stdin.write("\n")
-    assert [heard(holder), heard(holder)] == ["ready", "held"]
+    assert [read_line(holder), read_line(holder)] == ["ready", "held"]
     return holder
 
 
@@ -95,20 +97,18 @@ def test_only_one_of_many_processes_takes_over(tmp_path, process, holder):
     holder.wait()
     others = [process() for _ in range(4)]
     for _ in range(50):
-        assert [heard(other) for other in others] == ["ready"] * 4
+        assert [read_line(other) for other in others] == ["ready"] * 4
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / "lock").write_text(dead)
         for other in others:
             other.stdin.write("\n")
-        assert sorted(heard(other) for other in others) == ["held", "locked", "locked", "locked"]
+        assert sorted(read_line(other) for other in others) == ["held", "locked", "locked", "locked"]
         for other in others:
             other.stdin.write("\n")
 
 
 def test_a_reused_process_id_is_another_process(tmp_path):
-    (tmp_path / "lock").write_text(
-        json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
-    )
+    (tmp_path / "lock").write_text(STALE)
     with lock_folder(tmp_path):
         pass
 
@@ -142,12 +142,11 @@ except OSError as error:
 
 @pytest.mark.parametrize("dead", [False, True], ids=["new", "taken over"])
 def test_a_full_disk_leaves_no_lock_behind(tmp_path, dead):
-    stale = json.dumps({"pid": os.getpid(), "host": lock.platform.node(), "began": "an earlier time"})
     if dead:
-        (tmp_path / "lock").write_text(stale)
+        (tmp_path / "lock").write_text(STALE)
     out = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True).stdout
     assert out == "OSError\n"
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("lock", stale)] * dead
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("lock", STALE)] * dead
     with lock_folder(tmp_path):
         pass
 
@@ -161,17 +160,19 @@ def test_empty_lock_files_have_no_owner(tmp_path):
     assert not tmp_path.exists()
 
 
-def test_locks_work_without_hard_links(tmp_path, monkeypatch):
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_one_process_does_not_hold_a_folder_twice(tmp_path, monkeypatch, hard_links):
     def refuse(*paths):
         raise PermissionError
 
-    monkeypatch.setattr(os, "link", refuse)
+    if not hard_links:
+        monkeypatch.setattr(os, "link", refuse)
     with lock_folder(tmp_path), pytest.raises(Locked, match=str(os.getpid())), lock_folder(tmp_path):
         pass
 
 
 @pytest.mark.parametrize("successor", ["another's lock", None], ids=["at work", "done"])
-def test_a_process_that_lost_its_lock_is_told_and_leaves_the_new_one(tmp_path, successor):
+def test_a_process_that_lost_its_lock_notices_and_leaves_the_new_one(tmp_path, successor):
     path = tmp_path / "run" / "lock"
     with lock_folder(tmp_path / "run") as check:
         check()
@@ -194,7 +195,7 @@ def test_a_training_that_lost_its_lock_writes_nothing_more(tmp_path):
     folder, seen = tmp_path / Tiny().key, []
 
     def take_over(event):
-        """After the first row is written; the next process has begun with a checkpoint."""
+        """After the first row; the next process has started to write a checkpoint."""
         if isinstance(event, EpochEnd) and not seen:
             (folder / "lock").write_text("another's lock")
             (folder / "checkpoints").mkdir(exist_ok=True)
@@ -221,8 +222,3 @@ def test_a_training_that_lost_its_lock_still_obeys_a_signal(tmp_path):
         train(Tiny(), root=tmp_path, task=TinyTask, on_event=stopped)
     step.clear_cache()
     assert not list(tmp_path.rglob("step-*"))
-
-
-def test_one_process_does_not_hold_a_folder_twice(tmp_path):
-    with lock_folder(tmp_path), pytest.raises(Locked, match=str(os.getpid())), lock_folder(tmp_path):
-        pass

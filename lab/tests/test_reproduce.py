@@ -146,8 +146,8 @@ def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
 
 def test_unknown_experiments_are_refused_with_the_known_ones(capsys):
     assert cli.main(["reproduce", "spike", "spikes"]) == 2
-    said = capsys.readouterr().err
-    assert said.strip() == f"mvngrad: no experiment 'spikes'; choose from {', '.join(EXPERIMENTS)}"
+    error = capsys.readouterr().err
+    assert error.strip() == f"mvngrad: no experiment 'spikes'; choose from {', '.join(EXPERIMENTS)}"
 
 
 # The command, in processes of its own
@@ -162,7 +162,7 @@ def command(*arguments, root, wait=True, **options):
     return process.communicate(timeout=300)[0] if wait else process
 
 
-def begun(root, target):
+def has_started(root, target):
     end = time.monotonic() + 120
     while time.monotonic() < end:
         if any((folder / "environment.json").exists() for folder in root.glob(f"{target}-*")):
@@ -174,18 +174,18 @@ def begun(root, target):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_an_interruption_loses_only_the_unfinished_experiment(tmp_path, how):
     process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)
-    assert begun(tmp_path, "separation")
+    assert has_started(tmp_path, "separation")
     process.send_signal(how)
-    said, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else -9)
     if how == signal.SIGINT:
-        assert "Finished results are stored" in said
+        assert "Finished results are stored" in output
     assert [run.name for run in store.load_runs(tmp_path)] == ["spike"]
-    said = command("reproduce", "spike", "separation", root=tmp_path)
-    assert "stored spike" in said
-    assert "separation: an earlier run did not finish" in said
-    assert "done   separation" in said
-    assert said.strip().splitlines()[-1] == str(tmp_path / "report.html")
+    output = command("reproduce", "spike", "separation", root=tmp_path)
+    assert "stored spike" in output
+    assert "separation: an earlier run did not finish" in output
+    assert "done   separation" in output
+    assert output.strip().splitlines()[-1] == str(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 4
     assert "reproduced with a caveat" in page
@@ -200,10 +200,10 @@ def test_a_full_disk_fails_the_experiment(tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    said = command("reproduce", "spike", "memory", root=tmp_path, preexec_fn=limit)
-    assert "failed spike" in said
-    assert "File too large" in said
-    assert "done   memory" in said
+    output = command("reproduce", "spike", "memory", root=tmp_path, preexec_fn=limit)
+    assert "failed spike" in output
+    assert "File too large" in output
+    assert "done   memory" in output
     assert [run.name for run in store.load_runs(tmp_path)] == ["memory"]
     assert not list(tmp_path.rglob(".*")), "a partial file was left behind"
 
@@ -244,9 +244,9 @@ def test_bars_estimate_the_remaining_time():
         assert everything.completed == 10.0
         bars.begin(MEMORY, False)
         bars.end(reproduce.Outcome(MEMORY, "failed", error="[/] broke"))
-    told = console.export_text()
-    assert "did not finish" in told
-    assert "[/] broke" in told, "an error is text and not markup"
+    text = console.export_text()
+    assert "did not finish" in text
+    assert "[/] broke" in text, "an error is text and not markup"
     console.file.close()
 
 
@@ -265,8 +265,8 @@ def test_a_terminal_shows_the_progress_of_a_training(capsys):
         (bar,) = live.tasks
         assert (bar.completed, bar.total) == (48 * 4, 9600)
         assert bar.fields["now"] == "epoch 4/200  loss 3.2500  test_accuracy 40.50  41,000/s  2:05 left"
-        live(events.Message("cifar100-0", "goes on [after] step 4"))
-    assert "goes on [after] step 4" in live.console.file.getvalue() + capsys.readouterr().out
+        live(events.Message("cifar100-0", "resumes [after] step 4"))
+    assert "resumes [after] step 4" in live.console.file.getvalue() + capsys.readouterr().out
 
 
 def test_without_a_terminal_each_evaluation_is_a_line(capsys):
@@ -280,21 +280,21 @@ def test_without_a_terminal_each_evaluation_is_a_line(capsys):
 
 
 def test_progress_is_shown_within_a_long_epoch(capsys):
-    """On a terminal each, elsewhere a line where none has come for long."""
-    sign = events.StepProgress("cifar100-0", 40, 9600, 100.0)
+    """On a terminal always, elsewhere after a long time without a line."""
+    report = events.StepProgress("cifar100-0", 40, 9600, 100.0)
     with TrainingBar(terminal()) as live:
-        live(sign)
+        live(report)
         (bar,) = live.tasks
         assert (bar.completed, bar.total, bar.fields["now"]) == (40, 9600, "step 40/9600  1:40 left")
     with TrainingBar(Console(file=io.StringIO())) as live:
-        live(sign)
+        live(report)
         assert capsys.readouterr().out == ""
         live.last -= progress.QUIET
-        live(sign)
-        live(sign)
+        live(report)
+        live(report)
         assert capsys.readouterr().out == "cifar100-0  step 40/9600  1:40 left\n"
         live.last -= progress.QUIET / 2
-        live(make_event(3))  # is not shown, so it is no sign
+        live(make_event(3))  # not shown, so it does not count as a line
         live.last -= progress.QUIET / 2
         live(make_event(4))
     assert capsys.readouterr().out == "cifar100-0  epoch 4/200  loss 3.2500  41000/s  1:00 + 2:05\n"

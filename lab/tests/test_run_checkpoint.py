@@ -1,6 +1,7 @@
-"""Checkpoints: whole or not at all, the newest that is undamaged, no more than asked for."""
+"""Checkpoints are written completely or not at all; the newest undamaged one is read, old ones are removed."""
 
 import errno
+import pickle
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ def save(folder, step, keep, notes=None):
     return checkpoint.list_checkpoints(folder)[0]
 
 
-def newest(folder, told=None):
+def newest(folder, messages=None):
     """The step of the newest checkpoint, whose state is the step everywhere."""
-    path = checkpoint.find_newest(folder, print if told is None else told.append)
+    path = checkpoint.find_newest(folder, print if messages is None else messages.append)
     if path is None:
         return None
     state, notes = checkpoint.load(path, {})
@@ -65,15 +66,15 @@ def empty(path):
 
 @pytest.mark.parametrize("damage", [cut, change, empty])
 def test_a_damaged_checkpoint_is_reported_and_skipped(tmp_path, damage):
-    told = []
+    messages = []
     save(tmp_path, 1, keep=2)
     damage(save(tmp_path, 2, keep=2))
-    assert newest(tmp_path, told) == 1
-    assert len(told) == 1
-    assert told[0].startswith("step-00000002")
-    assert told[0].endswith("; it is not used")
+    assert newest(tmp_path, messages) == 1
+    assert len(messages) == 1
+    assert messages[0].startswith("step-00000002")
+    assert messages[0].endswith("; it is not used")
     damage(checkpoint.list_checkpoints(tmp_path)[1])
-    assert newest(tmp_path, told) is None
+    assert newest(tmp_path, messages) is None
 
 
 def test_a_failed_write_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
@@ -94,13 +95,13 @@ def test_a_failed_write_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it began", "while it wrote"])
 def test_a_process_that_lost_its_folder_leaves_the_new_owners_checkpoints(tmp_path, late):
-    """What the next one has half written, too; its own half may be gone by then."""
+    """Also a half-written one; its own may be gone by then."""
     save(tmp_path, 1, keep=1)
-    half, asked = tmp_path / ".partial.elsewhere-1", []
+    half, checks = tmp_path / ".partial.elsewhere-1", []
 
     def check():
-        asked.append(late)
-        if len(asked) == 1 + late:
+        checks.append(late)
+        if len(checks) == 1 + late:
             for own in tmp_path.glob(".partial.*"):
                 own.unlink()
             half.write_text("half of it")
@@ -116,7 +117,6 @@ def test_a_process_that_lost_its_folder_leaves_the_new_owners_checkpoints(tmp_pa
 
 def test_only_plain_data_is_loaded(tmp_path):
     """A file from elsewhere, with a name that fits, runs no code."""
-    import pickle
 
     class Runs:
         def __reduce__(self):
@@ -128,9 +128,9 @@ def test_only_plain_data_is_loaded(tmp_path):
 
 
 def test_a_full_disk_is_named_and_leaves_no_partial_file(tmp_path, monkeypatch):
-    """Torch's own words for it are of a position in an archive."""
-    opened = Path.open
-    monkeypatch.setattr(Path, "open", lambda path, *mode: opened(Path("/dev/full"), *mode))
+    """torch's own message names a position in an archive."""
+    open_path = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *mode: open_path(Path("/dev/full"), *mode))
     with pytest.raises(OSError, match="No space left on device; a checkpoint could not be written") as full:
         checkpoint.save(tmp_path, 1, {}, {"a": torch.zeros(100_000)}, 2)
     assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path))

@@ -12,16 +12,16 @@ from mvngrad_lab.training.train import train
 
 
 @pytest.fixture
-def finished(tmp_path):
+def train_with(tmp_path):
     """Train a tiny recipe with a sink."""
 
-    def finished(sink, recipe):
+    def train_with(sink, recipe):
         run = train(recipe, root=tmp_path / "runs", task=TinyTask, on_event=sink)
         sink.close()
         step.clear_cache()
         return run
 
-    return finished
+    return train_with
 
 
 def test_scalars_are_finite():
@@ -30,26 +30,26 @@ def test_scalars_are_finite():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_tensorboard_reads_what_was_written(tmp_path, finished):
+def test_tensorboard_reads_what_was_written(tmp_path, train_with):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sink = events.TensorBoard(tmp_path / "board", Tiny())
     sink(Message(Tiny().key, "no scalar"))
-    run = finished(sink, Tiny())
+    run = train_with(sink, Tiny())
     read = EventAccumulator(str(tmp_path / "board" / Tiny().key)).Reload()
-    found = read.Scalars("test_loss")
-    assert [each.step for each in found] == [7, 14, 21]
-    assert found[-1].value == pytest.approx(run.result["test_loss"], rel=1e-6)
-    again = events.TensorBoard(tmp_path / "board", Tiny())  # which was killed after step 7
+    losses = read.Scalars("test_loss")
+    assert [each.step for each in losses] == [7, 14, 21]
+    assert losses[-1].value == pytest.approx(run.result["test_loss"], rel=1e-6)
+    again = events.TensorBoard(tmp_path / "board", Tiny())  # as if it was killed after step 7
     again(EpochEnd(Tiny().key, 2, 3, 14, 21, 9.0, 1.0, 1.0, 1.0))
     again.close()
     read = EventAccumulator(str(tmp_path / "board" / Tiny().key)).Reload()
     assert [(each.step, each.value == 9.0) for each in read.Scalars("loss")] == [(7, False), (14, True)]
 
 
-def test_wandb_gets_the_recipe_and_every_epoch(monkeypatch, finished):
-    """By its interface: what `wandb.init` and a run's `log` and `finish` are given."""
+def test_wandb_gets_the_recipe_and_every_epoch(monkeypatch, train_with):
+    """By its interface: the arguments of `wandb.init` and of a run's `log` and `finish`."""
     calls = []
 
     class Run:
@@ -59,12 +59,12 @@ def test_wandb_gets_the_recipe_and_every_epoch(monkeypatch, finished):
         def finish(self):
             calls.append("finished")
 
-    def init(**given):
-        calls.append(given)
+    def init(**options):
+        calls.append(options)
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    finished(events.WandB("digits", Tiny()), Tiny())
+    train_with(events.WandB("digits", Tiny()), Tiny())
     key = Tiny().key
     assert calls[0] == {"project": "digits", "id": key, "name": key, "config": Tiny().settings, "resume": "allow"}
     shown = ["epoch", "loss", "samples_per_second", "test_loss"]

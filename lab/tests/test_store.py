@@ -72,9 +72,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "x" * 300])
 def test_a_failed_write_names_its_target(tmp_path, name):
-    with pytest.raises(OSError, match=r"\[Errno \d+\] .*: '[^']*'$") as told:  # a folder; a name that is too long
+    with pytest.raises(OSError, match=r"\[Errno \d+\] .*: '[^']*'$") as caught:  # a folder; a name that is too long
         store.write_atomic(tmp_path / name, "text")
-    assert told.value.filename == str(tmp_path / name)
+    assert caught.value.filename == str(tmp_path / name)
 
 
 def test_files_have_the_default_permissions(tmp_path):

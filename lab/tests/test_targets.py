@@ -1,4 +1,4 @@
-"""Each target at small size, judged by the rules of the report; and judged otherwise where the mechanism is broken."""
+"""The MNIST experiments at small size, judged by the rules of the report; a broken mechanism changes the verdict."""
 
 from itertools import islice
 
@@ -67,10 +67,10 @@ def test_the_loop_trains_as_a_plain_one_does(digits):
 
 
 def test_batches_are_an_order_of_every_epoch(digits):
-    found = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 0), 20)]
+    batches = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 0), 20)]
     again = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 0), 20)]
-    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
-    first, second = (torch.cat(found[i : i + 10]) for i in (0, 10))
+    assert all(torch.equal(a, b) for a, b in zip(batches, again, strict=True))
+    first, second = (torch.cat(batches[i : i + 10]) for i in (0, 10))
     assert torch.equal(first.sort().values, digits.train[1].sort().values)
     assert not torch.equal(first, second)
     other = [labels for _, labels in islice(mnist.iter_batches(digits.train, 64, 1), 10)]
@@ -127,8 +127,8 @@ SMALL_GAP = mnist_gap.Frozen(checkpoints=(2, 10, 40), seeds=(0,), K=16, hidden=(
 
 
 def gaps(digits):
-    found = {cell: mnist_gap.measure(SMALL_GAP, cell, 0, digits) for cell in SMALL_GAP.cells}
-    trained = {cell: {name: [values] for name, values in row.items()} for cell, row in found.items()}
+    rows = {cell: mnist_gap.measure(SMALL_GAP, cell, 0, digits) for cell in SMALL_GAP.cells}
+    trained = {cell: {name: [values] for name, values in row.items()} for cell, row in rows.items()}
     return {"data": "", "K": 16, "seeds": [0], "steps": list(SMALL_GAP.checkpoints), "trained_with": trained}
 
 

@@ -1,4 +1,4 @@
-"""A task is a folder: one that lies elsewhere on sys.path is trained by the same command."""
+"""A task is a folder: one elsewhere on sys.path is trained by the same command."""
 
 import json
 import os

@@ -1,11 +1,11 @@
-"""Other people's optimizers by name: those of the paper's appendix train, and what one does not take is refused."""
+"""Third-party optimizers by name: those of the paper's appendix train, and options they do not take are refused."""
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask
+from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
-from mvngrad_lab.training import checkpoint, step
+from mvngrad_lab.training import step
 from mvngrad_lab.training.optimizers import (
     NEEDS,
     check_options,
@@ -15,10 +15,18 @@ from mvngrad_lab.training.optimizers import (
 )
 from mvngrad_lab.training.train import train
 
-OF_TORCH = ("Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD")
-OF_THE_PAPER = (
-    "Yogi", "RAdam", "AdaShift", "AdaFactor", "SM3", "AdaBound", "PAdam", "AdamP", "Lamb", "NovoGrad", "Shampoo",
-)  # fmt: skip
+NAMES = [
+    "torch:Adafactor", "torch:Adagrad", "torch:Adam", "torch:AdamW", "torch:Adamax", "torch:Muon", "torch:NAdam",
+    "torch:RAdam", "torch:RMSprop", "torch:SGD", "zoo:Yogi", "zoo:RAdam", "zoo:AdaShift", "zoo:AdaFactor", "zoo:SM3",
+    "zoo:AdaBound", "zoo:PAdam", "zoo:AdamP", "zoo:Lamb", "zoo:NovoGrad", "zoo:Shampoo", "zoo:Muon,adamw_lr=0.01",
+]  # fmt: skip
+"""All of torch that a plain loop can train with, and those of the paper's appendix."""
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    yield
+    step.clear_cache()
 
 
 def losses(name, **hyper):
@@ -26,27 +34,27 @@ def losses(name, **hyper):
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     images, labels = torch.randn(32, 6), torch.randint(3, (32,))
     optimizer = make_third_party_optimizer(name, model.parameters(), **hyper)
-    found = []
+    values = []
     for _ in range(30):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        values.append(loss.item())
+    return values
 
 
-@pytest.mark.parametrize("name", OF_TORCH)
-def test_optimizers_of_torch_train(name):
-    found = losses(f"torch:{name}", lr=1e-2)
-    assert found[-1] < found[0]
+def require_zoo(name):
+    if name.startswith("zoo:"):
+        pytest.importorskip("pytorch_optimizer")
 
 
-@pytest.mark.parametrize("name", OF_THE_PAPER)
-def test_optimizers_of_the_paper_s_appendix_train(name):
-    pytest.importorskip("pytorch_optimizer")
-    found = losses(f"zoo:{name}", lr=1e-2, weight_decay=1e-4 if "weight_decay" in option_names(f"zoo:{name}") else None)
-    assert found[-1] < found[0]
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizers_of_torch_and_of_the_papers_appendix_train(name):
+    require_zoo(name)
+    decay = 1e-4 if name.startswith("zoo:") and "weight_decay" in option_names(name) else None
+    first, *_, last = losses(name, lr=1e-2, weight_decay=decay)
+    assert last < first
 
 
 @pytest.mark.parametrize(
@@ -68,11 +76,18 @@ def test_the_form_of_weight_decay_is_that_of_the_guide(decoupled, names):
             check_options(f"zoo:{name}", weight_decay=0.1)
 
 
-def test_hyper_parameters_are_passed_on():
-    (group,) = make_third_party_optimizer(
-        "torch:NAdam", [nn.Parameter(torch.ones(2))], lr=0.5, betas=(0.1, 0.2), eps=0.3
-    ).param_groups
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.5, (0.1, 0.2), 0.3, 0)
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("torch:NAdam", {"lr": 0.5, "betas": (0.1, 0.2), "eps": 0.3}, {"weight_decay": 0}),
+        ("torch:Adam,amsgrad=True,betas=(0.1,0.2)", {"lr": 0.5}, {"betas": (0.1, 0.2), "amsgrad": True}),
+        ("torch:Muon", {"lr": 0.5, "momentum": 0.25}, {}),
+    ],
+    ids=["options", "options in the name", "Muon of matrices alone"],
+)
+def test_options_reach_the_optimizer(name, options, expected):
+    (group,) = make_third_party_optimizer(name, [nn.Parameter(torch.ones(2, 2))], **options).param_groups
+    assert {**group, **options, **expected} == group
 
 
 @pytest.mark.parametrize(
@@ -88,106 +103,62 @@ def test_hyper_parameters_are_passed_on():
         ("torch:Adam,amsgrad=True)(", {}, "cannot be read"),
         ("torch:Adam,)+(1", {}, "cannot be read"),
         ("torch:Adam,**{}", {}, "cannot be read"),
-    ],
-)
-def test_invalid_options_are_refused(name, hyper, problem):
-    with pytest.raises(ValueError, match=problem):
-        make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))], **hyper)
-
-
-@pytest.mark.parametrize(
-    ("name", "hyper", "problem"),
-    [
+        ("torch:Adam,amsgrad", {}, "cannot be read"),
+        ("torch:Adam,lr=0.1", {"lr": 0.2}, "lr is given twice: as 0.1 with torch:Adam and as 0.2"),
+        ("zoo:SpectralSphere", {}, "zoo:SpectralSphere needs parameters of two dimensions alone"),
         ("zoo:AdaHessian", {}, "needs a Hessian"),
         ("zoo:SophiaH", {}, "needs a Hessian"),
         ("zoo:Sophia", {}, "needs a Hessian"),
-        ("torch:Adam,amsgrad", {}, "cannot be read"),
-        ("torch:Adam,lr=0.1", {"lr": 0.2}, "lr is given twice: as 0.1 with torch:Adam and as 0.2"),
         ("zoo:AggMo", {"betas": (0.9, 0.99)}, "3 values"),
         ("zoo:Yogy", {}, r"has no 'Yogy'; did you mean zoo:yogi\?$"),
         ("zoo:0", {}, r"has no '0'; pytorch_optimizer.get_supported_optimizers\(\) lists"),
     ],
 )
-def test_unsuitable_optimizers_of_the_zoo_are_refused(name, hyper, problem):
-    pytest.importorskip("pytorch_optimizer")
+def test_unsuitable_optimizers_and_options_are_refused(name, hyper, problem):
+    require_zoo(name)
     with pytest.raises(ValueError, match=problem):
         make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))], **hyper)
-
-
-def test_an_optimizer_for_matrices_only_is_refused():
-    pytest.importorskip("pytorch_optimizer")
-    with pytest.raises(ValueError, match="zoo:SpectralSphere needs parameters of two dimensions alone"):
-        check_options("zoo:SpectralSphere")
-
-
-def test_options_follow_the_name():
-    (group,) = make_third_party_optimizer(
-        "torch:Adam,amsgrad=True,betas=(0.1,0.2)", [nn.Parameter(torch.ones(2))], lr=0.5
-    ).param_groups
-    assert (group["lr"], group["betas"], group["amsgrad"]) == (0.5, (0.1, 0.2), True)
-
-
-def test_the_zoos_muon_gets_groups_of_matrices():
-    pytest.importorskip("pytorch_optimizer")
-    found = losses("zoo:Muon,adamw_lr=0.01", lr=1e-2)
-    assert found[-1] < found[0]
 
 
 def tiny(name, **hyper):
     return Tiny(optimizer=name, beta1=None, beta2=None, eps=None, eps_s=None, **hyper)
 
 
-def trained(recipe, root, **options):
-    try:
-        return train(recipe, root=root, task=TinyTask, **{"on_event": lambda event: None, **options}).result
-    finally:
-        step.clear_cache()
+def run(recipe, root, **options):
+    return train(recipe, root=root, task=TinyTask, **options).result
 
 
-def test_training_with_one_equals_a_plain_loop(tmp_path):
-    """torch's AdamW, as anybody's, is ours to rounding."""
-    common = {"lr": 1e-2, "weight_decay": 0.1}
-    theirs = Tiny(optimizer="torch:AdamW", beta1=0.9, beta2=0.99, eps_s=None, **common)
-    ours = Tiny(optimizer="adamw", beta1=0.9, beta2=0.99, eps_s=None, **common)
-    losses = [trained(recipe, tmp_path)["test_loss"] for recipe in (theirs, ours)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+def run_alone(recipe, root, **options):
+    """Train with nothing in the cache."""
+    step.clear_cache()
+    return run(recipe, root, **options)
+
+
+def test_a_run_with_torchs_adamw_equals_one_with_ours_to_rounding(tmp_path):
+    recipes = [Tiny(optimizer=name, eps_s=None, lr=1e-2, weight_decay=0.1) for name in ("torch:AdamW", "adamw")]
+    theirs, ours = (run_alone(recipe, tmp_path)["test_loss"] for recipe in recipes)
+    assert theirs == pytest.approx(ours, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     "name", ["torch:SGD,momentum=0.9", "torch:Adam,amsgrad=True", "torch:Muon", "zoo:Yogi", "zoo:Muon", "zoo:SM3"]
 )
-def test_a_run_with_one_is_resumed_exactly(tmp_path, name):
-    if name.startswith("zoo"):
-        pytest.importorskip("pytorch_optimizer")
+def test_a_run_with_a_third_party_optimizer_is_resumed_exactly(tmp_path, name):
+    require_zoo(name)
     recipe = tiny(name, lr=1e-2)
-    whole = trained(recipe, tmp_path / "whole")
-    kept = checkpoint.save
-
-    def killed(folder, number, *rest):
-        kept(folder, number, *rest)
-        if number == 9:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", killed)
-        with pytest.raises(KeyboardInterrupt):
-            trained(recipe, tmp_path / "killed", checkpoint_every=0)
-    again = trained(recipe, tmp_path / "killed")
+    whole = run_alone(recipe, tmp_path / "whole")
+    with killed_after(9):
+        run_alone(recipe, tmp_path / "killed", checkpoint_every=0)
+    again = run_alone(recipe, tmp_path / "killed")
     assert again["weights"] == whole["weights"]
     assert again["state_bytes"] > 0
-    other = trained(tiny(name, lr=2e-2), tmp_path)
+    other = run_alone(tiny(name, lr=2e-2), tmp_path)
     assert other["weights"] != whole["weights"]
 
 
-def test_runs_of_one_process_do_not_share_its_rate(tmp_path):
-    try:
-        results = [
-            train(tiny("torch:SGD", lr=lr), root=tmp_path, task=TinyTask, on_event=lambda event: None).result
-            for lr in (1e-3, 1e-1)
-        ]
-    finally:
-        step.clear_cache()
-    alone = trained(tiny("torch:SGD", lr=1e-1), tmp_path / "alone")
+def test_runs_in_one_process_do_not_share_the_learning_rate(tmp_path):
+    results = [run(tiny("torch:SGD", lr=lr), tmp_path) for lr in (1e-3, 1e-1)]
+    alone = run_alone(tiny("torch:SGD", lr=1e-1), tmp_path / "alone")
     assert results[1]["weights"] == alone["weights"] != results[0]["weights"]
 
 
@@ -207,7 +178,7 @@ def test_recipes_refuse_options_of_ours(change, message):
 
 def test_a_recipe_that_names_what_the_optimizer_does_not_take_is_refused_before_it_trains(tmp_path):
     with pytest.raises(ValueError, match="torch:SGD does not take betas"):
-        trained(Tiny(optimizer="torch:SGD", eps_s=None), tmp_path)
+        run_alone(Tiny(optimizer="torch:SGD", eps_s=None), tmp_path)
 
 
 def test_options_are_checked_without_parameters():
@@ -224,14 +195,14 @@ def test_options_are_checked_without_parameters():
 
 def test_muon_of_torch_steps_matrices_and_adamw_all_else():
     """As two optimizers would; each group has its own decay, and AdamW is given lr, eps and the decay of Muon."""
-    given = {"lr": 0.1, "eps": 0.5, "weight_decay": 0.25}
+    options = {"lr": 0.1, "eps": 0.5, "weight_decay": 0.25}
     torch.manual_seed(0)
     mine, theirs = ([nn.Parameter(torch.ones(size)) for size in ((3, 2), (4,), (2, 2, 3, 3), (2, 3))] for _ in range(2))
     one = make_third_party_optimizer(
-        "torch:Muon", [{"params": mine[:2]}, {"params": mine[2:], "weight_decay": 0.0}], **given
+        "torch:Muon", [{"params": mine[:2]}, {"params": mine[2:], "weight_decay": 0.0}], **options
     )
-    bare = {**given, "weight_decay": 0.0}
-    two = [torch.optim.Muon(theirs[:1], **given), torch.optim.AdamW(theirs[1:2], **given)]
+    bare = {**options, "weight_decay": 0.0}
+    two = [torch.optim.Muon(theirs[:1], **options), torch.optim.AdamW(theirs[1:2], **options)]
     two += [torch.optim.AdamW(theirs[2:3], **bare), torch.optim.Muon(theirs[3:], **bare)]
     for _ in range(3):
         for left, right in zip(mine, theirs, strict=True):
@@ -239,13 +210,6 @@ def test_muon_of_torch_steps_matrices_and_adamw_all_else():
         for optimizer in (one, *two):
             optimizer.step()
     assert all(torch.equal(left, right) for left, right in zip(mine, theirs, strict=True))
-
-
-def test_muon_of_torch_takes_matrices_alone_too():
-    (group,) = make_third_party_optimizer(
-        "torch:Muon", [nn.Parameter(torch.ones(2, 2))], lr=0.5, momentum=0.25
-    ).param_groups
-    assert (group["lr"], group["momentum"]) == (0.5, 0.25)
 
 
 def test_every_other_optimizer_of_the_zoo_trains_as_it_is():

@@ -1,12 +1,14 @@
-"""A recipe of the training loop that takes a second, and processes of their own that train, to be killed."""
+"""A recipe of the training loop that takes a second, and ways to interrupt its training."""
 
 import dataclasses
 import multiprocessing
 import os
 import sys
 import time
+from contextlib import contextmanager
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -18,7 +20,7 @@ from mvngrad_lab.training.task import Task, make_generators
 from mvngrad_lab.training.train import Interrupted, train
 
 SERVER = multiprocessing.get_context("forkserver")
-"""Has imported what processes need before they begin: they are there at once."""
+"""Imports what its processes need once, so that they start at once."""
 SERVER.set_forkserver_preload(
     [
         "mvngrad_lab.training.train",
@@ -82,23 +84,39 @@ class TinyTask(Task):
 
     def evaluate(self, model, final):
         scores = model(self.images)
-        found = {"test_loss": cross_entropy(scores, self.labels).item()}
-        return {**found, "train_accuracy": (scores.argmax(1) == self.labels).float().mean().item()} if final else found
+        loss = {"test_loss": cross_entropy(scores, self.labels).item()}
+        return {**loss, "train_accuracy": (scores.argmax(1) == self.labels).float().mean().item()} if final else loss
 
 
-def start_training(said, *recipes, variables=None, pause=0.0, **options):
+@contextmanager
+def killed_after(step):
+    """Training in this process ends after the checkpoint of this step, as if it was killed."""
+    save = checkpoint.save
+
+    def save_and_raise(folder, at, *rest):
+        save(folder, at, *rest)
+        if at == step:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_and_raise)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def start_training(log, *recipes, variables=None, pause=0.0, **options):
     """A process that trains recipes, with `variables` in its environment and a `pause` after each checkpoint.
 
-    What it has to say is appended to the file `said`.
+    Its output is appended to the file `log`.
     """
-    process = SERVER.Process(target=_train, args=(said, recipes, variables or {}, pause, options), daemon=True)
+    process = SERVER.Process(target=_train, args=(log, recipes, variables or {}, pause, options), daemon=True)
     process.start()
     return process
 
 
-def _train(said, recipes, variables, pause, options):
+def _train(log, recipes, variables, pause, options):
     for stream in (1, 2):
-        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.environ.update(variables)
     torch.set_num_threads(1)
     save = checkpoint.save
@@ -116,25 +134,24 @@ def _train(said, recipes, variables, pause, options):
         sys.exit(128 + stopped.signal_number)
 
 
-def exit_code(process, said):
-    """How a process ended."""
+def exit_code(process, log):
+    """Wait for a process; returns its exit code."""
     process.join(180)
-    assert process.exitcode is not None, said.read_text()
+    assert process.exitcode is not None, log.read_text()
     return process.exitcode
 
 
-def wait_for_checkpoint(alive, said, checkpoints, steps):
-    """Wait until a process, which is `alive` meanwhile, has written a checkpoint of so many steps."""
+def wait_for_checkpoint(is_alive, log, checkpoints, steps):
+    """Wait until a process has written a checkpoint of at least so many steps."""
     for _ in range(9000):
-        found = checkpoint.list_checkpoints(checkpoints)
-        if found and int(found[0].name[5:13]) >= steps:
+        if (paths := checkpoint.list_checkpoints(checkpoints)) and int(paths[0].name[5:13]) >= steps:
             return
-        assert alive(), said.read_text()
+        assert is_alive(), log.read_text()
         time.sleep(0.01)
     raise AssertionError(f"no checkpoint of step {steps} in 90 s")
 
 
 def rows(folder):
     """The metrics of a run, without clocks."""
-    found = metrics.read_rows(folder / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+    table = metrics.read_rows(folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in table]
