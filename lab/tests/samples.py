@@ -17,6 +17,7 @@ from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.experiments.variance_gap import run as variance_gap
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.records import Sources, collect
+from mvngrad_lab.report.verdicts import judge
 from mvngrad_lab.store import FinishedRun
 from mvngrad_lab.sweep import Outcome, Results
 
@@ -102,21 +103,21 @@ def sweep(change=lambda optimizer, settings: 0.0, name="mnist", stages=2, **note
     made, outcomes, rows = SWEEPS[name](), {}, []
     kind = made.metric.partition("_")[2]
 
-    def add(recipe, stage, told, seed=0.0):
-        status, value = (told, None) if isinstance(told, str) else ("finished", told + seed)
+    def add(recipe, stage, value, seed=0.0):
+        status, value = (value, None) if isinstance(value, str) else ("finished", value + seed)
         metrics = (
             {made.metric: value, f"test_{kind}": value, f"train_{kind}": value - 0.05} if value is not None else {}
         )
-        rows.append(exported(recipe, stage, len(rows), status, value, metrics))
+        rows.append(make_row(recipe, stage, len(rows), status, value, metrics))
         return value
 
     for number, stage in enumerate(made.stages[:stages], start=1):
         recipes = stage(Results(list(outcomes.values()), made.higher)) if callable(stage) else stage
         for recipe in recipes:
             if recipe.key not in outcomes:
-                told = change(recipe.optimizer, recipe.settings)
+                shift = change(recipe.optimizer, recipe.settings)
                 base = 0.1 + abs(math.log10(recipe.lr / 1e-3)) / 10 + recipe.beta1 / 100 + recipe.beta2 / 100
-                value = add(recipe, str(number), told if isinstance(told, str) else base + told)
+                value = add(recipe, str(number), shift if isinstance(shift, str) else base + shift)
                 outcomes[recipe.key] = Outcome(recipe, value)
     best = Results(list(outcomes.values()), made.higher).best
     for outcome in best.values():
@@ -128,7 +129,7 @@ def sweep(change=lambda optimizer, settings: 0.0, name="mnist", stages=2, **note
     return {**heading, **code, "selected": selected, "runs": rows, **notes}
 
 
-def exported(recipe, stage, number, status, value, metrics):
+def make_row(recipe, stage, number, status, value, metrics):
     done = status in ("finished", "diverged", "raised")
     worker = {"worker": f"host-{number % 2}", "commit": "0123456789ab", "mvngrad": "0.1", "torch": "2", "python": "3"}
     reason = {"diverged": "diverged at step 3", "raised": "ZeroDivisionError: cursed"}.get(status)
@@ -194,16 +195,25 @@ def add_tables(runs, *folders):
     return records
 
 
+def get_verdicts(runs):
+    """By claim, from runs and the tables that they make."""
+    return {claim.id: verdict for claim, verdict in judge(add_tables(runs))}
+
+
+def get_table(runs, name):
+    return next(record for record in add_tables(runs) if record.name == name)
+
+
 def records():
     """A Monitor's, of two groups; the second trained with LaProp, which keeps no m."""
 
     def entry(step, group):
-        kept = group == 0
+        has_m = group == 0
         levels = dict(zip(("0.05", "0.25", "0.5", "0.75", "0.95"), np.logspace(-2, 0, 5) + step / 1e4, strict=True))
-        found = {"step": 420, "median": 1.0, "multiple": 30.0, "steps": 1, "ended": "recovered", "recovery_steps": 4}
+        spike = {"step": 420, "median": 1.0, "multiple": 30.0, "steps": 1, "ended": "recovered", "recovery_steps": 4}
         return {
             "group": group,
-            "cell": "MVN-Grad" if kept else "LaProp",
+            "cell": "MVN-Grad" if has_m else "LaProp",
             "lr": 1e-3,
             "beta1": 0.9,
             "beta2": 0.99,
@@ -211,19 +221,19 @@ def records():
             "floor": 1e-7,
             "t": step,
             "mean_noise": 0.23,
-            "m": "kept" if kept else None,
+            "m": "kept" if has_m else None,
             "coordinates": 1000,
             "sampled": 1000,
             "dead": 0.1,
-            "ratio": levels if kept else None,
-            "snr": {name: 20 * value for name, value in levels.items()} if kept else None,
+            "ratio": levels if has_m else None,
+            "snr": {name: 20 * value for name, value in levels.items()} if has_m else None,
             "sign_collapse": 0.3,
-            "sign_collapse_is": "implied" if kept else "measured",
+            "sign_collapse_is": "implied" if has_m else "measured",
             "epsilon_floor": 0.0,
             "update": levels | {"0.05": 0.0},
             "gradient_norm": {"median": 1.0, "max": 2.0},
             "gradients_not_finite": 0,
-            "spikes": [found | {"update_during": 2.0, "update_after": 1.0}] if step == 450 else [],
+            "spikes": [spike | {"update_during": 2.0, "update_after": 1.0}] if step == 450 else [],
         }
 
     steps = range(50, 1050, 50)

@@ -1,4 +1,4 @@
-"""Sweeps of runs that need no torch and take as long as they are told, and workers as processes to kill."""
+"""Sweeps of toy runs, without torch and as long as a test needs, and workers as processes to kill."""
 
 import dataclasses
 import os
@@ -87,7 +87,8 @@ def make_sweep(*stages, **options):
     return Sweep(**{"stages": stages, "run": run, **options})
 
 
-def each(optimizers=OPTIMIZERS, **values):
+def toys(optimizers=OPTIMIZERS, **values):
+    """A grid of each optimizer."""
     return [recipe for optimizer in optimizers for recipe in grid(Toy(optimizer=optimizer), **values)]
 
 
@@ -96,19 +97,19 @@ def each(optimizers=OPTIMIZERS, **values):
 
 def crowd():
     """64 configurations of 0.4 s."""
-    return make_sweep(each(lr=range(16), pause=(0.05,)))
+    return make_sweep(toys(lr=range(16), pause=(0.05,)))
 
 
 def quick():
-    return make_sweep(each(lr=range(16)))
+    return make_sweep(toys(lr=range(16)))
 
 
 def gated():
-    return make_sweep(each(lr=range(4), fate=("waits",)))
+    return make_sweep(toys(lr=range(4), fate=("waits",)))
 
 
 def small():
-    return make_sweep(each(lr=(1.0, 2.0, 5.0)))
+    return make_sweep(toys(lr=(1.0, 2.0, 5.0)))
 
 
 def second(results: Results):
@@ -116,11 +117,11 @@ def second(results: Results):
 
 
 def staged():
-    return make_sweep(each(lr=(1.0, 2.0)), second)
+    return make_sweep(toys(lr=(1.0, 2.0)), second)
 
 
 def unlucky():
-    recipes = each(lr=(1.0,)) + each(lr=(2.0,), fate=("diverges",)) + each(lr=(3.0,), fate=("raises",))[:2]
+    recipes = toys(lr=(1.0,)) + toys(lr=(2.0,), fate=("diverges",)) + toys(lr=(3.0,), fate=("raises",))[:2]
     return make_sweep(recipes, seeds=2)
 
 
@@ -129,19 +130,25 @@ def unlucky():
 
 class Bench:
     def __init__(self, folder, url=None):
-        self.address, self.root, self.said = parse_address(url or f"sqlite:///{folder}/sweeps.db"), folder / "runs", []
-        self.name, self.sweep, self.queue = "toy", None, None
+        self.address, self.root = parse_address(url or f"sqlite:///{folder}/sweeps.db"), folder / "runs"
+        self.name, self.sweep, self.queue, self.messages = "toy", None, None, []
 
     def init(self, sweep=None, name=None, **options):
         """Write the sweep to the store, and open it; the new keys."""
         self.sweep, self.name = sweep or self.sweep, name or self.name
-        new = init_sweep(self.address, self.name, self.sweep, say=self.said.append, **options)
-        self.queue = self.queue or Queue(self.address, self.name, say=self.said.append)
+        new = init_sweep(self.address, self.name, self.sweep, say=self.messages.append, **options)
+        self.queue = self.queue or Queue(self.address, self.name, say=self.messages.append)
         return new
 
     def work(self, **options):
-        options = {"root": self.root, "say": self.said.append, **options}
+        options = {"root": self.root, "say": self.messages.append, **options}
         return dict(run_worker(self.address, self.name, self.sweep, **options))
+
+    def start_worker(self, *options, **environment):
+        """`mvngrad sweep work` as a process."""
+        url = self.address.url.render_as_string(hide_password=False)
+        options = ("--runs", self.root, "--device", "cpu", *options)
+        return command("work", self.name, *options, MVNGRAD_STORAGE=url, **environment)
 
     def statuses(self):
         return sorted(record.status for record in latest_by_key(self.queue.records()).values())
@@ -176,23 +183,22 @@ def command(*arguments, **environment):
     )
 
 
-def finished(process):
-    """What a process said until its end."""
-    said, _ = process.communicate(timeout=PATIENCE)
-    return said
+def read_output(process):
+    """Wait for the end of a process; what it printed."""
+    return process.communicate(timeout=PATIENCE)[0]
 
 
 def wait_for(condition):
     """The first true value of a condition."""
     until = time.monotonic() + PATIENCE
-    while not (found := condition()):
+    while not (value := condition()):
         if time.monotonic() > until:
             raise TimeoutError(f"{condition} did not become true")
         time.sleep(0.02)
-    return found
+    return value
 
 
-def at_work(root, pid):
+def find_current_run(root, pid):
     """The folder of the run that a process is in the middle of, with a checkpoint or two; else None."""
     for log in root.glob("*/log"):
         folder, lines = log.parent, log.read_text().splitlines()
@@ -210,8 +216,8 @@ def freeze(process, condition):
     """Stop a process at a moment when a condition holds; its value."""
     while True:
         kill(process, signal.SIGSTOP)
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         kill(process, signal.SIGCONT)
         time.sleep(0.02)
 

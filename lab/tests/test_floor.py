@@ -130,8 +130,8 @@ def test_dial_shares_runs_with_the_grid():
     grid = {recipe.key for recipes in arms.grid().values() for recipe in recipes}
     assert len(arms.dial()) == 5 * 4 * 3 + 3
     assert len([recipe for recipe in arms.dial() if recipe.key in grid]) == 4 * 2 + 4 * 2 + 2
-    kept = {json.loads(line)["key"] for line in (RESULTS / "runs.jsonl").read_text().splitlines()}
-    assert len([recipe for recipe in arms.language_dial() if recipe.key in kept]) == 4 * 3
+    stored = {json.loads(line)["key"] for line in (RESULTS / "runs.jsonl").read_text().splitlines()}
+    assert len([recipe for recipe in arms.language_dial() if recipe.key in stored]) == 4 * 3
 
 
 # The queue
@@ -201,7 +201,7 @@ def test_export_adds_to_what_is_there_in_the_queues_order(tmp_path):
     assert records.read_accuracies(tmp_path) == {queue[2].key: 72.0, queue[5].key: 71.0}
 
 
-def test_kept_runs_of_the_grid_are_of_its_recipes():
+def test_stored_runs_of_the_grid_are_of_its_recipes():
     recipes = {recipe.key: (arm, recipe) for arm, each in arms.grid().items() for recipe in each}
     whole = json.loads((RESULTS / records.GRID_FILE).read_text())
     assert len(whole["runs"]) + whole["left"] == len(arms.grid_queue())

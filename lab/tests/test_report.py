@@ -39,10 +39,10 @@ def records():
 @pytest.fixture(scope="module")
 def judged(runs):
     """All claims of the paper with verdicts in turn."""
-    known, turn = {run.name for run in runs}, itertools.cycle(STATUSES[:4])
+    names, turn = {run.name for run in runs}, itertools.cycle(STATUSES[:4])
     return [
         (claim, Verdict(next(turn), "largest 1.2e+05, bound 1e5", "It holds elsewhere."))
-        if claim.target in known
+        if claim.target in names
         else (claim, Verdict("not run", "", "It needs a GPU."))
         for claim in load_claims()
     ]
@@ -119,7 +119,7 @@ def oklab(light):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_optimizers_can_be_told_apart_by_any_eye_and_in_print(theme):
+def test_optimizers_can_be_distinguished_by_any_eye_and_in_print(theme):
     colors = {"light": style.LIGHT, "dark": style.DARK}[theme]
     marks = list(style.MARKS.values())
     assert len({mark.dash for mark in marks}) == len({mark.marker for mark in marks}) == 4
@@ -171,8 +171,8 @@ def test_only_the_record_behind_a_verdict_is_drawn(judged, runs):
 
 def test_ids_are_unique(pages):
     for path in pages.glob("*.html"):
-        found = re.findall(r'\bid="([^"]*)"', path.read_text(encoding="utf-8"))
-        assert len(found) == len(set(found))
+        ids = re.findall(r'\bid="([^"]*)"', path.read_text(encoding="utf-8"))
+        assert len(ids) == len(set(ids))
 
 
 def test_the_page_is_small(pages):
@@ -197,11 +197,11 @@ def test_data_are_escaped(runs, records):
 
 
 def test_a_diagnosis_has_the_regime_the_pick_and_the_statements(records):
-    found = diagnose(records)
-    text = words(page.render_diagnosis(records, found, source="monitor.jsonl"))
+    diagnosis = diagnose(records)
+    text = words(page.render_diagnosis(records, diagnosis, source="monitor.jsonl"))
     assert "The theory would pick MVN-Grad" in text
     assert "Signal-dominated" in text or "signal-dominated" in text
-    for group in found.groups:
+    for group in diagnosis.groups:
         for statement in group.statements:
             assert statement.verdict in text
     assert "No record, no diagnosis" in words(page.render_diagnosis([], diagnose([]), source="empty.jsonl"))
@@ -212,11 +212,12 @@ def test_pages_are_drawn_without_torch(runs, records, tmp_path):
         "".join(json.dumps(vars(run)) + "\n" for run in runs if run.name in ("memory", "spike", "variance-gap"))
     )
     (tmp_path / "records.json").write_text(json.dumps(records))
+    (tmp_path / "sweep-mnist.json").write_text(json.dumps(samples.sweep()))
     code = """
 import importlib.abc, json, pathlib, sys
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *_):
-        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "requests"):
+        if name.split(".")[0] in ("torch", "tyro", "rich", "optuna", "sqlalchemy", "requests"):
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Refuse())
 folder = pathlib.Path(sys.argv[1])
@@ -226,11 +227,15 @@ from mvngrad_lab.report import page
 html = report.build(folder, out=folder / "report.html", warn=sys.exit).read_text(encoding="utf-8")
 records = json.loads((folder / "records.json").read_text())
 diagnosis = page.render_diagnosis(records, diagnose(records), source="records.json")
-print(html.count("<figure"), html.count('class="verdict reproduced'), diagnosis.count("<figure"))
+sweep = html[html.index('id="group-mnist-a-sweep-of-ours"'):].split("</section>")[0]
+print(sweep.count("<figure"), html.count('class="verdict reproduced'), diagnosis.count("<figure"))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(int(count) > 0 for count in done.stdout.split())
+    in_sweep, reproduced, in_diagnosis = map(int, done.stdout.split())
+    assert in_sweep == 4
+    assert reproduced > 0
+    assert in_diagnosis > 0
 
 
 # In a browser

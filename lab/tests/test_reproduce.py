@@ -129,7 +129,8 @@ def test_a_result_that_is_not_json_is_not_stored(tmp_path, monkeypatch):
 
 
 def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
-    on_gpu = {"table1", "table2", "cifar-gap", "state-precision"}
+    on_gpu = {name for name, each in EXPERIMENTS.items() if each.gpu}
+    assert {"table1", "table2", "cifar-gap", "state-precision", "floor"} <= on_gpu
     assert not on_gpu & {each.name for each in reproduce.select_experiments([])}
     if torch.cuda.is_available():
         return  # they would run
@@ -144,7 +145,7 @@ def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
         assert f"mvngrad train {small}" in outcome.error
 
 
-def test_unknown_experiments_are_refused_with_the_known_ones(capsys):
+def test_unknown_experiments_are_refused_with_the_valid_ones(capsys):
     assert cli.main(["reproduce", "spike", "spikes"]) == 2
     error = capsys.readouterr().err
     assert error.strip() == f"mvngrad: no experiment 'spikes'; choose from {', '.join(EXPERIMENTS)}"
@@ -163,6 +164,7 @@ def command(*arguments, root, wait=True, **options):
 
 
 def has_started(root, target):
+    """Wait until an experiment has started; False if it does not."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
         if any((folder / "environment.json").exists() for folder in root.glob(f"{target}-*")):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import sweep_toy
-from sweep_toy import OPTIMIZERS, Toy, each, make_sweep, second, small, staged, unlucky
+from sweep_toy import OPTIMIZERS, Toy, make_sweep, second, small, staged, toys, unlucky
 
 from mvngrad_lab.sweep.queue import Queue, create_study
 from mvngrad_lab.sweep.records import latest_by_key
@@ -36,36 +36,36 @@ def end_all(queue, end):
 def test_a_second_init_adds_nothing_and_a_changed_grid_adds_what_is_new(toy):
     assert len(toy.init(small())) == 12
     assert toy.init() == []
-    assert "0 configurations are new, 12 were there" in toy.said[-1]
-    toy.said.clear()
-    assert len(toy.init(make_sweep(each(lr=(1.0, 2.0, 3.0, 4.0))))) == 8
-    assert "8 configurations are new, 8 were there" in "\n".join(toy.said)
-    assert "4 that are there are not in the grid any more" in "\n".join(toy.said)
+    assert "0 configurations are new, 12 were there" in toy.messages[-1]
+    toy.messages.clear()
+    assert len(toy.init(make_sweep(toys(lr=(1.0, 2.0, 3.0, 4.0))))) == 8
+    assert "8 configurations are new, 8 were there" in "\n".join(toy.messages)
+    assert "4 that are there are not in the grid any more" in "\n".join(toy.messages)
 
 
 def test_init_says_what_a_sweep_takes(toy):
     toy.init(staged())
-    assert toy.said[0] == "stage 1: adam 2, laprop 2, adabelief 2, mvngrad 2"
-    assert toy.said[1].startswith("stage 2: adabelief 2, adam 2, laprop 2, mvngrad 2 (if")
-    assert "16 different runs, then 8 more seeds" in toy.said[2]
-    assert "about 2.4 hours of a toy" in toy.said[2]
+    assert toy.messages[0] == "stage 1: adam 2, laprop 2, adabelief 2, mvngrad 2"
+    assert toy.messages[1].startswith("stage 2: adabelief 2, adam 2, laprop 2, mvngrad 2 (if")
+    assert "16 different runs, then 8 more seeds" in toy.messages[2]
+    assert "about 2.4 hours of a toy" in toy.messages[2]
 
 
 def test_a_second_init_keeps_the_pace_and_says_what_it_changes(toy):
     toy.init(small(), heartbeat=300, grace=7200)
-    toy.said.clear()
+    toy.messages.clear()
     toy.init()
     assert (toy.queue.notes["heartbeat"], toy.queue.notes["grace"]) == (300, 7200)
-    assert not any("is 300 s" in line for line in toy.said)
+    assert not any("is 300 s" in line for line in toy.messages)
     toy.init(grace=900)
     assert (toy.queue.notes["heartbeat"], toy.queue.notes["grace"]) == (300, 900)
-    assert "grace was 7200 s and is 900 s, for workers that start from now on" in toy.said
+    assert "grace was 7200 s and is 900 s, for workers that start from now on" in toy.messages
     with pytest.raises(ValueError, match="grace=200 must exceed heartbeat=300"):
         toy.init(grace=200)
 
 
 def test_settings_may_be_sequences(toy):
-    assert len(toy.init(make_sweep(each(betas=((0.9, 0.99), (0.8, 0.99), (0.5,)))))) == 12
+    assert len(toy.init(make_sweep(toys(betas=((0.9, 0.99), (0.8, 0.99), (0.5,)))))) == 12
     assert toy.work() == {"finished": 12}
 
 
@@ -101,18 +101,18 @@ def test_a_sweep_that_init_did_not_write_to_its_end_names_the_remedy(toy):
 
 def test_the_metric_is_fixed_once_and_is_not_of_test_data(toy):
     with pytest.raises(ValueError, match=r"test_loss.*test data"):
-        make_sweep(each(), metric="test_loss")
-    assert make_sweep(each(), metric="test_loss", test_because="there is no other").metric == "test_loss"
+        make_sweep(toys(), metric="test_loss")
+    assert make_sweep(toys(), metric="test_loss", test_because="there is no other").metric == "test_loss"
     toy.init(small())
     with pytest.raises(ValueError, match="chooses by validation_loss, which was named before"):
-        toy.init(make_sweep(each(), metric="validation_accuracy", higher=True))
+        toy.init(make_sweep(toys(), metric="validation_accuracy", higher=True))
 
 
 # Budgets
 
 
 def test_unequal_budgets_are_refused_without_the_option(toy):
-    unfair = make_sweep([*each(), Toy(optimizer="mvngrad", lr=2.0)])
+    unfair = make_sweep([*toys(), Toy(optimizer="mvngrad", lr=2.0)])
     with pytest.raises(ValueError, match=r"2 runs of mvngrad and 1 of .*--unequal"):
         toy.init(unfair)
     assert not toy.address.file.exists()
@@ -128,11 +128,11 @@ def test_a_changed_grid_has_equal_budgets_together_with_what_was_tried_before(to
 
 
 def test_nothing_is_selected_among_runs_of_an_earlier_grid(toy):
-    toy.init(make_sweep(each(TWO, lr=(2.0, 3.0)), second))
+    toy.init(make_sweep(toys(TWO, lr=(2.0, 3.0)), second))
     assert toy.work() == {"finished": 8}
     assert {record.settings["lr"] for record in select_best(toy.queue).values()} == {3.0}
-    toy.init(make_sweep(each(TWO, lr=(1.0, 2.0)), second))
-    assert "6 that are there are not in the grid any more; they stay, and nothing is chosen" in toy.said[-1]
+    toy.init(make_sweep(toys(TWO, lr=(1.0, 2.0)), second))
+    assert "6 that are there are not in the grid any more; they stay, and nothing is chosen" in toy.messages[-1]
     assert toy.work() == {"finished": 6}
     assert {record.settings["lr"] for record in select_best(toy.queue).values()} == {2.0}
     assert "6 more in the store are not in the grid any more" in "\n".join(describe_selection(toy.queue))
@@ -142,15 +142,15 @@ def test_nothing_is_selected_among_runs_of_an_earlier_grid(toy):
 
 
 def test_a_worker_whose_code_has_another_grid_runs_that_of_the_store(toy):
-    stored = make_sweep(each(TWO, lr=(1.0, 2.0)))
+    stored = make_sweep(toys(TWO, lr=(1.0, 2.0)))
     toy.init(stored)
     toy.sweep = small()
     assert toy.work() == {"finished": 4}
-    assert "warning: this code has another grid than the store; `mvngrad sweep init" in "\n".join(toy.said)
-    toy.said.clear()
+    assert "warning: this code has another grid than the store; `mvngrad sweep init" in "\n".join(toy.messages)
+    toy.messages.clear()
     toy.sweep = stored
     assert toy.work() == {}
-    assert toy.said == []
+    assert toy.messages == []
 
 
 # Stages, seeds and selection
@@ -190,19 +190,19 @@ def test_the_selection_says_how_many_seeds_diverged_and_how_many_are_to_come(toy
 
 @pytest.fixture
 def breaking(toy):
-    """A sweep of two stages; all runs of mvngrad in the first stage raise until its cause is mended."""
-    mended = []
+    """A sweep of two stages; all runs of mvngrad in the first stage raise until its cause is fixed."""
+    fixed = []
 
     def run(recipe, **options):
-        if recipe.fate == "raises" and not mended:
+        if recipe.fate == "raises" and not fixed:
             raise MemoryError(f"lr={recipe.lr}")
         return sweep_toy.run(replace(recipe, fate=""), **options)
 
-    first = [replace(r, fate="raises" if r.optimizer == "mvngrad" else "") for r in each(TWO, lr=(1.0, 2.0))]
+    first = [replace(r, fate="raises" if r.optimizer == "mvngrad" else "") for r in toys(TWO, lr=(1.0, 2.0))]
     toy.init(make_sweep(first, second, run=run))
     with pytest.raises(RuntimeError, match=r"2 runs of toy raised an error.*`mvngrad sweep retry"):
         toy.work()
-    return mended
+    return fixed
 
 
 def count_second_stage(queue):
@@ -281,6 +281,6 @@ def test_status_says_how_much_of_their_time_workers_trained(toy):
     for worker, runs in times.items():
         for entry in runs:
             finish(worker, *entry)
-    finish("a", 59, 0.01, 9.0, code={})  # found finished
+    finish("a", 59, 0.01, 9.0, code={})  # was finished before
     (line,) = (line for line in describe_status(toy.queue) if "of their time" in line)
     assert line.startswith("workers trained 85% of their time")

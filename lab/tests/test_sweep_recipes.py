@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from sweep_toy import command, finished, freeze, is_unlocked, kill, silence, wait_for
+from sweep_toy import freeze, is_unlocked, kill, read_output, silence, wait_for
 from tiny import Tiny, TinyTask
 
 from mvngrad_lab.experiments.cifar100.records import table1
@@ -77,8 +77,8 @@ def test_the_second_stage_at_batch_128_reaches_what_the_paper_selected():
         return float((recipe.beta2, recipe.eps_s) == (chosen.beta2, chosen.eps_s))
 
     first, second = sweep.stages
-    found = second(Results([Outcome(recipe, value(recipe)) for recipe in first], sweep.higher))
-    assert {recipe.key for recipe in selected.values()} <= {recipe.key for recipe in found}
+    followed = second(Results([Outcome(recipe, value(recipe)) for recipe in first], sweep.higher))
+    assert {recipe.key for recipe in selected.values()} <= {recipe.key for recipe in followed}
 
 
 def test_the_best_is_by_direction_and_never_one_without_a_value():
@@ -140,25 +140,20 @@ def one():
     return replace(tiny(), stages=(grid(Tiny(), epochs=(12,)),))
 
 
-def start(toy, **environment):
-    storage = f"sqlite:///{toy.address.file}"
-    return command("work", toy.name, "--runs", toy.root, "--device", "cpu", "--storage", storage, **environment)
-
-
 def steps(folder):
     return [row["step"] for row in read_rows(folder / "metrics.jsonl")]
 
 
 def test_the_training_of_a_killed_worker_continues_from_its_checkpoint_to_the_same_weights(toy, tmp_path):
     toy.init(tiny(), "test_sweep_recipes:tiny", heartbeat=1)
-    first = start(toy)
+    first = toy.start_worker()
     wait_for(lambda: list(toy.root.glob("*/checkpoints/step-*")))
     wait_for(lambda: any(len(p.read_text().splitlines()) >= 2 for p in toy.root.glob("*/metrics.jsonl")))
     kill(first)
-    finished(first)
+    read_output(first)
     assert load_runs(toy.root) == []
-    second = start(toy)
-    text = finished(second)
+    second = toy.start_worker()
+    text = read_output(second)
     assert second.returncode == 0, text
     assert sorted(r.status for r in toy.queue.records()) == ["finished", "finished", "lost"]
     (lost,) = (r for r in toy.queue.records() if r.status == "lost")
@@ -175,7 +170,7 @@ def test_the_training_of_a_killed_worker_continues_from_its_checkpoint_to_the_sa
 
 def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_successor(toy):
     toy.init(one(), "test_sweep_recipes:one", heartbeat=1)
-    workers = {node: start(toy, TOY_NODE=node) for node in ("host1", "host2")}
+    workers = {node: toy.start_worker(TOY_NODE=node) for node in ("host1", "host2")}
 
     def find_holder():
         """The machine that has the run, and the run's folder once an epoch of it is done."""
@@ -192,7 +187,7 @@ def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_
     silence(toy.queue, folder.name)
     wait_for(lambda: len(steps(folder)) > seen)  # by the other worker
     kill(frozen, signal.SIGCONT)
-    woken, text = finished(frozen), finished(living)
+    woken, text = read_output(frozen), read_output(living)
     assert (frozen.returncode, living.returncode) == (0, 0), woken + text
     assert f"{folder.name}: this worker was thought dead, and the run is queued again" in woken
     assert "done, 1 taken over" in woken

@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus, unquote
 import pytest
 import sweep_toy
 from postgres import server  # noqa: F401
-from sweep_toy import Bench, command, finished, gated, small, staged, wait_for
+from sweep_toy import Bench, command, gated, read_output, small, staged, wait_for
 
 from benchmarks import sweep as benchmark
 from mvngrad_lab.cli import main
@@ -23,15 +23,15 @@ from mvngrad_lab.sweep.worker import describe_worker
 
 @pytest.fixture
 def do(tmp_path, monkeypatch, capfd):
-    """Run `mvngrad sweep ...` in this process; what it says. Two or more workers are processes of their own."""
+    """Run `mvngrad sweep ...` in this process; what it prints. Two or more workers are processes of their own."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = signal.getsignal(signal.SIGTERM)
 
     def do(*arguments, code=0, storage=f"sqlite:///{tmp_path}/sweeps.db"):
-        found = main(["sweep", *map(str, arguments), "--storage", storage])
-        said = "".join(capfd.readouterr())
-        assert found == code, said
-        return said
+        returned = main(["sweep", *map(str, arguments), "--storage", storage])
+        output = "".join(capfd.readouterr())
+        assert returned == code, output
+        return output
 
     yield do
     signal.signal(signal.SIGTERM, before)
@@ -78,9 +78,9 @@ def printing():
 
 def test_every_line_of_several_workers_names_its_worker(do, tmp_path):
     do("init", "test_sweep_stores:printing", "--heartbeat", "1")
-    said = do("work", "test_sweep_stores:printing", "--workers", "2", "--runs", tmp_path / "runs", "--device", "cpu")
-    assert all(re.match("worker [12]: [a-z]", line) for line in said.splitlines()), said
-    assert sum(": begins toy-" in line for line in said.splitlines()) == 16
+    output = do("work", "test_sweep_stores:printing", "--workers", "2", "--runs", tmp_path / "runs", "--device", "cpu")
+    assert all(re.match("worker [12]: [a-z]", line) for line in output.splitlines()), output
+    assert sum(": begins toy-" in line for line in output.splitlines()) == 16
 
 
 @pytest.mark.parametrize(
@@ -114,28 +114,27 @@ def test_the_engine_s_benchmark_measures_runs_that_all_finish(tmp_path, monkeypa
 def test_a_server_that_goes_away_is_waited_for(server, tmp_path):  # noqa: F811
     bench = Bench(tmp_path, server.url)
     bench.init(gated(), "sweep_toy:gated", heartbeat=1)
-    arguments = ("work", bench.name, "--runs", bench.root, "--device", "cpu")
-    process = command(*arguments, MVNGRAD_STORAGE=server.url)
+    process = bench.start_worker()
     wait_for(lambda: list(bench.root.glob("*/log")))  # it has a run, which waits for the gate
     server.stop()
-    late = command(*arguments, MVNGRAD_STORAGE=server.url)  # it starts while the store is away
+    late = bench.start_worker()  # it starts while the store is away
     gone = command("status", MVNGRAD_STORAGE=server.url)
     (bench.root / "gate").touch()
-    assert "the store does not answer" in finished(gone)
+    assert "the store does not answer" in read_output(gone)
     assert gone.returncode == 2
-    said = []
+    output = []
     for each in (process, late):
         for line in each.stdout:
-            said.append(line)
+            output.append(line)
             if "trying again in 1 s" in line:
                 break
     server.start()
-    said += [finished(process), finished(late)]
-    assert (process.returncode, late.returncode) == (0, 0), said
-    assert "does not answer" in "".join(said)
+    output += [read_output(process), read_output(late)]
+    assert (process.returncode, late.returncode) == (0, 0), output
+    assert "does not answer" in "".join(output)
     assert bench.statuses() == ["finished"] * 16
     bench.close()
-    assert server.password not in "".join(said)
+    assert server.password not in "".join(output)
 
 
 def test_a_worker_does_not_wait_for_a_server_that_refuses_it(server, tmp_path):  # noqa: F811
@@ -223,14 +222,14 @@ def test_no_file_and_no_line_has_the_password(server, tmp_path):  # noqa: F811
         ("export", name, folder / "all.csv", "--storage", server.url),
         ("status", "--storage", wrong),
     ]
-    said = "".join(finished(command(*arguments, PGCONNECT_TIMEOUT="60")) for arguments in commands)
-    assert "10 runs are in" in said
-    assert "password authentication failed" in said
-    texts = [said] + [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    output = "".join(read_output(command(*arguments, PGCONNECT_TIMEOUT="60")) for arguments in commands)
+    assert "10 runs are in" in output
+    assert "password authentication failed" in output
+    texts = [output] + [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert len(texts) > 10
     for secret in (server.password, "gu%2Fess", "gu/ess"):
         assert not any(secret in text for text in texts)
-    assert f"sweeper:***@127.0.0.1:{server.port}" in said
+    assert f"sweeper:***@127.0.0.1:{server.port}" in output
 
 
 URLS = ["postgresql://me:secret@host/runs", "postgresql://me:se@cret/secret@host", "pg://me@host/?sslPassword=secret"]
@@ -258,14 +257,14 @@ def test_a_password_in_the_wrong_place_is_not_shown(capfd, monkeypatch, argument
         code = main([argument.replace("URL", url) for argument in arguments])
     except SystemExit as ended:
         code = ended.code
-    said = "".join(capfd.readouterr())
+    output = "".join(capfd.readouterr())
     assert code == 2
-    assert said
-    assert "secret" not in said
+    assert output
+    assert "secret" not in output
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("url", "problem"),
     [
         ("sweeps.db", "not a URL"),
         ("mysql://me:secret@host/runs", "mysql is not supported"),
@@ -273,14 +272,14 @@ def test_a_password_in_the_wrong_place_is_not_shown(capfd, monkeypatch, argument
         ("postgresql://me:secret@ho st:x/y", "not a URL"),
     ],
 )
-def test_an_invalid_storage_is_refused_without_repeating_it(given, problem):
+def test_an_invalid_storage_is_refused_without_repeating_it(url, problem):
     with pytest.raises(ValueError, match=problem) as refused:
-        parse_address(given)
+        parse_address(url)
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "url",
     [
         "me:p%40ss!word@host/runs",
         "me:s3cr%2ft@host/runs",
@@ -293,24 +292,24 @@ def test_an_invalid_storage_is_refused_without_repeating_it(given, problem):
         "me:short@host/runs?password=shorter",
     ],
 )
-def test_a_password_is_hidden_as_it_was_typed_and_in_every_other_spelling(given):
+def test_a_password_is_hidden_as_it_was_typed_and_in_every_other_spelling(url):
     """Also if only some of its characters are quoted, as by a driver with other rules."""
-    text = f"postgresql://{given}"
-    found = parse_address(text)
+    text = f"postgresql://{url}"
+    address = parse_address(text)
     passwords = re.findall("(?:me:|password=)([^@&]+)", text)
     plain = [unquote(part if "me:" in text else part.replace("+", " ")) for part in passwords]
     forms = [*passwords, *plain, *map(quote, plain), *map(quote_plus, plain)]
     forms += [re.sub("%..", lambda code: code[0].lower(), quote(secret, safe="")) for secret in plain]
-    assert len(found.passwords) == len(passwords)
+    assert len(address.passwords) == len(passwords)
     for form in forms:
-        assert found.hide_passwords(f"before {form} after") == "before *** after"
-    assert found.hide_passwords("me host runs") == "me host runs"
+        assert address.hide_passwords(f"before {form} after") == "before *** after"
+    assert address.hide_passwords("me host runs") == "me host runs"
 
 
 def test_the_default_storage_is_that_of_the_environment(monkeypatch):
     monkeypatch.setenv("MVNGRAD_STORAGE", "postgresql://me:{secret}@host/runs?password=other")
-    found = parse_address()
-    assert str(found) == "postgresql+psycopg://me:***@host/runs"
-    assert found.hide_passwords("{secret} %7Bsecret%7D other") == "*** *** ***"
+    address = parse_address()
+    assert str(address) == "postgresql+psycopg://me:***@host/runs"
+    assert address.hide_passwords("{secret} %7Bsecret%7D other") == "*** *** ***"
     monkeypatch.delenv("MVNGRAD_STORAGE")
     assert str(parse_address()) == "sqlite:///sweeps.db"

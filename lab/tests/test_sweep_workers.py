@@ -22,18 +22,18 @@ from sweep_toy import (
     HERE,
     Bench,
     Toy,
-    at_work,
     command,
     crowd,
-    each,
-    finished,
+    find_current_run,
     freeze,
     is_unlocked,
     kill,
     make_sweep,
+    read_output,
     silence,
     small,
     staged,
+    toys,
     unlucky,
     wait_for,
 )
@@ -66,7 +66,7 @@ def test_a_run_that_diverges_or_raises_is_a_result_and_the_worker_continues(toy)
 
 
 def test_a_worker_for_which_every_run_raises_stops_and_leaves_the_rest(toy):
-    toy.init(make_sweep(each(lr=range(3), fate=("raises",))))
+    toy.init(make_sweep(toys(lr=range(3), fate=("raises",))))
     with pytest.raises(RuntimeError, match=r"3 runs in a row raised.*lr=0.* is cursed.*sweep retry"):
         toy.work()
     assert toy.statuses() == ["raised"] * 3 + ["waiting"] * 9
@@ -74,7 +74,7 @@ def test_a_worker_for_which_every_run_raises_stops_and_leaves_the_rest(toy):
 
 
 def test_an_optimizer_that_cannot_run_does_not_stop_the_others(toy):
-    recipes = each(["adam"], lr=range(9), fate=("raises",)) + each(["mvngrad"], lr=range(3))
+    recipes = toys(["adam"], lr=range(9), fate=("raises",)) + toys(["mvngrad"], lr=range(3))
     toy.init(make_sweep(recipes), unequal=True)
     with pytest.raises(RuntimeError, match="3 runs in a row raised"):
         toy.work()
@@ -82,7 +82,7 @@ def test_an_optimizer_that_cannot_run_does_not_stop_the_others(toy):
 
 
 def test_a_result_without_the_metric_says_which_it_has(toy):
-    toy.init(make_sweep(each(), metric="validation_accuracy"))
+    toy.init(make_sweep(toys(), metric="validation_accuracy"))
     with pytest.raises(RuntimeError, match="in a row"):
         toy.work()
     reason = next(record.outcome["reason"] for record in toy.queue.records() if record.outcome)
@@ -95,7 +95,7 @@ def test_a_result_without_the_metric_says_which_it_has(toy):
 
 @pytest.mark.parametrize(("fate", "status"), [("", "finished"), ("diverges", "diverged")])
 def test_a_configuration_that_was_queued_twice_is_run_once(toy, fate, status):
-    toy.init(make_sweep(each(lr=(1.0, 2.0), fate=(fate,))))
+    toy.init(make_sweep(toys(lr=(1.0, 2.0), fate=(fate,))))
     toy.queue.add([record.entry for record in toy.queue.records()])
     assert toy.work() == {status: 8}
     assert Counter(record.status for record in toy.queue.records()) == {"duplicate": 8, status: 8}
@@ -107,13 +107,13 @@ def test_a_worker_that_dies_before_its_second_heartbeat_loses_nothing(toy):
     claim = toy.queue.claim(describe_worker())
     silence(toy.queue, claim.record.key)
     toy.queue.requeue_silent()
-    assert f"{claim.record.key}: its worker is silent; queued again" in toy.said
+    assert f"{claim.record.key}: its worker is silent; queued again" in toy.messages
     assert [r.status for r in toy.queue.records() if r.key == claim.record.key] == ["lost", "waiting"]
     assert toy.work() == {"finished": 12}
 
 
 def test_a_worker_killed_on_this_machine_is_replaced_at_once(toy):
-    """However long the grace is. Nothing is known of a machine with the same process numbers that is another one."""
+    """However long the grace is. A process with the same number on another machine is another process."""
     toy.init(small(), heartbeat=60, grace=600)
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     dying = {**describe_worker(), "pid": str(process.pid), "began": lock.process_start(process.pid)}
@@ -125,8 +125,8 @@ def test_a_worker_killed_on_this_machine_is_replaced_at_once(toy):
     assert toy.queue.requeue_ended()
     assert not toy.queue.requeue_ended()
     assert [r.key for r in toy.queue.records() if r.status == "lost"] == [claims[0].record.key]
-    said = [line for line in toy.said if "queued again" in line]
-    assert said == [f"{claims[0].record.key}: its worker has ended; queued again"]
+    output = [line for line in toy.messages if "queued again" in line]
+    assert output == [f"{claims[0].record.key}: its worker has ended; queued again"]
 
 
 def test_an_idle_worker_says_which_others_it_waits_for(toy):
@@ -134,12 +134,12 @@ def test_an_idle_worker_says_which_others_it_waits_for(toy):
     claim = toy.queue.claim({**describe_worker(), "worker": "elsewhere-17", "machine": "another"})
 
     def say(line):
-        toy.said.append(line)
+        toy.messages.append(line)
         if "waits for" in line:
             toy.queue.finish(claim, {"status": "diverged", "reason": "it ends"}, None)
 
     assert toy.work(say=say) == {}
-    assert sum("waits for" in line and "(elsewhere-17)" in line for line in toy.said) == 1
+    assert sum("waits for" in line and "(elsewhere-17)" in line for line in toy.messages) == 1
 
 
 def test_after_the_store_was_away_other_workers_may_send_a_heartbeat_first(toy):
@@ -207,7 +207,7 @@ def test_the_lock_of_a_worker_elsewhere_is_removed_once_the_store_calls_it_dead(
     write_lock(toy, claim.record.key, pid=17, host="elsewhere", began="")
     toy.queue.storage.set_trial_state_values(claim.trial, TrialState.FAIL)
     assert toy.work() == {"finished": 12}
-    assert not any("left for later" in line for line in toy.said)
+    assert not any("left for later" in line for line in toy.messages)
 
 
 def test_a_worker_asked_to_stop_does_not_take_back_a_run_that_another_has_by_now(toy, monkeypatch):
@@ -263,9 +263,9 @@ def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(toy, monkeypa
 
     monkeypatch.setattr(RunFolder, "finish", full)
     assert toy.work() == {"finished": 12}
-    assert sum("no space is left on the disk" in line and "trying again" in line for line in toy.said) == 2
+    assert sum("no space is left on the disk" in line and "trying again" in line for line in toy.messages) == 2
     failures.extend([1] * 1000)
-    toy.init(make_sweep(each(lr=(8.0,))), unequal=True)
+    toy.init(make_sweep(toys(lr=(8.0,))), unequal=True)
     with pytest.raises(RetriesExhausted, match="no space is left"):
         toy.work(patience=0.1)
     assert Counter(toy.statuses()) == {"finished": 12, "waiting": 4}
@@ -291,7 +291,7 @@ def test_a_full_disk_under_the_store_is_waited_for_too(toy, monkeypatch):
     queue.say = make_room
     queue.add([record.entry for record in queue.records()] * 8)
     assert len(queue.records()) == 9 * 12
-    assert any("no space is left on the disk of the store (database or disk is full)" in line for line in toy.said)
+    assert any("no space is left on the disk of the store (database or disk is full)" in line for line in toy.messages)
 
 
 @pytest.mark.parametrize("pages", [2, 12])
@@ -321,7 +321,7 @@ def test_init_says_that_the_disk_is_full_for_the_sweep(toy, monkeypatch):
 
 def test_patience_is_for_waiting_and_not_for_the_duration_of_a_run(monkeypatch):
     """Neither for the hours before the disk was full nor for those until it is full again."""
-    clock, durations, said = [0.0], [3600, 1, 1, 3600, 1], []
+    clock, durations, output = [0.0], [3600, 1, 1, 3600, 1], []
     monkeypatch.setattr(database.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(database.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
 
@@ -331,11 +331,11 @@ def test_patience_is_for_waiting_and_not_for_the_duration_of_a_run(monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         return "done"
 
-    assert database.call_with_retries(call, said.append, 10.0) == "done"
-    assert [line.rpartition(" in ")[2] for line in said] == ["0.5 s", "1 s", "2 s", "0.5 s"]
+    assert database.call_with_retries(call, output.append, 10.0) == "done"
+    assert [line.rpartition(" in ")[2] for line in output] == ["0.5 s", "1 s", "2 s", "0.5 s"]
     durations.extend([1] * 99)
     with pytest.raises(RetriesExhausted, match="gave up after 10 s"):
-        database.call_with_retries(call, said.append, 10.0)
+        database.call_with_retries(call, output.append, 10.0)
     assert len(durations) > 90
 
 
@@ -380,15 +380,15 @@ def test_workers_of_other_commits_are_noticed(toy, monkeypatch):
         toy.queue.finish(toy.queue.claim(describe_worker()), {"status": "finished"}, 9.0)
     monkeypatch.setenv("MVNGRAD_COMMIT", "bbbb")
     toy.work()
-    assert "warning: the sweep was made with commit aaaa, this worker has bbbb" in "\n".join(toy.said)
-    assert "warning: 3 runs are of commit aaaa, this worker has bbbb" in "\n".join(toy.said)
+    assert "warning: the sweep was made with commit aaaa, this worker has bbbb" in "\n".join(toy.messages)
+    assert "warning: 3 runs are of commit aaaa, this worker has bbbb" in "\n".join(toy.messages)
     assert "warning: runs of different commit: bbbb (13), aaaa (3)" in describe_status(toy.queue)
 
 
-def test_a_run_that_is_found_finished_keeps_its_commit(toy, monkeypatch):
+def test_a_run_finished_before_the_worker_took_it_keeps_its_commit(toy, monkeypatch):
     monkeypatch.setenv("MVNGRAD_COMMIT", "bbbb")
     toy.init(small())
-    early = RunFolder(each(lr=(2.0,))[1], toy.root)
+    early = RunFolder(toys(lr=(2.0,))[1], toy.root)
     early.start({"commit": "toy", "torch": torch.__version__})
     early.finish({"status": "finished", "validation_loss": 1.0, "seconds": 9.0})
     toy.work()
@@ -399,9 +399,9 @@ def test_a_run_that_is_found_finished_keeps_its_commit(toy, monkeypatch):
     warnings = [line for line in describe_status(toy.queue) if "different" in line]
     assert warnings == ["warning: runs of different commit: bbbb (11), toy (1)"]
     assert not any("code" in row["metrics"] for row in rows)
-    toy.said.clear()
+    toy.messages.clear()
     toy.work()
-    assert "warning: 1 runs are of commit toy, this worker has bbbb" in "\n".join(toy.said)
+    assert "warning: 1 runs are of commit toy, this worker has bbbb" in "\n".join(toy.messages)
 
 
 # Several workers
@@ -435,8 +435,8 @@ def test_jobs_of_a_cluster_run_a_sweep_to_its_end(tmp_path, monkeypatch):
     ("storage", "options", "message"),
     [
         *(
-            (f"postgresql://{given}", (), "password would be in a job's files")
-            for given in (
+            (f"postgresql://{rest}", (), "password would be in a job's files")
+            for rest in (
                 "me:secret@host/runs",
                 "me:secret%40!@host/runs",
                 "me:secret%2f@host/runs",
@@ -449,9 +449,9 @@ def test_jobs_of_a_cluster_run_a_sweep_to_its_end(tmp_path, monkeypatch):
 )
 def test_passwords_and_malformed_options_are_not_submitted_to_a_cluster(tmp_path, storage, options, message):
     pytest.importorskip("submitit")
-    given = WorkerOptions("sweep_toy:small", find_sweep, tmp_path, None, "cpu", compile=False)
+    worker_options = WorkerOptions("sweep_toy:small", find_sweep, tmp_path, None, "cpu", compile=False)
     with pytest.raises(ValueError, match=message) as refused:
-        submit_jobs(1, storage, given, options, cluster="local")
+        submit_jobs(1, storage, worker_options, options, cluster="local")
     assert "secret" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -462,50 +462,47 @@ def test_passwords_and_malformed_options_are_not_submitted_to_a_cluster(tmp_path
 @pytest.fixture(params=["sqlite", "postgresql"])
 def bench(request, tmp_path):
     url = request.getfixturevalue("server").url if request.param == "postgresql" else None
-    found = Bench(tmp_path, url)
-    yield found
-    found.close()
+    bench = Bench(tmp_path, url)
+    yield bench
+    bench.close()
 
 
-def start(bench, *options):
-    url = bench.address.url.render_as_string(hide_password=False)
-    return command("work", bench.name, "--runs", bench.root, "--device", "cpu", *options, MVNGRAD_STORAGE=url)
-
-
-def freeze_at_work(process, bench):
+def freeze_in_a_run(process, bench):
     """Stop a process in the middle of a run, and outside of transactions; the run's folder."""
-    wait_for(lambda: at_work(bench.root, process.pid))
+    wait_for(lambda: find_current_run(bench.root, process.pid))
     free = not bench.address.is_sqlite
-    return freeze(process, lambda: (free or is_unlocked(bench.address.file)) and at_work(bench.root, process.pid))
+    return freeze(
+        process, lambda: (free or is_unlocked(bench.address.file)) and find_current_run(bench.root, process.pid)
+    )
 
 
 def test_killed_frozen_and_restarted_workers_finish_every_configuration_once(bench, request):
     bench.init(crowd(), "sweep_toy:crowd", heartbeat=1)
-    workers = [start(bench) for _ in range(4)]
+    workers = [bench.start_worker() for _ in range(4)]
     dead, frozen, alive = workers[:2], workers[2], workers[3]
     resumed = {}
     for process in dead:
-        resumed[process.pid] = freeze_at_work(process, bench)
+        resumed[process.pid] = freeze_in_a_run(process, bench)
         kill(process)
-    held = freeze_at_work(frozen, bench)
+    frozen_run = freeze_in_a_run(frozen, bench)
     if not bench.address.is_sqlite:
         database_server = request.getfixturevalue("server")
         database_server.stop()
         database_server.start()
-    silence(bench.queue, held.name)
+    silence(bench.queue, frozen_run.name)
     # The living worker finds the frozen one silent, and queues its run again.
-    wait_for(lambda: any((r.key, r.status) == (held.name, "lost") for r in bench.queue.records()))
+    wait_for(lambda: any((r.key, r.status) == (frozen_run.name, "lost") for r in bench.queue.records()))
     kill(frozen, signal.SIGCONT)
-    woken = f"{held.name}: this worker was thought dead, and the run is queued again"
+    woken = f"{frozen_run.name}: this worker was thought dead, and the run is queued again"
     assert any(woken in line for line in frozen.stdout)
     for process in (frozen, alive):
-        wait_for(lambda process=process: at_work(bench.root, process.pid) or process.poll() is not None)
+        wait_for(lambda process=process: find_current_run(bench.root, process.pid) or process.poll() is not None)
         kill(process)
-    said = [finished(process) for process in workers]
-    assert f"{held.name}: its worker is silent; queued again" in said[3]
-    others = [start(bench) for _ in range(2)]
-    said = [finished(process) for process in others]
-    assert {process.returncode for process in others} == {0}, said
+    output = [read_output(process) for process in workers]
+    assert f"{frozen_run.name}: its worker is silent; queued again" in output[3]
+    others = [bench.start_worker() for _ in range(2)]
+    output = [read_output(process) for process in others]
+    assert {process.returncode for process in others} == {0}, output
     records = bench.queue.records()
     expected = {recipe.key for recipe in crowd().stages[0]}
     assert len(expected) == 64
@@ -523,10 +520,10 @@ def test_inits_at_the_same_time_queue_each_configuration_once(bench):
     bench.name = "sweep_toy:small"
     url = bench.address.url.render_as_string(hide_password=False)
     starting = [command("init", bench.name, "--heartbeat", "1", MVNGRAD_STORAGE=url) for _ in range(3)]
-    texts = [finished(process) for process in starting]
+    texts = [read_output(process) for process in starting]
     assert all(process.returncode == 0 for process in starting), texts
-    process = start(bench)
-    text = finished(process)
+    process = bench.start_worker()
+    text = read_output(process)
     assert process.returncode == 0, text
     bench.init(small())
     counts = Counter(record.status for record in bench.queue.records())
@@ -535,9 +532,9 @@ def test_inits_at_the_same_time_queue_each_configuration_once(bench):
 
 
 def test_eight_workers_share_one_file(toy):
-    toy.init(make_sweep(each(lr=range(16))), "sweep_toy:quick", heartbeat=1)
-    process = start(toy, "--workers", 8)
-    text = finished(process)
+    toy.init(make_sweep(toys(lr=range(16))), "sweep_toy:quick", heartbeat=1)
+    process = toy.start_worker("--workers", 8)
+    text = read_output(process)
     assert process.returncode == 0, text
     assert not re.search("locked|error|does not answer|later|thought dead", text, re.IGNORECASE), text
     assert toy.statuses() == ["finished"] * 64
@@ -546,9 +543,9 @@ def test_eight_workers_share_one_file(toy):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_asked_to_stop_leave_their_runs_to_the_next(toy, workers):
     toy.init(crowd(), "sweep_toy:crowd", heartbeat=1)
-    process = start(toy, "--workers", workers)
+    process = toy.start_worker("--workers", workers)
     wait_for(lambda: len(list(toy.root.glob("*/log"))) > workers)
     kill(process, signal.SIGTERM)
-    assert "Interrupted" in finished(process)
+    assert "Interrupted" in read_output(process)
     assert process.returncode == 130
     assert set(toy.statuses()) == {"finished", "waiting"}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from samples import add_tables
-from test_tables import beside
+from samples import add_tables, get_table, get_verdicts
 
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
@@ -59,26 +58,18 @@ def only(optimizer, value, otherwise=0.0):
     return lambda recipe: value if recipe.optimizer == optimizer else otherwise
 
 
-def get_verdicts(found):
-    return {claim.id: verdict for claim, verdict in judge(add_tables(found))}
-
-
-def of_stand_in(runs):
+def get_stand_in_verdicts(runs):
     verdicts = get_verdicts(runs)
     return {name: verdicts[f"stand-in-{name}"] for name in ("adam", "order", "variance", "spread")}
 
 
-def of_tuned(runs):
+def get_tuned_verdicts(runs):
     verdicts = get_verdicts(runs)
     return [verdicts[f"stand-in-tuned-{name}"] for name in ("order", "variance")]
 
 
 def get_statuses(runs):
-    return [verdict.status for verdict in of_stand_in(runs).values()]
-
-
-def get_table(found):
-    return next(each for each in add_tables(found) if each.name == "table2")
+    return [verdict.status for verdict in get_stand_in_verdicts(runs).values()]
 
 
 def test_there_are_44_runs_all_on_the_stand_in():
@@ -92,9 +83,9 @@ def test_there_are_44_runs_all_on_the_stand_in():
 
 
 def test_the_papers_order_holds_with_a_caveat_at_best():
-    found = of_stand_in(runs(spread=only("laprop", 0.008, 0.001)))
-    assert {verdict.status for verdict in found.values()} == {CAVEAT}
-    for verdict in found.values():
+    verdicts = get_stand_in_verdicts(runs(spread=only("laprop", 0.008, 0.001)))
+    assert {verdict.status for verdict in verdicts.values()} == {CAVEAT}
+    for verdict in verdicts.values():
         assert "not on the paper's text" in verdict.note
         assert "on the stand-in" in verdict.measured
 
@@ -124,26 +115,26 @@ def test_means_decide_in_both_directions_or_not_at_all(change, expected):
 )
 def test_each_at_its_best_rate_is_judged_by_runs_of_its_own(change, expected):
     rate = {recipe.key for recipe in tuned()}
-    found = runs(lambda recipe: change(recipe) * (recipe.key in rate), best="0.003")
-    assert get_statuses(found)[:3] == [CAVEAT] * 3
-    assert [verdict.status for verdict in of_tuned(found)] == expected
-    untuned = [each for each in found if each.key not in rate]
-    assert [verdict.status for verdict in of_tuned(untuned)] == [NOT_RUN] * 2
+    changed = runs(lambda recipe: change(recipe) * (recipe.key in rate), best="0.003")
+    assert get_statuses(changed)[:3] == [CAVEAT] * 3
+    assert [verdict.status for verdict in get_tuned_verdicts(changed)] == expected
+    untuned = [each for each in changed if each.key not in rate]
+    assert [verdict.status for verdict in get_tuned_verdicts(untuned)] == [NOT_RUN] * 2
     assert get_statuses(untuned)[:3] == [CAVEAT] * 3
 
 
 def test_runs_that_are_not_at_the_best_rate_decide_nothing():
     highest = {recipe.key for recipe in rates() if recipe.lr == 1e-2}
     half = [each for each in runs(best="0.003") if each.key not in highest]
-    for found in (runs(best="0.01"), half):
-        assert [verdict.status for verdict in of_tuned(found)] == [NOT_RUN] * 2
-        assert "not at the best rate of the sweep" in of_tuned(found)[0].note
-        assert "not the best of the sweep for each" in draw(get_table(found))[2].caption
+    for some_runs in (runs(best="0.01"), half):
+        assert [verdict.status for verdict in get_tuned_verdicts(some_runs)] == [NOT_RUN] * 2
+        assert "not at the best rate of the sweep" in get_tuned_verdicts(some_runs)[0].note
+        assert "not the best of the sweep for each" in draw(get_table(some_runs, "table2"))[2].caption
 
 
 @pytest.mark.parametrize(("laprop", "expected"), [(0.02, CAVEAT), (0.001, UNDECIDED), (0.00001, NOT_REPRODUCED)])
 def test_spread_over_seeds_decides_in_both_directions(laprop, expected):
-    assert of_stand_in(runs(spread=only("laprop", laprop, 0.001)))["spread"].status == expected
+    assert get_stand_in_verdicts(runs(spread=only("laprop", laprop, 0.001)))["spread"].status == expected
     # The same means as in the paper's order, and seeds that differ by more than the optimizers.
     assert get_statuses(runs(spread=lambda recipe: 0.1))[:3] == [UNDECIDED] * 3
 
@@ -158,41 +149,41 @@ def test_spread_over_seeds_decides_in_both_directions(laprop, expected):
 )
 def test_a_diverged_run_counts_against_the_optimizer_that_should_be_better(optimizer, expected):
     lost = next(recipe for recipe in table2() if recipe.optimizer == optimizer)
-    found = [run(lost, status="diverged") if each.key == lost.key else each for each in runs()]
-    assert get_statuses(found) == expected
+    some_runs = [run(lost, status="diverged") if each.key == lost.key else each for each in runs()]
+    assert get_statuses(some_runs) == expected
     name = next(cell for cell, other in OPTIMIZERS.items() if other == optimizer)
-    assert f"diverged: 1 of {name}" in of_stand_in(found)["order"].measured
+    assert f"diverged: 1 of {name}" in get_stand_in_verdicts(some_runs)["order"].measured
 
 
 def test_better_rates_are_noted():
-    assert "rates" not in of_stand_in(runs())["adam"].note
-    assert "Adam at 0.003" in of_stand_in(runs(best="0.003"))["adam"].note
+    assert "rates" not in get_stand_in_verdicts(runs())["adam"].note
+    assert "Adam at 0.003" in get_stand_in_verdicts(runs(best="0.003"))["adam"].note
     missing = [each for each in runs() if each.recipe["steps"] != 1000]
-    assert "no best one for Adam, LaProp, AdaBelief, MVN-Grad" in of_stand_in(missing)["adam"].note
+    assert "no best one for Adam, LaProp, AdaBelief, MVN-Grad" in get_stand_in_verdicts(missing)["adam"].note
 
 
 def test_missing_runs_are_named():
-    found = of_stand_in([each for each in runs() if each.recipe["optimizer"] != "laprop"])
-    assert [verdict.status for verdict in found.values()] == [CAVEAT, NOT_RUN, NOT_RUN, NOT_RUN]
-    assert found["order"].note == "Runs on the stand-in to come: 3 of LaProp."
+    verdicts = get_stand_in_verdicts([each for each in runs() if each.recipe["optimizer"] != "laprop"])
+    assert [verdict.status for verdict in verdicts.values()] == [CAVEAT, NOT_RUN, NOT_RUN, NOT_RUN]
+    assert verdicts["order"].note == "Runs on the stand-in to come: 3 of LaProp."
     assert set(get_statuses([])) == {NOT_RUN}
 
 
 @pytest.mark.parametrize("extra", [[], [wikitext103("adam"), openwebtext("mvngradw")]])
 def test_claims_about_the_papers_texts_stay_not_run(extra):
-    found = get_verdicts([*runs(), *(run(recipe) for recipe in extra)])
+    verdicts = get_verdicts([*runs(), *(run(recipe) for recipe in extra)])
     assert len(OF_THE_PAPER) == 7
     for name in OF_THE_PAPER:
-        assert found[name].status == NOT_RUN, name
-        assert not found[name].measured, name
-        assert "stand-in" in found[name].note, name
+        assert verdicts[name].status == NOT_RUN, name
+        assert not verdicts[name].measured, name
+        assert "stand-in" in verdicts[name].note, name
 
 
 # The tables and the figure
 
 
 def test_the_table_of_30m():
-    small = draw(get_table(runs()))[0].table
+    small = draw(get_table(runs(), "table2"))[0].table
     assert len(small.rows) == len(OPTIMIZERS)
     mvngrad = dict(zip(small.head, small.rows[-1], strict=True))
     loss = math.log(62.62)
@@ -207,15 +198,15 @@ def test_the_table_of_30m():
         "2, 2, 2",
     )
     assert mvngrad["seconds"] == "100"
-    own = draw(get_table(runs(only("adam", 0.1), best="0.003")))[2]
+    own = draw(get_table(runs(only("adam", 0.1), best="0.003"), "table2"))[2]
     assert "Adam 0.003, LaProp 0.003, AdaBelief 0.003, MVN-Grad 0.003; for each its best" in own.caption
     assert own.table.head == small.head
     assert own.table.rows[0][3].startswith(f"{math.log(64.50) + 0.1:.4f}")
 
 
 def test_the_sweep_names_the_best_rate_and_whether_it_is_at_the_edge():
-    def best(found):
-        return {row[3] for row in draw(get_table(found))[1].table.rows}
+    def best(some_runs):
+        return {row[3] for row in draw(get_table(some_runs, "table2"))[1].table.rows}
 
     assert best(runs()) == {"0.001"}
     assert best(runs(best="0.003")) == {"0.003"}
@@ -227,18 +218,18 @@ def test_the_sweep_names_the_best_rate_and_whether_it_is_at_the_edge():
 
 
 def test_the_figure_has_one_curve_for_each_124m_run():
-    large = draw(get_table(runs()))[3]
+    large = draw(get_table(runs(), "table2"))[3]
     assert [mark.label for mark in large.legend] == ["AdamW", "LaPropW", "AdaBeliefW", "MVN-GradW"]
     (panel,) = large.panels
     assert "stand-in" in panel.title
-    fewer = draw(get_table([*runs()[:-2], run(shortened()[-1], status="diverged")]))[3]
+    fewer = draw(get_table([*runs()[:-2], run(shortened()[-1], status="diverged")], "table2"))[3]
     assert [mark.label for mark in fewer.legend] == ["AdamW", "LaPropW"]
     assert [row[3] for row in fewer.table.rows] == ["6.0000", "6.0000", "to come", "diverged"]
-    assert draw(get_table(runs()[:3]))[3].panels == ()
+    assert draw(get_table(runs()[:3], "table2"))[3].panels == ()
 
 
 def test_a_part_of_the_runs_is_a_part_of_the_table():
-    part = get_table(runs()[:4])
+    part = get_table(runs()[:4], "table2")
     assert (part.result["done"], part.result["of"]) == (4, 44)
     small, sweep, *_ = draw(part)
     assert "4 of 44 runs" in small.caption
@@ -248,51 +239,37 @@ def test_a_part_of_the_runs_is_a_part_of_the_table():
 
 
 def test_a_part_of_the_runs_has_a_section_of_its_own_and_is_nowhere_else():
-    found = add_tables(runs()[:4])
-    page = html.unescape(render(judge(found), found, version="1", made="now"))
+    records = add_tables(runs()[:4])
+    page = html.unescape(render(judge(records), records, version="1", made="now"))
     section = page.split('id="group-gpt-2-on-a-stand-in-text-44-runs-4-done">')[1].split("</section>")[0]
     assert "4 of 44 runs" in section
     assert 'id="other-runs"' not in page
 
 
-def test_rows_have_times_of_runs_alone_on_a_gpu_and_count_diverged_ones():
-    def first(found):
-        table = draw(get_table(found))[0].table
-        return dict(zip(table.head, table.rows[0], strict=True))
-
-    shared = [beside(each) for each in runs()[:3]]
-    assert first([*shared[:1], *runs()[1:]])["seconds"] == "100"
-    assert first([*shared, *runs()[3:]])["seconds"] == ""
-    diverged = [run(recipe, status="diverged") for recipe in table2()[:3]]
-    assert first([*diverged[:1], *runs()[1:]])["runs"] == "3, 1 diverged"
-    lost = first([*diverged, *runs()[3:]])
-    assert (lost["runs"], lost["loss, stand-in held out"], lost["seconds"]) == ("3, 3 diverged", "diverged", "100")
-
-
 def test_a_missing_official_text_is_not_measured():
-    found = runs()[:3]
-    for each in found:
+    changed = runs()[:3]
+    for each in changed:
         del each.result["wikitext103_loss"]
-    assert draw(get_table(found))[0].table.rows[0][5] == "not measured"
+    assert draw(get_table(changed, "table2"))[0].table.rows[0][5] == "not measured"
 
 
 def test_a_run_on_another_text_or_setting_is_not_in_the_table():
     others = [wikitext103("adam"), dataclasses.replace(table2()[0], weight_decay=0.1)]
-    found = [run(recipe) for recipe in others]
-    assert add_tables(found) == found
-    (table,) = (each for each in add_tables([*runs(), *found]) if each.name == "table2")
+    some_runs = [run(recipe) for recipe in others]
+    assert add_tables(some_runs) == some_runs
+    (table,) = (each for each in add_tables([*runs(), *some_runs]) if each.name == "table2")
     assert set(table.run_keys) == {each.key for each in runs()}
 
 
 def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
-    found = add_tables(runs(best="0.003"))
-    for figure in draw(get_table(runs())):
+    records = add_tables(runs(best="0.003"))
+    for figure in draw(get_table(runs(), "table2")):
         for words in (figure.title, figure.caption, figure.table.title):
             assert "stand-in" in words
         assert "no number here is comparable with the paper's" in figure.caption
         assert figure.table.head[0] == "trained on"
         assert {row[0] for row in figure.table.rows} == {"stand-in"}
-    page = html.unescape(render(judge(found), found, version="1", made="now"))
+    page = html.unescape(render(judge(records), records, version="1", made="now"))
     section = page.split('<section class="group" id="group-language-models-on-the-stand-in">')[1].split("</section>")[0]
     assert section.count("<figure") == 4
     assert section.count("On the stand-in and for 3,000 steps") == 6
@@ -306,13 +283,13 @@ def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
 def test_records_of_monitors_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     adam, mvngrad = (next(r for r in table2() if (r.optimizer, r.seed) == (name, 0)) for name in ("adam", "mvngrad"))
-    kept = {path.stem: path for path in (RESULTS / "monitors").iterdir()}
+    monitors = {path.stem: path for path in (RESULTS / "monitors").iterdir()}
     store.write_bundle(Path("results/runs.jsonl"), [run(adam)])
-    store.write_atomic(Path("results/monitors") / f"{adam.key}.jsonl", kept[adam.key].read_text())
+    store.write_atomic(Path("results/monitors") / f"{adam.key}.jsonl", monitors[adam.key].read_text())
     folder = store.RunFolder(mvngrad, Path("runs"))
     folder.start({"device": "H200"})
     folder.finish(run(mvngrad).result)
-    store.write_atomic(folder.path / "monitor.jsonl", kept[mvngrad.key].read_text())
+    store.write_atomic(folder.path / "monitor.jsonl", monitors[mvngrad.key].read_text())
     records = load_records(Path("runs"), Path("results"), warn=pytest.fail)
     *_, shown = draw(next(each for each in records if each.name == "table2"))
     assert shown.title == "What Monitors saw on the stand-in"
@@ -323,7 +300,7 @@ def test_records_of_monitors_are_shown(tmp_path, monkeypatch, capsys):
 
     assert main(["report", "--keep", "kept/runs.jsonl"]) == 0
     assert capsys.readouterr().out.startswith("1 runs of runs are in kept/runs.jsonl\n")
-    assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == kept[mvngrad.key].read_text()
+    assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == monitors[mvngrad.key].read_text()
     assert "What Monitors saw" in Path("runs/report.html").read_text()
 
     store.write_atomic(folder.path / "monitor.jsonl", '{"step": 1}\n')
@@ -354,15 +331,15 @@ def test_all_are_trained_in_order_once_there_are_tokens(tmp_path, monkeypatch):
 
 
 def test_stored_runs_have_the_keys_of_the_table():
-    """Recipes may not change under results that are kept: the keys would no longer be theirs."""
-    kept = [each for each in store.load_runs(RESULTS) if each.name in ("wikitext103", "openwebtext")]
-    if not kept:
-        pytest.skip("no language models are kept here")
-    assert {each.key for each in kept} <= {recipe.key for recipe in on_stand_in()}
+    """A changed recipe would orphan the results in the repository."""
+    stored = [each for each in store.load_runs(RESULTS) if each.name in ("wikitext103", "openwebtext")]
+    if not stored:
+        pytest.skip("results/ has no language models")
+    assert {each.key for each in stored} <= {recipe.key for recipe in on_stand_in()}
 
 
 def test_tuned_rates_are_the_best_of_the_stored_sweep():
-    best = get_table(store.load_runs(RESULTS)).result["best_rate"]
+    best = get_table(store.load_runs(RESULTS), "table2").result["best_rate"]
     if None in best.values():
-        pytest.skip("the sweep of rates is not kept to its end")
+        pytest.skip("the sweep of rates in results/ is not complete")
     assert {optimizer: float(best[cell]) for cell, optimizer in OPTIMIZERS.items()} == TUNED

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from samples import add_tables
+from samples import add_tables, get_table, get_verdicts
 
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
@@ -48,14 +48,6 @@ def diverged(run):
 def make_runs(shift=lambda recipe: 0.0):
     """All 24 of Table 1: the paper's number, a shift, and a little for the seed."""
     return [make_run(r, PAPER[r.batch_size][r.optimizer] + 0.02 * (r.seed - 1) + shift(r)) for r in table1()]
-
-
-def get_verdicts(runs):
-    return {claim.id: verdict for claim, verdict in judge(add_tables(runs))}
-
-
-def get_table(runs, name):
-    return next(record for record in add_tables(runs) if record.name == name)
 
 
 def test_table_1_has_24_runs_with_seeds_innermost():
@@ -237,13 +229,13 @@ def write_run(root, run):
 def test_runs_of_tables_and_of_gpu_experiments_are_kept(tmp_path):
     recipes = [table1()[0], state_precision()[-1]]
     gap = store.FinishedRun("cifar-gap-0", "cifar-gap", {}, {}, {})
-    kept = [make_run(recipes[0]), make_run(recipes[1], status="diverged")]
+    expected = [make_run(recipes[0]), make_run(recipes[1], status="diverged")]
     trial = make_run(dataclasses.replace(recipes[0], train_limit=2048))
-    for run in (*kept, trial, store.FinishedRun("spike-0", "spike", {}, {"quick": True}, {})):
+    for run in (*expected, trial, store.FinishedRun("spike-0", "spike", {}, {"quick": True}, {})):
         write_run(tmp_path / "runs", run)
     store.write_bundle(tmp_path / "results" / "runs.jsonl", [gap])
     assert keep_runs(tmp_path / "runs", tmp_path / "results" / "runs.jsonl") == 2
-    assert {run.key for run in store.load_runs(tmp_path / "results")} == {"cifar-gap-0", *(run.key for run in kept)}
+    assert {run.key for run in store.load_runs(tmp_path / "results")} == {"cifar-gap-0", *(run.key for run in expected)}
     write_run(tmp_path / "runs", gap)
     assert keep_runs(tmp_path / "runs", tmp_path / "new.jsonl") == 3
 

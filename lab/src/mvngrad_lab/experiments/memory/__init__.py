@@ -2,4 +2,4 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("memory", "what an optimizer keeps", (1, 1), f"{__name__}.run"),)
+EXPERIMENTS = (Experiment("memory", "how much state an optimizer stores", (1, 1), f"{__name__}.run"),)

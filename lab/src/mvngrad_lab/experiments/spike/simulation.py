@@ -79,23 +79,10 @@ class Spike:
 
     def adam(self, sizes: Floats, t: Any) -> Any:
         """Adam's update at t in closed form (thm:spike, Part II)."""
-        b2 = self.beta2
+        b1, b2 = self.beta1, self.beta2
+        m = self.u * ((1 - b1) * b1**t * sizes + (1 - b1**t))
         v = b2 ** (t + 1) * self.d + self.u**2 * ((1 - b2) * b2**t * sizes**2 + (1 - b2**t))
-        return self._mean(sizes, t) / (v**0.5 + self.eps)
-
-    def adabelief(self, sizes: Floats, t: Any) -> Any:
-        """AdaBelief's update at t in closed form. Ours: the paper gives none.
-
-        u - m_t = beta1^t u (1 - (1-beta1) M) from t = 1 on, so s_t is a geometric sum.
-        """
-        b1, b2 = self.beta1**2, self.beta2
-        powers = b1 * (b2**t - b1**t) / (b2 - b1) if b1 != b2 else t * b2**t  # sum of b2^(t-k) b1^k, k = 1..t
-        deviations = b2**t * b1 * sizes**2 + (1 - sizes / self.resonance) ** 2 * powers
-        s = b2 ** (t + 1) * self.d + (1 - b2) * self.u**2 * deviations
-        return self._mean(sizes, t) / (s**0.5 + self.eps)
-
-    def _mean(self, sizes: Floats, t: Any) -> Any:
-        return self.u * ((1 - self.beta1) * self.beta1**t * sizes + (1 - self.beta1**t))
+        return m / (v**0.5 + self.eps)
 
     @property
     def adam_growth(self) -> float:
