@@ -1,8 +1,15 @@
 """An HTTP server for tests of downloads: serves bytes, resumes like a real mirror, and fails on request."""
 
+import hashlib
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from mvngrad_lab.tasks.files import KnownFile
+
+
+def known_file(name, content):
+    return KnownFile(name, len(content), hashlib.sha256(content).hexdigest())
 
 
 class Mirror(BaseHTTPRequestHandler):

@@ -1,6 +1,5 @@
 """CIFAR-100 is read from the archive as published, unpacked or not, and from arrays; a wrong file is never used."""
 
-import hashlib
 import io
 import pickle
 import struct
@@ -8,11 +7,12 @@ import tarfile
 
 import pytest
 import torch
+from mirror import known_file
 from real import unpacked
 
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.cifar100 import data as cifar100
-from mvngrad_lab.tasks.files import DamagedFile, DownloadError, KnownFile
+from mvngrad_lab.tasks.files import DamagedFile, DownloadError
 
 COUNTS = {"train": 30, "test": 10}
 COARSE = [0] * 30
@@ -84,16 +84,12 @@ ARRAYS = arrays()
 NAME = "cifar-100-python.tar.gz"
 
 
-def known(name, content):
-    return KnownFile(name, len(content), hashlib.sha256(content).hexdigest())
-
-
 @pytest.fixture(autouse=True)
 def small(monkeypatch, no_data):
     """A small CIFAR-100 of known content."""
-    monkeypatch.setattr(cifar100, "ARCHIVE", known(NAME, ARCHIVE))
-    monkeypatch.setattr(cifar100, "PICKLES", tuple(known(name, data) for name, data in PICKLES.items()))
-    monkeypatch.setattr(cifar100, "ARRAYS", tuple(known(name, data) for name, data in ARRAYS.items()))
+    monkeypatch.setattr(cifar100, "ARCHIVE", known_file(NAME, ARCHIVE))
+    monkeypatch.setattr(cifar100, "PICKLES", tuple(known_file(*item) for item in PICKLES.items()))
+    monkeypatch.setattr(cifar100, "ARRAYS", tuple(known_file(*item) for item in ARRAYS.items()))
 
 
 FORMS = {
@@ -133,7 +129,7 @@ def test_every_form_yields_the_same_images(tmp_path, form, subfolder):
 
 def test_array_pickled_by_columns(tmp_path, monkeypatch):
     pickles = {split: batch(split, by_columns=True) for split in COUNTS}
-    monkeypatch.setattr(cifar100, "PICKLES", tuple(known(name, data) for name, data in pickles.items()))
+    monkeypatch.setattr(cifar100, "PICKLES", tuple(known_file(*item) for item in pickles.items()))
     (tmp_path / "cifar-100-python").mkdir()
     for name, data in pickles.items():
         (tmp_path / "cifar-100-python" / name).write_bytes(data)

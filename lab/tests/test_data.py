@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from mirror import known_file
 from real import unpacked
 
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks import files
-from mvngrad_lab.tasks.files import DamagedFile, DownloadError, KnownFile
+from mvngrad_lab.tasks.files import DamagedFile, DownloadError
 from mvngrad_lab.tasks.mnist import data as mnist
 
 
@@ -35,8 +36,7 @@ PACKED = gzip.compress(CONTENTS[IMAGES], mtime=0)
 @pytest.fixture(autouse=True)
 def small(monkeypatch, no_data):
     """A small MNIST of known content."""
-    known = [KnownFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in CONTENTS.items()]
-    monkeypatch.setattr(mnist, "FILES", tuple(known))
+    monkeypatch.setattr(mnist, "FILES", tuple(known_file(*item) for item in CONTENTS.items()))
 
 
 def write(folder, pack=lambda data: data, suffix=""):

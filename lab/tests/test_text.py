@@ -1,7 +1,6 @@
-"""Text is found, downloaded, verified and cut into documents; a folder of one's own is named by its content."""
+"""Text is found, downloaded, verified and cut into documents; a user's folder is named by its content."""
 
 import dataclasses
-import hashlib
 import io
 import json
 import lzma
@@ -9,11 +8,12 @@ import tarfile
 import zipfile
 
 import pytest
+from mirror import known_file
 from real import DATA
 from texts import decode, write_text
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.tasks.files import DamagedFile, KnownFile
+from mvngrad_lab.tasks.files import DamagedFile
 from mvngrad_lab.tasks.language.data import prepare, text
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens, prepare_tokens
 from mvngrad_lab.tasks.language.data.text import download_text, find_corpus, folder_corpus, read_documents
@@ -107,12 +107,11 @@ def published(mirror, monkeypatch):
         "openwebtext": lzma.compress(openwebtext({"1.txt": b"one"}, {"2.txt": b"two"})),
     }
     for name, content in contents.items():
-        known = KnownFile(text.ARCHIVES[name].name, len(content), hashlib.sha256(content).hexdigest())
+        known = known_file(text.ARCHIVES[name].name, content)
         monkeypatch.setitem(text.ARCHIVES, name, known)
         monkeypatch.setitem(text.MIRRORS, name, (f"{mirror.url}/{known.name}",))
         mirror.files[f"/{known.name}"] = content
-    known = KnownFile("wiki.valid.tokens", len(VALID), hashlib.sha256(VALID).hexdigest())
-    monkeypatch.setattr(text, "WIKITEXT103_VALIDATION", known)
+    monkeypatch.setattr(text, "WIKITEXT103_VALIDATION", known_file("wiki.valid.tokens", VALID))
     return mirror
 
 
@@ -185,8 +184,7 @@ def test_validation_text_of_wikitext103_alone(tmp_path, monkeypatch):
     path = write_text(tmp_path / "wikitext103" / "wiki.valid.tokens", VALID.decode())
     with pytest.raises(DamagedFile, match=r"is not wiki\.valid\.tokens as published"):
         prepare_tokens("wikitext103-validation", tmp_path, workers=1)
-    known = KnownFile(path.name, len(VALID), hashlib.sha256(VALID).hexdigest())
-    monkeypatch.setattr(text, "WIKITEXT103_VALIDATION", known)
+    monkeypatch.setattr(text, "WIKITEXT103_VALIDATION", known_file(path.name, VALID))
     folder = prepare_tokens("wikitext103-validation", tmp_path, workers=1)
     assert folder == tmp_path / "tokens" / "wikitext103-validation"
     assert decode(folder) == [[], [VALID.decode()]]
@@ -223,7 +221,7 @@ def test_unknown_or_missing_text_and_a_file_in_place_of_the_folder_are_refused(t
             make(given, tmp_path / "file")
 
 
-# A folder of one's own
+# A user's folder
 
 
 def test_folder_is_read_in_the_order_of_its_names(tmp_path):

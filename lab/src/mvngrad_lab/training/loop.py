@@ -156,16 +156,16 @@ class Trainer:
         missing = self.recipe.batch_size - (training_step.task.last_batch_size or self.recipe.batch_size)
         samples = max(0, (self.step - first) * self.recipe.batch_size - missing)
         samples_per_second = samples / (time.perf_counter() - start)
-        bad = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
-        diverged_at, in_a_row = self._count_nonfinite(epoch, bad)
+        nonfinite = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
+        diverged_at, in_a_row = self._count_nonfinite(epoch, nonfinite)
         if diverged_at is not None:  # what the device computed after it is not part of the run
             self.step, end = diverged_at, diverged_at - epoch * self.steps_per_epoch
-            losses, norms, bad = losses[:end], norms[:end], [at for at in bad if at < end]
-        finite = [losses[at] for at in range(len(losses)) if at not in bad]
+            losses, norms, nonfinite = losses[:end], norms[:end], [at for at in nonfinite if at < end]
+        finite = [loss for at, loss in enumerate(losses) if at not in nonfinite]
         loss = math.fsum(finite) / len(finite) if finite else None
         row = {"step": self.step, "epoch": epoch + 1, "loss": loss}
         per_step = (
-            {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(bad)}
+            {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(nonfinite)}
             if training_step.guarded
             else {}
         )
@@ -173,8 +173,9 @@ class Trainer:
             if self.metrics is not None and per_step:
                 self.metrics.add({**row, "seconds": self.seconds, **per_step})
             return diverged_at
-        if bad:
-            count, number = f"{len(bad)} of {self.steps_per_epoch}", epoch * self.steps_per_epoch + bad[-1] + 1
+        if nonfinite:
+            count = f"{len(nonfinite)} of {self.steps_per_epoch}"
+            number = epoch * self.steps_per_epoch + nonfinite[-1] + 1
             self._send(f"skipped, for a loss or gradient norm that was not finite: {count} steps, the last {number}")
         final, self.evaluation_pending = epoch + 1 == self.recipe.epochs, True
         metrics = self._evaluate(final) if final or (epoch + 1) % self.recipe.eval_every == 0 else {}
@@ -195,13 +196,13 @@ class Trainer:
             self._between_steps()
         return None
 
-    def _count_nonfinite(self, epoch: int, bad: list[int]) -> tuple[int | None, int]:
+    def _count_nonfinite(self, epoch: int, nonfinite: list[int]) -> tuple[int | None, int]:
         """The step at which `nonfinite_limit` steps in a row were not finite, if any, and how many are so at the end of
         the epoch. Steps are counted across epochs.
         """
         in_a_row, limit = self.nonfinite_in_a_row, self.recipe.nonfinite_limit
         for at in range(self.steps_per_epoch):
-            in_a_row = in_a_row + 1 if at in bad else 0
+            in_a_row = in_a_row + 1 if at in nonfinite else 0
             if in_a_row == limit:
                 return epoch * self.steps_per_epoch + at + 1, in_a_row
         return None, in_a_row
