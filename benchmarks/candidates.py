@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-CELLS = ("Adam", "AdaBelief", "LaProp", "MVNGrad")
+CLASS_NAMES = ("Adam", "AdaBelief", "LaProp", "MVNGrad")
 PATHS: dict[str, dict[str, Any]] = {
     "eager": {"foreach": False},
     "foreach": {"foreach": True},
@@ -93,7 +93,7 @@ def _make_torch(path: str, decoupled: bool) -> Candidate:
 
 def _make_ours(path: str, decoupled: bool) -> list[Candidate]:
     candidates = []
-    for cell in CELLS:
+    for cell in CLASS_NAMES:
         factory = cell + ("W" if decoupled else "")
         forms: dict[str, dict[str, Any]] = {"": {}}
         if path == "fused":

@@ -46,7 +46,7 @@ from mvngrad_lab.tasks.mnist import data as mnist, model as mlp
 
 FIRST_SEED = 100
 """Seeds 0 to 5 were used to choose the settings, and are not used again."""
-CELLS = ("MVNGrad", "LaProp", "AdaBelief", "Adam")
+CLASS_NAMES = ("MVNGrad", "LaProp", "AdaBelief", "Adam")
 STATES: dict[str, Any] = {"float32": None, "bfloat16": torch.bfloat16, "int8": "int8"}
 FEWER_BITS = """\
 Means ± deviations over seeds; the difference is paired, with its two-sided 95% confidence interval. At batch
@@ -80,7 +80,7 @@ SETTINGS = {
     STRESSED: Setting(5e-3, (0.99, 0.5), 1e-12, batch=128, epochs=3),
     DECAYED: Setting(1e-3, (0.9, 0.999), 1e-8, batch=128, epochs=3, weight_decay=1e-4),
 }
-ROUNDED = {PAPER_128: ("MVNGrad", "LaProp"), PAPER_1024: CELLS}
+ROUNDED = {PAPER_128: ("MVNGrad", "LaProp"), PAPER_1024: CLASS_NAMES}
 """Cells that are also run with smaller state. At batch 128, Adam and AdaBelief fail even in float32."""
 UNSTABLE = (PAPER_128, STRESSED)
 """Settings in which all four cells run in float32, to show which fail."""
@@ -114,7 +114,7 @@ def make_jobs(seeds: int) -> list[Job]:
     """All runs, seed by seed. Cells other than MVN-Grad get half of the seeds, but at least three."""
     made: dict[Job, None] = {}
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        compared = CELLS if seed - FIRST_SEED < max(3, seeds // 2) else CELLS[:1]
+        compared = CLASS_NAMES if seed - FIRST_SEED < max(3, seeds // 2) else CLASS_NAMES[:1]
         arms = [(name, "MVNGrad", "float32", lean) for name in SETTINGS for lean in (False, True)]
         arms += [(name, cell, "float32", False) for name in UNSTABLE for cell in compared]
         for name, cells in ROUNDED.items():

@@ -133,7 +133,7 @@ STATE_OPTIONS = {
 }
 
 
-CELLS = [(mvngrad.MVNGradW, {"weight_decay": 0.1}), (mvngrad.LaProp, {"weight_decay": 0.1})]
+SHARDED_CASES = [(mvngrad.MVNGradW, {"weight_decay": 0.1}), (mvngrad.LaProp, {"weight_decay": 0.1})]
 MORE = [
     (mvngrad.MVNGrad, {"weight_decay": 0.1, "z_clip": 1.0}),
     (mvngrad.MVNGradW, {"lean": True, "maximize": True, "lr": torch.tensor(1e-3)}),
@@ -175,7 +175,7 @@ def compare_with_one_process(_, cells, fused, same):
 
 
 def test_fsdp_equals_one_process_bit_for_bit(tmp_path):
-    on_two_ranks(compare_with_one_process, tmp_path, CELLS + MORE, False, equal)
+    on_two_ranks(compare_with_one_process, tmp_path, SHARDED_CASES + MORE, False, equal)
 
 
 def count_operations_in_every_format(_):
@@ -261,7 +261,7 @@ def compare_compiled(folder, make, options):
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-@pytest.mark.parametrize("cell", CELLS, ids=["decoupled", "coupled"])
+@pytest.mark.parametrize("cell", SHARDED_CASES, ids=["decoupled", "coupled"])
 def test_the_compiled_sharded_step_equals_one_process(tmp_path, cell):
     """Up to rounding: shards of 0 and 1 elements are not compiled, and the ends of rows are computed separately."""
     on_two_ranks(compare_compiled, tmp_path, *cell)

@@ -89,7 +89,7 @@ def test_the_batches_are_fresh_at_each_checkpoint_and_enough(measure):
     assert not set(seen["training"]) & set(seen["measured"])
 
 
-def test_an_interrupted_measurement_goes_on_and_ends_in_the_same_numbers(measure, tmp_path):
+def test_an_interrupted_measurement_resumes_to_the_same_numbers(measure, tmp_path):
     whole = measure(root="whole")
 
     def interrupt(event):

@@ -180,7 +180,7 @@ def invented(job, data, device, fused, broken=()):
     return {**metrics, "seconds": 0.0}
 
 
-def test_an_interrupted_benchmark_goes_on_and_its_report_follows_its_numbers(sample, monkeypatch, tmp_path):
+def test_an_interrupted_benchmark_resumes_and_reports_its_numbers(sample, monkeypatch, tmp_path):
     ran = []
 
     def interrupted(job, *rest):

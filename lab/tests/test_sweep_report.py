@@ -164,7 +164,7 @@ def test_the_run_behind_claims_is_of_all_data_then_the_fullest_then_the_newest(r
     assert "mnist-5k" in verdicts(runs[2])["sweep-mnist-best"].measured
 
 
-def test_runs_of_a_sweep_are_not_listed_beside_it(read):
+def test_runs_of_a_sweep_are_not_listed_again(read):
     run = read(GOOD)
     inside = FinishedRun(GOOD["runs"][0]["key"], "mnist", {}, {}, {})
     outside = FinishedRun("mnist-other", "mnist", {}, {}, {})

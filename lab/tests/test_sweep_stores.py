@@ -144,7 +144,7 @@ def test_a_worker_does_not_wait_for_a_server_that_refuses_it(server, tmp_path): 
         bench.work(say=pytest.fail)
 
 
-def test_workers_in_different_time_zones_agree_on_who_is_silent(server, tmp_path, monkeypatch):  # noqa: F811
+def test_workers_in_different_time_zones_agree_which_one_is_silent(server, tmp_path, monkeypatch):  # noqa: F811
     bench = Bench(tmp_path, server.url)
     bench.init(staged(), "zones")
     queues = []

@@ -12,7 +12,7 @@ from mvngrad.diagnostics import Monitor, diagnose, variance_gap
 from mvngrad.diagnostics.diagnosis import _judge_spikes
 from mvngrad.diagnostics.spikes import SpikeTracker
 
-CELLS = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
+CLASSES = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
 
 
 def train_with_monitor(make, gradient, steps=400, size=1000, betas=(0.9, 0.98), follow=True, **options):
@@ -33,9 +33,9 @@ def signal(t, size):
     return 6 + torch.randn(size)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CLASSES)
 def test_a_training_dominated_by_noise(cell):
-    (group,) = diagnose(train_with_monitor(CELLS[cell], noise)[2]).groups
+    (group,) = diagnose(train_with_monitor(CLASSES[cell], noise)[2]).groups
     assert group.trained_with == cell
     assert group["sign collapse"].verdict == "absent"
     assert group["epsilon floor"].verdict == "not active"
@@ -68,9 +68,9 @@ def test_spikes_that_were_not_followed_are_not_judged():
     assert group["order"].because.endswith("spikes were not followed.")
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CLASSES)
 def test_a_training_dominated_by_signal(cell):
-    diagnosis = diagnose(train_with_monitor(CELLS[cell], signal)[2])
+    diagnosis = diagnose(train_with_monitor(CLASSES[cell], signal)[2])
     (group,) = diagnosis.groups
     variance = cell in ("AdaBelief", "MVN-Grad")
     assert group["sign collapse"].verdict == ("avoided" if variance else "present")
