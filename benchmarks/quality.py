@@ -42,7 +42,7 @@ from benchmarks.paired import (
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad import rule
 from mvngrad_lab.pool import count_cores, run_jobs
-from mvngrad_lab.tasks.mnist import data as mnist, model as mlp
+from mvngrad_lab.tasks.mnist import data as mnist, model as network
 
 FIRST_SEED = 100
 """Seeds 0 to 5 were used to choose the settings, and are not used again."""
@@ -127,7 +127,7 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
     """Train one network; metrics that are not finite are None."""
     start, setting = time.perf_counter(), SETTINGS[job.setting]
     torch.manual_seed(job.seed)
-    model = mlp.two_layer_mlp().to(device)
+    model = network.mlp(network.HIDDEN).to(device)
     optimizer = job.make_optimizer(model.parameters(), fused)
     order = torch.Generator().manual_seed(job.seed)
     images, labels = data.train_images.to(device), data.train_labels.to(device)
@@ -163,7 +163,7 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
 
 def code_hash() -> str:
     """A hash of the code that trains, so that results of other versions are not reused."""
-    files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/**/*.py")), Path(mlp.__file__)]
+    files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/**/*.py")), Path(network.__file__)]
     sources = (Job, mnist.normalize, train)
     texts = [path.read_text() for path in files] + [inspect.getsource(source) for source in sources]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
@@ -300,7 +300,7 @@ def format_comparison(line: dict[str, Any]) -> list[str]:
 
 def markdown(result: dict[str, Any]) -> str:
     page = ["# Quality of training on MNIST", "Measured by `python -m benchmarks.quality`."]
-    page.append(f"{result['data']}.\n784-{mlp.HIDDEN}-10 MLP with ReLU, constant learning rate.")
+    page.append(f"{result['data']}.\n784-{network.HIDDEN}-10 MLP with ReLU, constant learning rate.")
     page.append(", ".join(f"{name} {value}" for name, value in result["environment"].items()))
     page += ["## Rules, fixed before the runs", RULES]
     head = ["setting", *next(iter(result["settings"].values()))]
@@ -347,7 +347,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     workers = args.workers or (1 if args.device == "cuda" else count_cores())
     # Without a C++ compiler the same steps run eagerly, which is several times slower with smaller state.
     fused = True if args.device == "cpu" and (shutil.which("g++") or shutil.which("clang++")) else None
-    context = {"device": args.device, "fused": fused, "data": data.source, "hidden": mlp.HIDDEN, "code": code_hash()}
+    context = {
+        "device": args.device,
+        "fused": fused,
+        "data": data.source,
+        "hidden": network.HIDDEN,
+        "code": code_hash(),
+    }
     keys = {run_key(job, **context): job for job in make_jobs(args.seeds)}
     done = load_runs(args.store)
     todo = [job for name, job in keys.items() if name not in done]
