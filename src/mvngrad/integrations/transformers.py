@@ -36,7 +36,7 @@ class MonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        while not hasattr(optimizer, "register_step_post_hook") or hasattr(optimizer, "optimizer"):
+        while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # Accelerate wraps it, and calls the inner step
         self.monitor = Monitor(optimizer, self.every, self._write, **self.options)
 
