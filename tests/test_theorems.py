@@ -78,6 +78,18 @@ def test_beta_mean_replaces_beta1_in_the_mean(g, beta1, beta_mean, beta2):
     assert step == pytest.approx(math.copysign(1 / beta_mean, -g), rel=1e-13)
 
 
+@quick
+@given(gradients, beta1s, beta2s)
+def test_with_beta_mean_equal_to_beta2_s_is_beta2_times_the_variance_of_the_averages(grads, beta1, beta2):
+    """s = beta2 (v - m^2), with v and m averages of g^2 and g by beta2; v - m^2 loses digits, s does not."""
+    v, m, largest = 0.0, 0.0, max(map(abs, grads))
+    hyper = Hyper(beta1=beta1, beta2=beta2, eps=1.0, beta_mean=beta2)
+    for g, (_, state) in zip(grads, walk(MVNGRAD, hyper, grads), strict=True):
+        v, m = beta2 * v + (1 - beta2) * g**2, beta2 * m + (1 - beta2) * g
+        assert state["m"] == pytest.approx(m, rel=0, abs=1e-14 * largest)
+        assert state["s"] == pytest.approx(beta2 * (v - m**2), rel=0, abs=1e-14 * largest**2)
+
+
 @each_cell
 @quick
 @given(nonzeros, beta1s, st.floats(0.5, 0.999), st.integers(-60, 60), positive(1e-3, 1e3))

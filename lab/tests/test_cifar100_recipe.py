@@ -90,6 +90,8 @@ def test_settings_are_the_papers():
         (partial(paper, "adamw", 128), "the paper selected nothing for optimizer='adamw', batch_size=128"),
         (partial(small, eps_s=None), "eps_s=None does not go with optimizer='mvngrad'"),
         (partial(small, optimizer="adam"), "eps_s=1e-08 does not go with optimizer='adam'; leave it None"),
+        (partial(small, optimizer="adabelief", beta_mean=0.9), "beta_mean=0.9 does not go with.*belongs to mvngrad"),
+        (partial(small, beta_mean=1.0), "beta_mean=1.0 is invalid"),
         (partial(small, optimizer="sgd"), "optimizer='sgd' is invalid; choose of mvngrad"),
         (partial(small, warmup_epochs=2), "warmup_epochs=2 does not fit epochs=2"),
         (partial(small, precision="float16"), "precision='float16' is invalid; choose of bf16, float32"),

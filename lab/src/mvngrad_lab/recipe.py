@@ -141,6 +141,10 @@ class TrainingRecipe(Recipe, ABC):
     """Of the initial weights and of all random numbers in training."""
     deterministic: bool = False
     """Use only kernels that give the same bits every time, which are slower on a GPU; on a CPU all do."""
+    beta_mean: float | None = added_field(None)
+    """Decay of MVN-Grad's mean m; None is beta1, as in the paper."""
+    z_clip: float | None = added_field(None)
+    """Bound on the normalized gradient of LaProp and MVN-Grad; None is no bound."""
 
     bounds: ClassVar[dict[str, Bound]] = {
         "batch_size": COUNT,
@@ -148,6 +152,8 @@ class TrainingRecipe(Recipe, ABC):
         "lr": NOT_NEGATIVE,
         "eps_s": NOT_NEGATIVE,
         "weight_decay": NOT_NEGATIVE,
+        "beta_mean": Bound("more than 0 and less than 1", lambda value: 0 < value < 1),
+        "z_clip": Bound("more than 0", lambda value: value > 0),
         "seed": Bound("at least 0 and less than 2**32", lambda value: 0 <= value < 2**32),
     }
     """Valid values of fields that are not None; a subclass adds its own."""
@@ -164,7 +170,7 @@ class TrainingRecipe(Recipe, ABC):
         for name, bound in self.bounds.items():
             self._check_bound(name, bound)
         if self.is_third_party:
-            for name, only in (("eps_s", None), ("state_dtype", "float32")):
+            for name, only in (("eps_s", None), ("beta_mean", None), ("z_clip", None), ("state_dtype", "float32")):
                 if getattr(self, name) != only:
                     raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
             return
@@ -179,7 +185,14 @@ class TrainingRecipe(Recipe, ABC):
         if centered != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if centered else "leave it None"
             raise InvalidInput(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
-        if centered:
+        for name in ("beta_mean", "z_clip"):
+            if getattr(self, name) is not None and name not in RULES[self.optimizer.removesuffix("w")].options:
+                owners = ", ".join(cell for cell, rule in RULES.items() if name in rule.options)
+                raise InvalidInput(
+                    f"{name}={getattr(self, name)!r} does not go with optimizer={self.optimizer!r}; it belongs to "
+                    f"{owners}: leave it None"
+                )
+        if centered and self.beta_mean is None:
             self._check_bound("beta1", Bound(f"more than 0 with optimizer={self.optimizer!r}", lambda value: value > 0))
 
     def _check_bound(self, name: str, bound: Bound) -> None:

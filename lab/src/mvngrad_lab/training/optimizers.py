@@ -22,7 +22,9 @@ from mvngrad_lab.recipe import RULES, TrainingRecipe
 
 CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
 """Class of our optimizer for each cell, without the W of decoupled weight decay."""
-OPTIMIZER_FIELDS = ("optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype")
+OPTIMIZER_FIELDS = (
+    "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype", "beta_mean", "z_clip"
+)  # fmt: skip
 """Recipe fields that only the optimizer depends on."""
 
 CLOSURE = "a closure that computes the loss again in step()"
@@ -73,6 +75,8 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
         betas=(recipe.beta1, recipe.beta2),
         eps=recipe.eps,
         eps_s=recipe.eps_s,
+        beta_mean=recipe.beta_mean,
+        z_clip=recipe.z_clip,
         weight_decay=recipe.weight_decay,
         state_dtype=recipe.state_dtype,
         rounding_seed=_rounding_seed(recipe),

@@ -29,6 +29,8 @@ SGD_SCALE = 1e3
 """An arm with a floor of 1e-3 tends to SGD at lr / 1e-3, so that both have the same grid of rates."""
 SEEDS = (1, 2, 3)
 """Of the runs at 200 epochs: seed 0 was seen in the pilot and selects the settings."""
+MORE_SEEDS = (4, 5, 6)
+"""Of the same runs, which equivalence needs."""
 
 GRID_ARMS: dict[str, OptimizerName] = {f"{cell}-{floor}": cell for floor in ("floor", "none") for cell in COUPLED}
 NEW_ARMS = ("adam-floor", "laprop-floor", "adabelief-none", "mvngrad-none")
@@ -100,9 +102,15 @@ def long_run(recipe: Cifar100, seed: int) -> Cifar100:
     return dataclasses.replace(recipe, epochs=200, warmup_epochs=5, seed=seed)
 
 
-def table_runs(selected: Selected) -> list[Cifar100]:
-    """Each arm as selected, at 200 epochs."""
-    return [long_run(recipe, seed) for recipe in selected.values() for seed in SEEDS]
+def table_runs(selected: Selected, seeds: tuple[int, ...] = SEEDS) -> list[Cifar100]:
+    """Each arm as selected, at 200 epochs: seed by seed, so that a queue that is cut leaves whole seeds."""
+    return [long_run(recipe, seed) for seed in seeds for recipe in selected.values()]
+
+
+def more_seeds_runs(selected: Selected) -> list[Cifar100]:
+    """Three more seeds of the eight arms, then of SGD."""
+    eight = {arm: recipe for arm, recipe in selected.items() if arm != "sgd"}
+    return [*table_runs(eight, MORE_SEEDS), *table_runs({"sgd": selected["sgd"]}, MORE_SEEDS)]
 
 
 def as_published_runs() -> list[Cifar100]:
@@ -171,6 +179,15 @@ def language_dial() -> list[WikiText103]:
         LANGUAGE_DIAL,
         lambda cell: dataclasses.replace(wikitext103(cell), text=STAND_IN, steps=1_000, warmup_steps=200),
     )
+
+
+def beta_mean_runs() -> list[TrainingRecipe]:
+    """MVN-Grad with beta_mean = beta2: CIFAR-100 with and without a floor, and the language model, at the rates and
+    betas of runs with the default that the grid and the language dial have.
+    """
+    images = [grid_recipe(arm, 0.7, 0.99, lr) for arm in ("mvngrad-floor", "mvngrad-none") for lr in RATES]
+    language = [recipe for recipe in language_dial() if (recipe.optimizer, recipe.eps_s) == ("mvngrad", 0.0)]
+    return [dataclasses.replace(recipe, beta_mean=recipe.beta2) for recipe in (*images, *language)]
 
 
 def _dial(floors: Mapping[float, tuple[float, ...]], make: Callable[[OptimizerName], R]) -> list[R]:

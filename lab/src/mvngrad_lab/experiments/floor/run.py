@@ -2,7 +2,8 @@
 
     python -m mvngrad_lab.experiments.floor.run grid --runs runs --device cuda --stop-after 540
 
-Runs that the store or results/ has are skipped, so the same command continues a queue that was cut.
+Runs that the store or results/ has are skipped, so the same command continues a queue that was cut. The command
+`export` writes what is finished to results/, a file for each queue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
-from mvngrad_lab.experiments.floor.records import read_accuracies
+from mvngrad_lab.experiments.floor.records import get_file_name, read_accuracies
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store.metrics import read_rows
 from mvngrad_lab.training import checkpoint
@@ -49,6 +50,8 @@ def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingR
             selected[arm] = recipe
     if name == "table":
         return arms.table_runs(selected)
+    if name == "more-seeds":
+        return arms.more_seeds_runs(selected)
     if name == "no-decay":
         return arms.no_decay_runs(selected)
     grid = arms.decoupled_decay_grid(selected)
@@ -64,10 +67,11 @@ FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
     "dial": arms.dial,
     "language-dial": arms.language_dial,
     "as-published": arms.as_published_runs,
+    "beta-mean": arms.beta_mean_runs,
 }
 QUEUES = (
-    "grid", "double-rate", "table", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid", "batch-128",
-    "as-published", "dial", "language-dial",
+    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid",
+    "batch-128", "as-published", "dial", "language-dial", "beta-mean",
 )  # fmt: skip
 """In the order in which they can run."""
 
@@ -116,60 +120,74 @@ def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> N
 
 
 def _summary(run: store.FinishedRun) -> str:
-    names = ("optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "seed")
+    names = ("optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "beta_mean", "seed")
     settings = [f"{name}={run.recipe[name]}" for name in names if run.recipe[name] is not None]
-    return " ".join(
-        [*settings, run.result["status"], f"{run.result.get('test_accuracy')}, {run.result['seconds']:.1f} s"]
-    )
+    value = run.result.get("test_accuracy", run.result.get("validation_loss"))
+    return " ".join([*settings, run.result["status"], f"{value}, {run.result['seconds']:.1f} s"])
 
 
-def export_grid(finished: Path, path: Path) -> int:
-    """Add the grid's runs among the lines of `finished` to a JSON file, in the queue's order; how many it has."""
-    lines = [json.loads(line) for line in finished.read_text(encoding="utf-8").splitlines()]
-    before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-    rows = {row["key"]: row for row in before}
-    order = [recipe.key for recipe in arms.grid_queue()]
-    names = {recipe.key: arm for arm, recipes in arms.grid().items() for recipe in recipes}
-    for line in lines:
-        if line["key"] in names:
-            rows[line["key"]] = {
-                "key": line["key"],
-                "arm": names[line["key"]],
-                "status": line["result"]["status"],
-                "settings": line["recipe"],
-                "metrics": {name: value for name, value in line["result"].items() if name != "status"},
-                "curve": [row for row in line["curve"] if "test_accuracy" in row],
-                "losses": [row["loss"] and round(row["loss"], 4) for row in line["curve"]],
-                "ended": line["ended"],
-                **line["environment"],
-            }
-    ordered = [rows[key] for key in order if key in rows]
-    whole = {
-        "experiment": "floor",
-        "grid": "cifar100, batch 1024, 30 epochs, seed 0",
-        "metric": "test_accuracy",
-        "made": store.timestamp(),
-        "left": len(order) - len(ordered),
+def export(finished: Path, results: Path) -> dict[str, int]:
+    """Write the runs among the lines of `finished` to results/floor-QUEUE.json, after those that the files have.
+
+    A run of several queues is in the file of the first. Returns how many runs each file has.
+
+    Raises:
+        ValueError: a run belongs to no queue, or to one that depends on a grid that is not complete.
+    """
+    lines = {line["key"]: line for line in map(json.loads, finished.read_text(encoding="utf-8").splitlines())}
+    accuracies = read_accuracies(results) | {
+        key: line["result"].get("test_accuracy", 0.0) for key, line in lines.items()
     }
-    head = json.dumps(whole, indent=1).removesuffix("\n}")
-    body = ",\n".join(json.dumps(row) for row in ordered)  # one line for each run
-    store.write_atomic(path, f'{head},\n "runs": [\n{body}\n]\n}}\n')
-    return len(ordered)
+    counts = {}
+    for name in QUEUES:
+        try:
+            order = [recipe.key for recipe in make_queue(name, accuracies)]
+        except InvalidInput:  # it depends on a grid that is not complete
+            continue
+        path = results / get_file_name(name)
+        before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+        rows = {row["key"]: row for row in before}
+        if new := {key: _make_row(lines.pop(key)) for key in order if key in lines}:
+            rows |= new
+            ordered = [rows[key] for key in dict.fromkeys((*order, *rows)) if key in rows]
+            left = sum(key not in accuracies for key in order)
+            whole = {"experiment": "floor", "queue": name, "made": store.timestamp(), "left": left}
+            head = json.dumps(whole, indent=1).removesuffix("\n}")
+            body = ",\n".join(json.dumps(row) for row in ordered)  # one line for each run
+            store.write_atomic(path, f'{head},\n "runs": [\n{body}\n]\n}}\n')
+            counts[path.name] = len(ordered)
+    if lines:
+        raise InvalidInput(f"{len(lines)} runs in {finished} belong to no queue, the first is {next(iter(lines))}")
+    return counts
+
+
+def _make_row(line: dict[str, Any]) -> dict[str, Any]:
+    """What results/ keeps of a run: all but the numbers of every step."""
+    return {
+        "key": line["key"],
+        "status": line["result"]["status"],
+        "settings": line["recipe"],
+        "metrics": {name: value for name, value in line["result"].items() if name != "status"},
+        "curve": [row for row in line["curve"] if any(name.endswith("_loss") for name in row)],
+        "losses": [row["loss"] and round(row["loss"], 4) for row in line["curve"]],
+        "ended": line["ended"],
+        **line["environment"],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("queue", choices=QUEUES)
+    parser.add_argument("queue", choices=(*QUEUES, "export"))
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
     parser.add_argument("--results", type=Path, default=store.RESULTS, help="results of earlier runs")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
-    parser.add_argument("--export", type=Path, help="only write the grid's finished runs to this JSON file")
     args = parser.parse_args()
-    if args.export:
-        print(export_grid(args.runs / FINISHED, args.export), "runs in", args.export)
+    if args.queue == "export":
+        for name, count in export(args.runs / FINISHED, args.results).items():
+            print(count, "runs in", args.results / name)
         return
     accuracies = read_accuracies(args.runs, args.results)
     left = train_queue(
