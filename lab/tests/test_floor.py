@@ -106,29 +106,29 @@ def test_selection_needs_the_whole_grid_and_takes_the_best():
 def test_later_queues_follow_from_the_selection():
     grid = arms.grid()
     accuracies = accuracies_of(grid, best=6)  # betas (0.8, 0.999), rate 1e-2
-    double = run.make_queue("double-rate", accuracies)
+    double = arms.make_queue("double-rate", accuracies)
     assert {recipe.lr for recipe in double} == {2e-2, 20.0}
     with pytest.raises(ValueError, match="run the queue double-rate first"):
-        run.make_queue("table", accuracies)
+        arms.make_queue("table", accuracies)
     accuracies |= {recipe.key: 60.0 for recipe in double}
-    table = run.make_queue("table", accuracies)
+    table = arms.make_queue("table", accuracies)
     assert len(table) == 27
     assert [(r.epochs, r.warmup_epochs, r.seed) for r in table] == [(200, 5, seed) for seed in (1, 2, 3) for _ in grid]
-    more = run.make_queue("more-seeds", accuracies)
+    more = arms.make_queue("more-seeds", accuracies)
     assert [recipe.seed for recipe in more] == [4] * 8 + [5] * 8 + [6] * 8 + [4, 5, 6]
     assert {recipe.eps_s for recipe in more[-3:]} == {0.01}, "SGD is last"
     assert {recipe.lr for recipe in table} == {1e-2, 10.0}
     better = accuracies | {double[0].key: 80.0}
-    assert 2e-2 in {recipe.lr for recipe in run.make_queue("table", better)}
-    decoupled = run.make_queue("decoupled-grid", accuracies)
+    assert 2e-2 in {recipe.lr for recipe in arms.make_queue("table", better)}
+    decoupled = arms.make_queue("decoupled-grid", accuracies)
     assert {recipe.optimizer for recipe in decoupled} == {"adamw", "mvngradw"}
     assert len(decoupled) == 2 * 16
     accuracies |= {recipe.key: 70.0 for recipe in decoupled}
-    assert len(run.make_queue("decoupled", accuracies)) == 2 * 3
-    assert {recipe.weight_decay for recipe in run.make_queue("no-decay", accuracies)} == {0.0}
+    assert len(arms.make_queue("decoupled", accuracies)) == 2 * 3
+    assert {recipe.weight_decay for recipe in arms.make_queue("no-decay", accuracies)} == {0.0}
     small = arms.batch_128_grid()
     assert [len(recipes) for recipes in small.values()] == [4] * 4
-    assert len(run.make_queue("batch-128", accuracies_of(small, 1))) == 12
+    assert len(arms.make_queue("batch-128", accuracies_of(small, 1))) == 12
 
 
 def test_dial_shares_runs_with_the_grid():
@@ -186,6 +186,7 @@ def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):
         assert all(
             {"test_accuracy", "test_loss", "loss", "train_accuracy_mixed"} <= row.keys() for row in line["curve"]
         )
+        assert all(1e-4 < row["gradient_rms"] < 1 for row in line["curve"])
         assert line["ended"].endswith("+00:00")
         assert line["result"]["train_accuracy_mixed"] == line["curve"][-1]["train_accuracy_mixed"]
         assert not (tmp_path / line["key"] / "checkpoints").exists()

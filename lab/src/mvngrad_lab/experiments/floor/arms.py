@@ -7,7 +7,7 @@ MVN-Grad.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mvngrad_lab.errors import InvalidInput
@@ -211,3 +211,58 @@ def batch_128_grid() -> dict[str, list[Cifar100]]:
         for arm in ("adam-floor", "laprop-floor", "mvngrad-none")
     }
     return {**arms, "sgd": [sgd_recipe(0.9, lr * SGD_SCALE, 128) for lr in BATCH_128_RATES]}
+
+
+# Queues
+
+
+def select_arms(accuracies: Mapping[str, float]) -> dict[str, Cifar100]:
+    """The selected recipe of each of the nine arms: the best of its 16, or the 17th at twice the rate if that is
+    better. Raises ValueError if one of these runs is missing.
+    """
+    selected = select(accuracies, grid())
+    for arm, recipe in zip(selected, double_rate_runs(selected), strict=True):
+        if recipe.key not in accuracies:
+            raise InvalidInput(f"{arm} has no run at twice its rate; run the queue double-rate first")
+        if accuracies[recipe.key] > accuracies[selected[arm].key]:
+            selected[arm] = recipe
+    return selected
+
+
+def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingRecipe]:
+    """The runs of a queue in their order; most depend on the results of a grid, which must be complete."""
+    if name in FIXED:
+        return FIXED[name]()
+    if name == "batch-128-grid":
+        return _flatten(batch_128_grid())
+    if name == "batch-128":
+        return table_runs(select(accuracies, batch_128_grid()))
+    if name == "double-rate":
+        return double_rate_runs(select(accuracies, grid()))
+    selected = select_arms(accuracies)
+    if name == "table":
+        return table_runs(selected)
+    if name == "more-seeds":
+        return more_seeds_runs(selected)
+    if name == "no-decay":
+        return no_decay_runs(selected)
+    decoupled = decoupled_decay_grid(selected)
+    return _flatten(decoupled) if name == "decoupled-grid" else table_runs(select(accuracies, decoupled))
+
+
+def _flatten(grid: Mapping[str, list[Any]]) -> list[Any]:
+    return [recipe for recipes in grid.values() for recipe in recipes]
+
+
+FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
+    "grid": grid_queue,
+    "dial": dial,
+    "language-dial": language_dial,
+    "as-published": as_published_runs,
+    "beta-mean": beta_mean_runs,
+}
+QUEUES = (
+    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid",
+    "batch-128", "as-published", "dial", "language-dial", "beta-mean",
+)  # fmt: skip
+"""In the order in which they can run."""

@@ -14,8 +14,11 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
@@ -26,54 +29,11 @@ from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store.metrics import read_rows
 from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import Event
+from mvngrad_lab.training.step import TrainingStep
 from mvngrad_lab.training.train import require_gpu, train
 
 FINISHED = "finished.jsonl"
 """In the store: one line for each run as it ends, with its curve and the time. All that is worth keeping of a run."""
-
-
-def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingRecipe]:
-    """The runs of a queue in their order; most depend on the results of a grid, which must be complete."""
-    if name in FIXED:
-        return FIXED[name]()
-    if name == "batch-128-grid":
-        return _flat(arms.batch_128_grid())
-    if name == "batch-128":
-        return arms.table_runs(arms.select(accuracies, arms.batch_128_grid()))
-    selected = arms.select(accuracies, arms.grid())
-    if name == "double-rate":
-        return arms.double_rate_runs(selected)
-    for arm, recipe in zip(selected, arms.double_rate_runs(selected), strict=True):
-        if recipe.key not in accuracies:
-            raise InvalidInput(f"{arm} has no run at twice its rate; run the queue double-rate first")
-        if accuracies[recipe.key] > accuracies[selected[arm].key]:
-            selected[arm] = recipe
-    if name == "table":
-        return arms.table_runs(selected)
-    if name == "more-seeds":
-        return arms.more_seeds_runs(selected)
-    if name == "no-decay":
-        return arms.no_decay_runs(selected)
-    grid = arms.decoupled_decay_grid(selected)
-    return _flat(grid) if name == "decoupled-grid" else arms.table_runs(arms.select(accuracies, grid))
-
-
-def _flat(grid: Mapping[str, list[Any]]) -> list[Any]:
-    return [recipe for recipes in grid.values() for recipe in recipes]
-
-
-FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
-    "grid": arms.grid_queue,
-    "dial": arms.dial,
-    "language-dial": arms.language_dial,
-    "as-published": arms.as_published_runs,
-    "beta-mean": arms.beta_mean_runs,
-}
-QUEUES = (
-    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid",
-    "batch-128", "as-published", "dial", "language-dial", "beta-mean",
-)  # fmt: skip
-"""In the order in which they can run."""
 
 
 def train_queue(
@@ -93,11 +53,12 @@ def train_queue(
     deadline = time.monotonic() + stop_after
     waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
     while waiting and time.monotonic() + run_seconds <= deadline:
-        recipe = waiting.pop(0)
-        run = train(recipe, root=root, on_event=on_event, **options)
+        recipe, sizes = waiting.pop(0), dict[int, float]()
+        run = train(recipe, root=root, on_event=on_event, observe=partial(_measure_gradient, sizes), **options)
         folder = root / recipe.key
         curve = [
             {name: value for name, value in row.items() if not isinstance(value, list)}  # no number of every step
+            | {"gradient_rms": sizes.get(row["epoch"])}
             for row in read_rows(folder / "metrics.jsonl")
         ]
         with (root / FINISHED).open("a", encoding="utf-8") as file:
@@ -107,16 +68,24 @@ def train_queue(
     return len(waiting)
 
 
+def _measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
+    """Store the root mean square of the last step's gradient, without weight decay, under the epoch's number."""
+    gradients = [p.grad for p in training_step.model.parameters() if p.grad is not None]
+    if gradients:
+        total = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().item()
+        sizes[epoch] = math.sqrt(total / sum(gradient.numel() for gradient in gradients))
+
+
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     """Train all queues, each after those whose results it needs."""
     require_gpu("floor", "trains some 250 networks")
-    for number, name in enumerate(QUEUES, start=1):
+    for number, name in enumerate(arms.QUEUES, start=1):
         accuracies = read_accuracies(root, store.RESULTS)
         train_queue(
-            make_queue(name, accuracies), root, finished=accuracies, stop_after=math.inf, run_seconds=0,
+            arms.make_queue(name, accuracies), root, finished=accuracies, stop_after=math.inf, run_seconds=0,
             on_event=on_event, data=data, device="cuda", compile=True,
         )  # fmt: skip
-        tick(number / len(QUEUES))
+        tick(number / len(arms.QUEUES))
 
 
 def _summary(run: store.FinishedRun) -> str:
@@ -139,9 +108,9 @@ def export(finished: Path, results: Path) -> dict[str, int]:
         key: line["result"].get("test_accuracy", 0.0) for key, line in lines.items()
     }
     counts = {}
-    for name in QUEUES:
+    for name in arms.QUEUES:
         try:
-            order = [recipe.key for recipe in make_queue(name, accuracies)]
+            order = [recipe.key for recipe in arms.make_queue(name, accuracies)]
         except InvalidInput:  # it depends on a grid that is not complete
             continue
         path = results / get_file_name(name)
@@ -170,6 +139,7 @@ def _make_row(line: dict[str, Any]) -> dict[str, Any]:
         "metrics": {name: value for name, value in line["result"].items() if name != "status"},
         "curve": [row for row in line["curve"] if any(name.endswith("_loss") for name in row)],
         "losses": [row["loss"] and round(row["loss"], 4) for row in line["curve"]],
+        "gradient_rms": [row.get("gradient_rms") for row in line["curve"]],
         "ended": line["ended"],
         **line["environment"],
     }
@@ -177,7 +147,7 @@ def _make_row(line: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("queue", choices=(*QUEUES, "export"))
+    parser.add_argument("queue", choices=(*arms.QUEUES, "export"))
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
     parser.add_argument("--results", type=Path, default=store.RESULTS, help="results of earlier runs")
     parser.add_argument("--data", type=Path)
@@ -191,7 +161,7 @@ def main() -> None:
         return
     accuracies = read_accuracies(args.runs, args.results)
     left = train_queue(
-        make_queue(args.queue, accuracies), args.runs, finished=accuracies, stop_after=args.stop_after,
+        arms.make_queue(args.queue, accuracies), args.runs, finished=accuracies, stop_after=args.stop_after,
         run_seconds=args.run_seconds, data=args.data, device=args.device, compile=args.device != "cpu",
     )  # fmt: skip
     print(left, "runs of", args.queue, "are left", flush=True)
