@@ -66,10 +66,10 @@ def test_backend_equals_the_oracle(rule, hyper, backend, dtype, device, request)
             pytest.skip("seconds of compiling each, and options do not depend on the dtype of parameters")
     if backend == "cuda":
         request.getfixturevalue("triton")
-        if dtype == torch.float64:
-            pytest.skip("the kernel computes in float32")
         if dtype == torch.bfloat16 and device == "cpu":
             pytest.skip("Triton's interpreter truncates to bfloat16, where a GPU rounds")
+        if dtype == torch.float16 and device == "cpu" and hyper != Hyper(lr=1e-2, weight_decay=0.1):
+            pytest.skip("the interpreter is slow, and options do not depend on the dtype of parameters")
     params = tensors(*SHAPES, dtype=dtype, device=device)
     count = 10 if backend == "cuda" and device == "cpu" else STEPS  # the interpreter is slow
     grads = [tensors(*SHAPES, dtype=dtype, device=device, seed=t) for t in range(1, count + 1)]
@@ -160,9 +160,10 @@ def make_params(mixed=True, device="cpu"):
     narrow = torch.bfloat16 if mixed else torch.float32
     row, one, channels = tensors((2348,), (1,), (2, 3, 4, 5))
     zero_d, empty, other = tensors((), (0,), (5, 103), dtype=narrow)
-    (complexes,) = tensors((7,), dtype=torch.complex64)
+    (complexes,), (wide,) = tensors((7,), dtype=torch.complex64), tensors((300,), dtype=torch.float64)
     channels_last = channels.to(memory_format=torch.channels_last)
     group = [row, one, zero_d, empty, other, channels_last, channels_last.to(narrow, copy=True), channels.mT, complexes]
+    group += [wide] if mixed else []
     strided = [other.to(device, copy=True)[::2, 1:], other.to(device, torch.float32, copy=True)[1:, ::3]]
     return [*(tensor.to(device) for tensor in group), *strided]
 
@@ -245,7 +246,7 @@ def rounding_bound(name, value, stored, state_dtype):
 @each_narrow_dtype
 @each_rule_and_lean
 def test_a_rounded_step_differs_from_the_oracle_by_one_rounding(rule, state_dtype):
-    params = [*make_params(), *tensors((300,), dtype=torch.float64), *tensors((300,), dtype=torch.float16)]
+    params = [*make_params(), *tensors((300,), dtype=torch.float16)]
     state, steps = new_state(rule, state_dtype, params), [torch.zeros(()) for _ in params]
     for t in range(1, FEW + 1):
         stored = [{name: tensors[i] for name, tensors in state.items()} for i in range(len(params))]

@@ -6,7 +6,18 @@ from functools import partial
 
 import pytest
 import torch
-from family import NAMES, OPTIMIZERS, each_cell, each_optimizer, equal, everything, parameters, tensors, train
+from family import (
+    NAMES,
+    OPTIMIZERS,
+    each_cell,
+    each_device,
+    each_optimizer,
+    equal,
+    everything,
+    parameters,
+    tensors,
+    train,
+)
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -254,15 +265,23 @@ def test_state_has_the_strides_of_its_parameter(make):
     assert {optimizer.state[x][name].stride() for name in make.rule.state_names} == {x.stride()}
 
 
-@each_cell
-@pytest.mark.parametrize("capturable", [False, True])
-def test_step_counts_are_float64_if_that_is_the_default_dtype(make, capturable):
-    """As in torch.optim."""
+@each_device
+@pytest.mark.parametrize("path", ["foreach", "capturable", "fused", "kernel"])
+def test_step_counts_are_float64_if_that_is_the_default_dtype(path, device, request):
+    """Also on the kernel's path, where torch.optim has float32, and after loading a state_dict."""
+    request.getfixturevalue("by_kernel" if path == "kernel" else "cpp_compiler")
+    options = {} if path == "kernel" else {path: True}
     torch.set_default_dtype(torch.float64)
     try:
-        for optimizer in (make(parameters((3,)), capturable=capturable), torch.optim.Adam(parameters((3,)))):
-            train(optimizer, 1)
-            assert [state["step"].dtype for state in optimizer.state.values()] == [torch.float64]
+        for dtype in (torch.float32, torch.float64):
+            params = parameters((3,), (0,), dtype=dtype, device=device)
+            optimizer, loaded = mvngrad.MVNGrad(params, **options), mvngrad.MVNGrad(params, **options)
+            train(optimizer, 2)
+            loaded.load_state_dict(optimizer.state_dict())
+            train(loaded, 1)
+            for each, count in ((optimizer, 2), (loaded, 3)):
+                assert [state["step"].dtype for state in each.state.values()] == [torch.float64] * 2
+                assert [state["step"].item() for state in each.state.values()] == [count] * 2
     finally:
         torch.set_default_dtype(torch.float32)
 

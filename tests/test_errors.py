@@ -27,6 +27,7 @@ INVALID = [
     ({"betas": (0.9,)}, r"betas=\(0.9,\) .* two numbers"),
     ({"betas": 0.9}, r"betas=0.9 .* two numbers"),
     ({"betas": ("a", 0.9)}, r"betas=\('a', 0.9\) .* two numbers"),
+    ({"betas": (torch.tensor(0.9), torch.tensor(0.9))}, r"two numbers .* not tensors: pass float\(beta\)"),
     ({"foreach": True, "differentiable": True}, r"foreach=True and differentiable=True exclude"),
     ({"foreach": True, "fused": True}, r"foreach=True and fused=True exclude"),
 ]

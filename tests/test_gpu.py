@@ -45,10 +45,10 @@ def test_the_default_backend_on_cuda_is_the_kernel_where_possible(make):
     assert default(x) == "cuda"
     assert default(x, foreach=True) == "foreach"
     assert default(x, fused=False) == "foreach"
-    assert default(double.detach().cuda().requires_grad_()) == "foreach"
+    assert default(double.detach().cuda().requires_grad_()) == "cuda"
     assert default(x, host) == "eager"
-    with pytest.raises(ValueError, match=r"torch.float64 on cuda: leave fused=None"):
-        default(double.detach().cuda().requires_grad_(), fused=True)
+    with pytest.raises(ValueError, match=r"torch.float32 on cpu: leave fused=None"):
+        default(x, host, fused=True)
 
 
 @each_path_and_dtype

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_differentiable
 
 from mvngrad.optim import checkpoint
-from mvngrad.optim.backends import choose_backend, get_step, make_step_count
+from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
 from mvngrad.optim.formats import (
     ALL_NAMES,
     STATE_DTYPES,
@@ -139,7 +139,9 @@ class RuleOptimizer(Optimizer):
             raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
         pair = isinstance(betas, Sequence) and len(betas) == 2
         if not (pair and all(isinstance(beta, Real) for beta in betas)):
-            raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1)")
+            raise ValueError(
+                f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1), not tensors: pass float(beta)"
+            )
         self.rule.check(make_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
         if self.rule.centered and (floor := make_hyper(group, 0.0).floor) >= 1:
             warnings.warn(
@@ -299,7 +301,7 @@ class RuleOptimizer(Optimizer):
         """Move step counts to the devices of their parameters, where the kernel reads them."""
         members = (param for param in group["params"] if param.grad is not None)
         for i, param in enumerate(members):
-            inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, torch.float32)
+            inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, get_step_dtype())
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

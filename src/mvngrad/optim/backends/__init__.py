@@ -25,7 +25,7 @@ from mvngrad.rule import Hyper
 
 Backend = Literal["eager", "foreach", "cpu", "cuda"]
 HAS_TRITON = find_spec("triton") is not None
-KERNEL_DTYPES = {torch.float32, torch.bfloat16, torch.float16, torch.complex64}
+KERNEL_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64}
 
 
 def allows_fused(group: Group) -> bool:
@@ -49,9 +49,8 @@ def choose_backend(group: Group) -> Backend:
             return "cpu"
         refused = {_describe(param) for param in params if not kernel_accepts(param)}
         raise ValueError(
-            "fused=True takes float32, bfloat16, float16 and complex64 parameters on CUDA, with triton installed, "
-            f"or parameters on the CPU, that have memory of their own; here are {', '.join(sorted(refused))}: leave "
-            "fused=None"
+            "fused=True takes parameters on CUDA, with triton installed, or parameters on the CPU, of 16 bits and more "
+            f"and with memory of their own; here are {', '.join(sorted(refused))}: leave fused=None"
         )
     use_foreach = group["foreach"]
     if use_foreach is None:
@@ -78,8 +77,10 @@ def get_step(backend: Backend) -> Callable[[StepInputs, Hyper], None]:
 
 def make_step_count(steps: float, param: Tensor, group: Group) -> Tensor:
     """A step count, on the host unless a graph must capture it or a kernel reads it."""
-    by_kernel = allows_fused(group) and kernel_accepts(param)
-    wide = torch.get_default_dtype() == torch.float64 and not by_kernel
-    on_device = group["capturable"] or by_kernel
-    dtype = torch.float64 if wide else torch.float32
-    return torch.tensor(float(steps), dtype=dtype, device=param.device if on_device else "cpu")
+    on_device = group["capturable"] or (allows_fused(group) and kernel_accepts(param))
+    return torch.tensor(float(steps), dtype=get_step_dtype(), device=param.device if on_device else "cpu")
+
+
+def get_step_dtype() -> torch.dtype:
+    """The dtype of step counts, as in torch.optim: float64 if that is the default dtype."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

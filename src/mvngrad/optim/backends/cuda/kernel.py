@@ -3,11 +3,14 @@
 `advance` counts the step and computes, for each tensor, the numbers that its blocks share; `update` takes the step.
 This is a translation of `Rule.update` and of the arithmetic of `formats.py`, and is tested against both. Tensors are
 found through a table of addresses, one row for each `Column`; `launch.py` writes it.
+
+float64 parameters are stepped in float64, by `wide_advance` and `wide_update`, all others in float32.
 """
 
 import inspect
 from collections import namedtuple
 from enum import IntEnum
+from types import FunctionType
 from typing import Any
 
 import triton
@@ -39,34 +42,46 @@ M, R, U, M_SCALE, R_SCALE, U_SCALE = (tl.constexpr(column.value) for column in l
 def _weight(t, log_beta):
     """1 - beta^t for any t >= 0, by Taylor's series where subtracting would lose digits."""
     y = t * log_beta
-    series = 1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6 * (1 + y / 7 * (1 + y / 8))))))
+    TERMS: tl.constexpr = 16 if y.dtype == tl.float64 else 8
+    series = 1 + y / TERMS
+    for n in tl.static_range(1, TERMS - 1):
+        series = 1 + y / (TERMS - n) * series
     return tl.where(y > -0.5, -y * series, 1 - tl.exp(y))
 
 
 @triton.jit(do_not_specialize=["seed"])
-def advance(table, shared, tensors, found_at, seed, log1, log2, CHECKED: tl.constexpr):
+def advance(
+    table, shared, tensors, found_at, seed, log1, log2, T: tl.constexpr, C: tl.constexpr, CHECKED: tl.constexpr
+):
     i = tl.program_id(0) * LANES + tl.arange(0, LANES)
     mask = i < tensors
     # Masked lanes still need a valid pointer, so they read entry 0.
-    at = tl.load(table + tensors * STEP + tl.where(mask, i, 0)).to(tl.pointer_type(tl.float32))
+    at = tl.load(table + tensors * STEP + tl.where(mask, i, 0)).to(tl.pointer_type(T))
     t = tl.load(at)
     if CHECKED:  # an overflow does not count as a step
         t += tl.where(tl.load(found_at) == 0, 1.0, 0.0)
     else:
         t += 1
     tl.store(at, t, mask=mask)
+    t = t.to(C)
     tl.store(shared + i, 1 / _weight(t, log1), mask=mask)
     tl.store(shared + tensors + i, tl.sqrt(_weight(t, log2)), mask=mask)
     tl.store(shared + 2 * tensors + i, 1 / tl.sqrt(_weight(t - 1, log2) + 1e-30), mask=mask)
     index = tl.load(table + tensors * INDEX + i, mask=mask, other=0).to(tl.uint32)
     key = _hash32(_hash32(index * 0x9E3779B9 + seed.to(tl.uint32)) + t.to(tl.uint32))
-    tl.store(shared + 3 * tensors + i, key.to(tl.float32, bitcast=True), mask=mask)
+    tl.store(_get_keys(shared, tensors) + i, key, mask=mask)
 
 
 @triton.jit
-def _load(at, offsets, mask, MASKED: tl.constexpr):
+def _get_keys(shared, tensors):
+    """The fourth row of `shared`, which has the seeds of random bits."""
+    return (shared + 3 * tensors).to(tl.pointer_type(tl.uint32))
+
+
+@triton.jit
+def _load(at, offsets, mask, MASKED: tl.constexpr, C: tl.constexpr):
     value = tl.load(at + offsets, mask=mask, other=0.0) if MASKED else tl.load(at + offsets)
-    return value.to(tl.float32)
+    return value.to(C)
 
 
 @triton.jit
@@ -130,11 +145,14 @@ def _encode_squares(value, noise):
     return tl.where(bits > 0, tl.maximum(codes, 1), 0), first, cut
 
 
-# State as float32
+# State as the floats that the step computes with
 
 
 @triton.jit
-def _load_state(at, scales, block, count, offsets, mask, MASKED: tl.constexpr, S: tl.constexpr, SQUARES: tl.constexpr):
+def _load_state(
+    at, scales, block, count, offsets, mask,
+    MASKED: tl.constexpr, S: tl.constexpr, C: tl.constexpr, SQUARES: tl.constexpr,
+):  # fmt: skip
     if S == tl.uint8:
         codes = tl.load(at + offsets, mask=mask, other=0) if MASKED else tl.load(at + offsets)
         scale = tl.load(scales + block)
@@ -143,8 +161,8 @@ def _load_state(at, scales, block, count, offsets, mask, MASKED: tl.constexpr, S
         else:
             value = _decode_signed(codes.to(tl.int32), scale)
     else:
-        value = _load(at, offsets, mask, MASKED)
-    return value
+        value = _load(at, offsets, mask, MASKED, C)
+    return value.to(C)
 
 
 @triton.jit
@@ -152,6 +170,7 @@ def _store_state(
     at, scales, block, count, value, offsets, mask, noise, MASKED: tl.constexpr, S: tl.constexpr, SQUARES: tl.constexpr
 ):
     if S == tl.uint8:
+        value = value.to(tl.float32)
         if MASKED:  # coordinates beyond the tensor must not affect the block's scale
             value = tl.where(mask, value, 0.0)
         if SQUARES:
@@ -161,7 +180,7 @@ def _store_state(
             value, scale = _encode_signed(value, noise.to(tl.int32))
         tl.store(scales + block, scale)
     elif S == tl.bfloat16:
-        value = _round_to_bfloat16(value, noise)
+        value = _round_to_bfloat16(value.to(tl.float32), noise)
     _store(at, offsets, value, mask, MASKED)
 
 
@@ -170,7 +189,9 @@ def _store_state(
 
 @triton.jit
 def _root(a, EXACT: tl.constexpr, FAST: tl.constexpr):
-    if EXACT:
+    if a.dtype == tl.float64:  # exact as it is
+        root = tl.sqrt(a)
+    elif EXACT:
         root = tl.sqrt_rn(a)
     elif FAST:
         root = tl.inline_asm_elementwise("sqrt.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
@@ -181,7 +202,9 @@ def _root(a, EXACT: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def _divide(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
-    if EXACT:
+    if a.dtype == tl.float64:
+        quotient = a / b
+    elif EXACT:
         quotient = tl.div_rn(a, b)
     elif FAST:
         quotient = a * tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, True, 1)
@@ -194,19 +217,20 @@ def _divide(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
 def _update(
     x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k, inverse_k_before,
     lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
-    MASKED: tl.constexpr, S: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr,
-    COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr,
-    ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
+    MASKED: tl.constexpr, S: tl.constexpr, C: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr,
+    LEAN: tl.constexpr, COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr,
+    SCALED: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
 ):  # fmt: skip
     mask = offsets < size
     count = (size + 255) // 256
-    EXACT: tl.constexpr = S == tl.float32
+    NARROW: tl.constexpr = S == tl.uint8 or S == tl.bfloat16
+    EXACT: tl.constexpr = not NARROW
     word = key
-    if S != tl.float32 or ROUND_X:
+    if NARROW or ROUND_X:
         word = _hash32(offsets.to(tl.uint32) ^ key)
 
-    x = _load(x_at, offsets, mask, MASKED)
-    g = _load(g_at, offsets, mask, MASKED)
+    x = _load(x_at, offsets, mask, MASKED, C)
+    g = _load(g_at, offsets, mask, MASKED, C)
     if SCALED:
         g = g / scale
     if MAXIMIZE:
@@ -216,15 +240,15 @@ def _update(
     if DECOUPLED:
         x *= 1 - lr * decay
 
-    r = _load_state(r_at, r_scales, block, count, offsets, mask, MASKED, S, True)
+    r = _load_state(r_at, r_scales, block, count, offsets, mask, MASKED, S, C, True)
     if MOMENTUM_LAST:
-        u = _load_state(u_at, u_scales, block, count, offsets, mask, MASKED, S, False)
+        u = _load_state(u_at, u_scales, block, count, offsets, mask, MASKED, S, C, False)
     spread = g
     if CENTERED or not MOMENTUM_LAST:
         if LEAN:
             m = u * (_root(r, EXACT, FAST) * inverse_k_before + eps)
         else:
-            m = _load_state(m_at, m_scales, block, count, offsets, mask, MASKED, S, False)
+            m = _load_state(m_at, m_scales, block, count, offsets, mask, MASKED, S, C, False)
         if DECAY_AT_MOST_HALF:  # interpolate starting from g, as torch's lerp: from a large m, rounding would lose g
             m = g - mean_weight * (g - m)
         else:
@@ -262,8 +286,8 @@ def _load_pointer(table, tensors, i, COLUMN: tl.constexpr, DTYPE: tl.constexpr, 
 def update(
     table, shared, sizes, owners, positions, tensors, lr, lr_at, scale_at, found_at,
     mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
-    X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr,
-    CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
+    X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    LOOPS: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
     DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
     LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
 ):  # fmt: skip
@@ -275,7 +299,7 @@ def update(
     first = tl.load(positions + program).to(tl.int64) * LOOPS
     size = tl.load(sizes + i)
     if LR_ON_DEVICE:
-        lr = tl.load(lr_at).to(tl.float32)
+        lr = tl.load(lr_at).to(C)
     scale = 1.0
     if SCALED:
         scale = tl.load(scale_at)
@@ -284,9 +308,10 @@ def update(
     inverse_k_before = k
     if LEAN:
         inverse_k_before = tl.load(shared + 2 * tensors + i)
+    NARROW: tl.constexpr = S == tl.uint8 or S == tl.bfloat16
     key = i.to(tl.uint32)
-    if S != tl.float32 or ROUND_X:
-        key = tl.load(shared + 3 * tensors + i).to(tl.uint32, bitcast=True)
+    if NARROW or ROUND_X:
+        key = tl.load(_get_keys(shared, tensors) + i)
 
     MEAN: tl.constexpr = (CENTERED or not MOMENTUM_LAST) and not LEAN
     x_at = _load_pointer(table, tensors, i, PARAM, X, ALIGNED)
@@ -311,13 +336,13 @@ def update(
     for block in tl.range(first, first + LOOPS, num_stages=1):
         start = block * BLOCK
         offsets = start + tl.arange(0, BLOCK)
-        if S != tl.float32:  # 4 adjacent values per thread, as in float32, so that threads exchange none
+        if NARROW:  # 4 adjacent values per thread, as in float32, so that threads exchange none
             offsets = tl.max_contiguous(offsets, 4)
         if start + BLOCK <= size:  # full blocks need no mask, so their loads are 16 bytes wide
             _update(
                 x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
                 inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
-                MASKED=False, S=S, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
+                MASKED=False, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
                 DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
@@ -325,11 +350,40 @@ def update(
             _update(
                 x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
                 inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
-                MASKED=True, S=S, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
+                MASKED=True, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
                 DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
 
+
+FLOATS = (
+    "log1",
+    "log2",
+    "lr",
+    "mean_weight",
+    "beta1",
+    "weight1",
+    "beta2",
+    "weight2",
+    "eps",
+    "eps_s",
+    "decay",
+    "z_clip",
+)
+
+
+def _take_float64(kernel: Any) -> Any:
+    """The kernel with its floats passed as float64; without an annotation Triton passes them as float32."""
+    narrow = kernel.fn
+    wide: Any = FunctionType(narrow.__code__, narrow.__globals__)
+    parameters = inspect.signature(narrow).parameters.values()
+    wide.__signature__ = inspect.Signature(
+        [each.replace(annotation=tl.float64) if each.name in FLOATS else each for each in parameters]
+    )
+    return triton.jit(wide, do_not_specialize=["seed"])
+
+
+wide_advance, wide_update = _take_float64(advance), _take_float64(update)
 
 # The arguments of the two kernels by name; launches pass them in order.
 AdvanceArguments: Any

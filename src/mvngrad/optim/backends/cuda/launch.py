@@ -24,12 +24,18 @@ from mvngrad.optim.tensors import is_dense
 from mvngrad.rule import Hyper
 
 DTYPES = {
+    torch.float64: tl.float64,
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
     torch.uint8: tl.uint8,
 }
-SHAPES = {torch.float32: (1024, 1, 4), torch.bfloat16: (1024, 2, 4), torch.uint8: (256, 8, 1)}
+SHAPES = {
+    torch.float64: (1024, 1, 4),
+    torch.float32: (1024, 1, 4),
+    torch.bfloat16: (1024, 2, 4),
+    torch.uint8: (256, 8, 1),
+}
 """By the dtype of the state: coordinates in a block, blocks in a program, and warps."""
 REGISTERS = {torch.uint8: 96}
 """The most registers a thread may have; without a limit the compiler takes so many that few threads run at once."""
@@ -58,12 +64,13 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
 
 
 def make_launches(inputs: StepInputs) -> tuple[list[Launch], list[int]]:
-    """One launch for each device and pair of dtypes, and the indices of the empty parameters, which need none."""
+    """One launch for each device and set of dtypes, and the indices of the empty parameters, which need none."""
     batches: dict[tuple[Any, ...], list[int]] = {}
     empty = []
-    for i, (param, grad) in enumerate(zip(inputs.params, inputs.grads, strict=True)):
-        if param.numel():
-            batches.setdefault((param.device, param.dtype, grad.dtype), []).append(i)
+    stored = inputs.state[inputs.rule.state_names[0]]
+    for i, tensors in enumerate(zip(inputs.params, inputs.grads, stored, strict=True)):
+        if tensors[0].numel():
+            batches.setdefault((tensors[0].device, *(tensor.dtype for tensor in tensors)), []).append(i)
         else:
             empty.append(i)
     everything = list(range(len(inputs.params)))
@@ -79,16 +86,20 @@ def map_blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 class Launch:
-    """One launch: parameters of one device and dtype, and gradients of one dtype. It holds none of these tensors."""
+    """One launch: parameters of one device, all of one dtype, as their gradients are and their state. It holds none."""
 
     def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
         """`batch` are indices of parameters in their group; None is all of them."""
         self.rule, self.batch = inputs.rule, batch
-        params, grads, state, _ = self.select(inputs)
+        params, grads, state, steps = self.select(inputs)
         state_dtype = state[self.rule.state_names[0]][0].dtype
         self.block, self.loops, warps = SHAPES[state_dtype]
         self.options = {"num_warps": warps}
         self.dtypes = DTYPES[params[0].dtype], DTYPES[grads[0].dtype], DTYPES[state_dtype]
+        self.step_dtype = DTYPES[steps[0].dtype]
+        self.wide = params[0].dtype == torch.float64
+        compute_dtype = torch.float64 if self.wide else torch.float32
+        self.compute_dtype = DTYPES[compute_dtype]
         self.device, self.count = params[0].device, len(params)
         other_devices = {str(tensor.device) for tensors in state.values() for tensor in tensors} - {str(self.device)}
         if other_devices:
@@ -110,9 +121,9 @@ class Launch:
         owners, positions = map_blocks(sizes, self.block * self.loops)
         self.grid = (len(owners), 1, 1)
         self.sizes, self.owners, self.positions = (index.to(self.device) for index in (sizes, owners, positions))
-        self.shared = torch.empty(4 * self.count, device=self.device)
+        self.shared = torch.empty(4 * self.count, dtype=compute_dtype, device=self.device)
         nvidia = self.device.type == "cuda" and torch.version.cuda is not None
-        self.fast = nvidia and state_dtype != torch.float32
+        self.fast = nvidia and state_dtype.itemsize < 4
         if nvidia and state_dtype in REGISTERS:
             self.options["maxnreg"] = REGISTERS[state_dtype]
         self.seed = to_int32(inputs.rounding.seed)
@@ -203,6 +214,8 @@ class Launch:
             seed=self.seed,
             log1=_log(beta1),
             log2=_log(beta2),
+            T=self.step_dtype,
+            C=self.compute_dtype,
             CHECKED=found_inf is not None,
         )
         update = UpdateArguments(  # floats, because an integer would be compiled in
@@ -228,6 +241,7 @@ class Launch:
             X=self.dtypes[0],
             G=self.dtypes[1],
             S=self.dtypes[2],
+            C=self.compute_dtype,
             ALIGNED=self.aligned,
             BLOCK=self.block,
             LOOPS=self.loops,
@@ -246,10 +260,11 @@ class Launch:
             DECAY_AT_MOST_HALF=decay_at_most_half,
         )
         programs = -(-self.count // kernel.LANES.value)
-        self._launch(kernel.advance, (programs, 1, 1), {}, advance.CHECKED, advance)
+        functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
+        self._launch(functions[0], (programs, 1, 1), {}, advance.CHECKED, advance)
         pointer_dtypes = update.lr_at.dtype, update.scale_at.dtype, update.found_at.dtype
         constants = update[UpdateArguments._fields.index("X") :]
-        self._launch(kernel.update, self.grid, self.options, (constants, pointer_dtypes), update)
+        self._launch(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
 
     def _launch(
         self,
