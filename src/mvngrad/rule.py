@@ -96,6 +96,7 @@ class Arithmetic:
         return a + value * b * c
 
     def addcdiv_(self, a: Array, b: Array, c: Array, value: Any) -> Array:
+        """a + value b / c. Consumes c too."""
         return a + value * b / c
 
 

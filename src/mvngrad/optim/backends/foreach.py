@@ -14,7 +14,7 @@ from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Arithmetic, Hyper
 
 BATCH = 2**25
-"""Coordinates stepped at once: enough to fill a device, while temporaries stay smaller than the model."""
+"""The most coordinates stepped at once: enough to fill a device."""
 
 
 class Tensors:
@@ -100,8 +100,10 @@ class Foreach(Arithmetic):
     def addcdiv_(self, a: Tensors, b: Tensors, c: Tensors, value: Any) -> Tensors:
         if isinstance(value, (int, float)):
             torch._foreach_addcdiv_(a.items, b.items, c.items, _repeat_number(value, a))
-        else:
-            torch._foreach_addcdiv_(a.items, torch._foreach_mul(b.items, _items(value)), c.items)
+        else:  # as torch: the divisor takes the factor, because a product would need memory
+            torch._foreach_div_(c.items, _items(value))
+            torch._foreach_addcdiv_(a.items, b.items, c.items)
+        c.items.clear()
         return a
 
 
@@ -122,16 +124,27 @@ def _repeat_number(factor: Any, a: Tensors) -> Any:
 FOREACH = Foreach()
 
 
+def get_batch_size(inputs: StepInputs, hyper: Hyper) -> int:
+    """Coordinates stepped at once: temporaries of full width stay within one model, as in torch's Adam."""
+    own_gradients = hyper.maximize or (hyper.weight_decay != 0 and not hyper.decoupled)
+    temporaries = 1 + own_gradients + inputs.rule.lean + (hyper.z_clip is not None)
+    return min(BATCH, -(-sum(param.numel() for param in inputs.params) // temporaries) or 1)
+
+
 def step(inputs: StepInputs, hyper: Hyper) -> None:
     """As the eager step, for many parameters of one device, dtype and step count at a time."""
     rule, rounding, steps = inputs.rule, inputs.rounding, inputs.steps
     batches: dict[tuple[Any, ...], list[int]] = {}
-    sizes: dict[tuple[Any, ...], int] = {}
+    last: dict[tuple[Any, ...], tuple[int, int]] = {}  # the number of the last batch and its coordinates
+    limit = get_batch_size(inputs, hyper)
     for i, (param, count) in enumerate(zip(inputs.params, steps, strict=True)):
         host_step = None if inputs.capturable or count.is_cuda else count.item() + 1
         key = param.device, param.dtype, host_step
-        sizes[key] = sizes.get(key, 0) + param.numel()
-        batches.setdefault((*key, sizes[key] // BATCH), []).append(i)
+        number, size = last.get(key, (0, 0))
+        if size + param.numel() > limit:
+            number, size = number + 1, 0
+        last[key] = number, size + param.numel()
+        batches.setdefault((*key, number), []).append(i)
     for (_, _, host_step, _), batch in batches.items():
         counts = [steps[i] for i in batch]
         on_device = host_step is None
