@@ -220,7 +220,7 @@ def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
     row = read("grid")["runs"][0]
     assert (read("grid")["left"], row["commit"], row["losses"], row["ended"][:4]) == (78, "abc", [2.5, 2.0], "2026")
     assert [each["epoch"] for each in row["curve"]] == [2]
-    assert records.read_results(tmp_path)[language.key] == {"status": "finished", "validation_loss": 4.0}
+    assert records.read_runs(tmp_path)[language.key].result == {"status": "finished", "validation_loss": 4.0}
     assert records.read_accuracies(tmp_path) == {grid[2].key: 72.0, grid[5].key: 71.0, language.key: 0.0}
     finished.write_text(line(arms.long_run(grid[0], seed=1), test_accuracy=72.0))  # the grid has selected nothing yet
     with pytest.raises(ValueError, match="belong to no queue"):
@@ -244,13 +244,13 @@ def test_exported_runs_are_of_recipes_with_the_same_key():
 
 def test_the_report_shows_the_best_of_each_arm_in_results():
     sources = Sources((RESULTS,), {}, warn=pytest.fail)
-    (record,) = records.collect(sources)
+    record = next(record for record in records.collect(sources) if record.name == "floor")
     assert record.result["done"] >= 64 + 58
     (drawn,) = figure.draw(record.result)
     best = {row[:2]: float(row[2]) for row in drawn.table.rows}
     assert best["Adam", "no"] == 72.28
-    assert best["Adam", "yes"] == 74.54
-    assert best["SGD", ""] == 73.67
+    assert best["Adam", "yes"] >= 74.54
+    assert best["SGD", ""] >= 73.67
     assert min(best[cell, "yes"] - best[cell, "no"] for cell in ("Adam", "LaProp", "AdaBelief", "MVN-Grad")) > 1.7
     assert [each.title for each in drawn.panels] == list(figure.TITLES.values())
 

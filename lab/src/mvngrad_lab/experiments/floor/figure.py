@@ -1,12 +1,14 @@
-"""Accuracy against the learning rate, with a floor under the divisor and without."""
+"""Accuracy against the learning rate, with a floor under the divisor and without; the effects; the dial."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
-from mvngrad_lab.report.figures.style import BOUND, MARKS, Mark, draw_curve, make_axes, number
+from mvngrad_lab.experiments.floor.judge import MARGIN, compute_effects
+from mvngrad_lab.report.figures.style import BOUND, LIGHT, MARKS, Mark, draw_curve, make_axes, number
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
+from mvngrad_lab.report.statistics import mean_and_deviation
 from mvngrad_lab.report.tables import OPTIMIZERS
 
 NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
@@ -56,12 +58,100 @@ def _table(arms: dict[str, list[dict[str, Any]]]) -> Table:
         if not arms[arm]:
             continue
         best = _best(arms[arm])
-        name = "SGD" if arm == "sgd" else NAMES[GRID_ARMS[arm]]
-        betas = f"{best['beta1']:g}" if arm == "sgd" else f"{best['beta1']:g}, {best['beta2']:g}"
-        floor = "" if arm == "sgd" else "yes" if arm.endswith("-floor") else "no"
-        rows.append((name, floor, f"{best['test_accuracy']:.2f}", number(best["lr"]), betas, f"{len(arms[arm])} of 16"))
+        accuracy, runs = f"{best['test_accuracy']:.2f}", f"{len(arms[arm])} of 16"
+        rows.append((*_name_arm(arm), accuracy, number(best["lr"]), _format_betas(arm, best), runs))
     head = ("optimizer", "floor", "best test accuracy", "learning rate", "betas or momentum", "runs done")
     return Table("Best of each arm so far", head, tuple(rows))
 
 
-FIGURES = {"floor": draw}
+def draw_effects(result: dict[str, Any]) -> list[Figure]:
+    """The forest plot of all effects, and the nine arms as a table."""
+    effects, arms = compute_effects(result), result["arms"]
+    panels: tuple[Panel, ...] = ()
+    if effects:
+        at = make_axes("points of test accuracy", "effect, with 95% interval", size=(6.4, 5.0), left=2.3)
+        at.axvspan(-MARGIN, MARGIN, color=LIGHT["line"], alpha=0.6, linewidth=0)
+        at.axvline(0, color=LIGHT["muted"], linewidth=0.8)
+        for row, (name, effect) in enumerate(effects.items()):
+            color = LIGHT["mvngrad" if name.startswith("floor") and " x " not in name else "ink"]
+            at.plot(effect.interval(), [row, row], color=color, linewidth=1.6)
+            at.plot([effect.estimate], [row], color=color, marker="D" if row == 0 else "o", markersize=5)
+        at.set_yticks(range(len(effects)), list(effects))
+        at.set_ylim(len(effects) - 0.5, -0.5)
+        at.grid(visible=False, axis="y")
+        words = "; ".join(f"{name} {effect}" for name, effect in effects.items())
+        panels = (make_panel(at, "Effects", f"{words}."),)
+    seeds = sorted({seed for row in arms.values() for seed in row})
+    rows = []
+    for arm, values in arms.items():
+        settings, known = result["selected"][arm], [value for value in values.values() if value is not None]
+        cells = [_format_value(values[seed]) if seed in values else "to come" for seed in seeds]
+        mean = mean_and_deviation(known) if known else ""
+        rows.append((*_name_arm(arm), mean, *cells, number(settings["lr"]), _format_betas(arm, settings)))
+    for arm, values in result["published"].items():
+        known = [value for value in values.values() if value is not None]
+        text = mean_and_deviation(known) if known else "to come"
+        rows.append((*_name_arm(arm), f"{text} (the paper's settings, seeds 0, 1, 2)", *[""] * len(seeds), "", ""))
+    head = ("optimizer", "floor", "mean ± deviation", *(f"seed {seed}" for seed in seeds), "learning rate", "betas")
+    caption = (
+        f"ResNet-18 on CIFAR-100, batch 1024, 200 epochs; {result['done']} of {result['of']} runs are done. Each "
+        "effect is a difference of means, seeds as blocks; an interaction (x) is a difference of differences. Variance "
+        "is less second moment, momentum last less first, SGD less the four arms with a floor. The "
+        "shaded band is ±0.3 points, within which two arms are called equal."
+        + " Fewer than three seeds are whole."
+        * (not effects)
+    )
+    table = Table("Test accuracy of each arm as selected, %", head, tuple(rows))
+    return [Figure("What the floor, the variance and the order are worth", caption, panels, (), table)]
+
+
+def _format_value(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.2f}"
+
+
+def _name_arm(arm: str) -> tuple[str, str]:
+    return ("SGD", "") if arm == "sgd" else (NAMES[GRID_ARMS[arm]], "yes" if arm.endswith("-floor") else "no")
+
+
+def _format_betas(arm: str, settings: dict[str, Any]) -> str:
+    return f"{settings['beta1']:g}" if arm == "sgd" else f"{settings['beta1']:g}, {settings['beta2']:g}"
+
+
+def draw_dial(result: dict[str, Any]) -> list[Figure]:
+    """From no floor to SGD, on images and on language. A point whose rates are not all done is left out."""
+    parts = {"images": ("test accuracy, %", "CIFAR-100"), "language": ("validation loss", "GPT-2 30M")}
+    panels = tuple(draw_dial_panel(result[task], *words) for task, words in parts.items() if task in result)
+    caption = (
+        f"The best of three rates at each floor, seed 0: ResNet-18 on CIFAR-100 after 30 epochs, GPT-2 30M on the "
+        f"stand-in text after 1,000 steps. {result['done']} of {result['of']} runs are done; a point with a run to "
+        "come is left out. At a floor far above every gradient all four are SGD with momentum, the last point."
+    )
+    return [Figure("The dial: from a normalized gradient to SGD", caption, panels, tuple(MARKS.values()))]
+
+
+def draw_dial_panel(part: dict[str, Any], y: str, title: str) -> Panel:
+    """One task: the best value of each cell against the floor, relative to the gradient where that is known."""
+    size = part["gradient_rms"]
+    scale = size or 1.0
+    floors = [float(floor) for floor in part["cells"]["mvngrad"] if float(floor) > 0]
+    none = min(floors) / scale / 10
+    x = "floor / root mean square of the gradient" if size else "floor (the gradient's size was not kept)"
+    at = make_axes(x, y, log="x")
+    words = []
+    for cell, name in NAMES.items():
+        rows = {**part["cells"][cell], **part["cells"]["sgd"]}
+        points = [
+            (float(floor) / scale or none, row["best"])
+            for floor, row in rows.items()
+            if row["done"] == row["of"] and row["best"] is not None
+        ]
+        if points:
+            draw_curve(at, MARKS[name], *zip(*points, strict=True))
+            words.append(f"{name} " + ", ".join(f"{value:.4g} at {number(floor)}" for floor, value in points))
+    ticks = [floor / scale for floor in floors]
+    at.set_xticks([none, *ticks, 1 / scale], ["none", *(number(tick, 2) for tick in ticks), "SGD"])
+    at.set_xlim(none / 2, 2 / scale)
+    return make_panel(at, title, f"{'; '.join(words) or 'No point is complete'}.")
+
+
+FIGURES = {"floor": draw, "floor-table": draw_effects, "floor-dial": draw_dial}

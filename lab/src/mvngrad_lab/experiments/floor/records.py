@@ -1,16 +1,38 @@
-"""The runs of this experiment, from the files in results/ and the store."""
+"""The runs of this experiment, from the files in results/ and the store, as the report reads them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms
+from mvngrad_lab.recipe import COUPLED, TrainingRecipe
 from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.tasks.cifar100.recipe import paper
 
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
+ENVIRONMENT = ("device", "torch", "python", "commit")
+
+
+class Run(NamedTuple):
+    """What the report needs of a finished run."""
+
+    result: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    gradient_rms: Sequence[float | None] = ()
+    """Root mean square of the last gradient of each epoch; older runs have none."""
+
+
+Runs = Mapping[str, Run]
+"""By key."""
+Recipes = Mapping[str, Sequence[TrainingRecipe]]
+"""By the name of their arm."""
 
 
 def get_file_name(queue: str) -> str:
@@ -18,27 +40,84 @@ def get_file_name(queue: str) -> str:
     return f"floor-{queue}.json"
 
 
-def read_results(*roots: Path) -> dict[str, dict[str, Any]]:
-    """The result of every finished run in stores and in exported files, by key."""
-    results = {run.key: run.result for run in store.load_runs(*roots)}
+def read_runs(*roots: Path) -> dict[str, Run]:
+    """Every finished run in stores and in exported files, by key."""
+    runs = {run.key: Run(run.result, run.environment) for run in store.load_runs(*roots)}
     for root in roots:
         for path in (*sorted(root.glob(get_file_name("*"))), root / OLD_GRID_FILE):
-            if path.exists():
-                rows = json.loads(path.read_text(encoding="utf-8"))["runs"]
-                results |= {row["key"]: {"status": row["status"], **row["metrics"]} for row in rows}
-    return results
+            for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
+                environment = {name: row[name] for name in ENVIRONMENT if name in row}
+                result = {"status": row["status"], **row["metrics"]}
+                runs[row["key"]] = Run(result, environment, row.get("gradient_rms", ()))
+    return runs
+
+
+def get_accuracies(runs: Runs) -> dict[str, float]:
+    """Test accuracy by key; a diverged run has 0, and so has a language model."""
+    return {key: run.result.get("test_accuracy", 0.0) for key, run in runs.items()}
 
 
 def read_accuracies(*roots: Path) -> dict[str, float]:
-    """Test accuracy of every finished run, by key; a diverged run has 0, and so has a language model."""
-    return {key: result.get("test_accuracy", 0.0) for key, result in read_results(*roots).items()}
+    return get_accuracies(read_runs(*roots))
 
 
 def collect(sources: Sources) -> list[TableResult]:
-    accuracies, grid = read_accuracies(*sources.folders), arms.grid()
+    runs, tables = read_runs(*sources.folders), []
     new = {recipe.key for recipe in arms.grid_queue()}
-    if not new & accuracies.keys():
-        return []
+    if new & runs.keys():
+        tables.append(_collect_grid(runs))
+    tables += [
+        _collect_dial(runs),
+        _collect_batch_128(runs),
+        _collect_as_published(runs),
+        _collect_beta_mean(runs),
+    ]
+    try:
+        selected = arms.select_arms(get_accuracies(runs))
+    except InvalidInput:  # the grid is not complete
+        return [table for table in tables if table.run_keys]
+    tables += [_collect_table(runs, selected), _collect_decay(runs, selected)]
+    return [table for table in tables if table.run_keys]
+
+
+def _make_table(
+    name: str, runs: Runs, queue: Iterable[TrainingRecipe], shared: dict[str, Any], **result: Any
+) -> TableResult:
+    """The record of the runs of a queue, with these settings shared by all, and this result."""
+    recipes = {recipe.key: recipe for recipe in queue}
+    done = tuple(key for key in recipes if key in runs)
+    environment = {
+        part: ", ".join(sorted({str(runs[key].environment[part]) for key in done if part in runs[key].environment}))
+        for part in ENVIRONMENT
+    }
+    left = len(recipes) - len(done)
+    return TableResult(name, shared, environment, {**result, "done": len(done), "of": len(recipes)}, done, left)
+
+
+def _get_value(runs: Runs, recipe: TrainingRecipe, metric: str = "test_accuracy") -> float | None:
+    """A number of the recipe's run; None if it is to come or has diverged."""
+    return runs[recipe.key].result.get(metric) if recipe.key in runs else None
+
+
+def _by_seed(runs: Runs, recipes: Iterable[Any]) -> dict[str, float | None]:
+    """Test accuracy by seed of the runs that are done; None has diverged."""
+    return {str(recipe.seed): _get_value(runs, recipe) for recipe in recipes if recipe.key in runs}
+
+
+def _best(runs: Runs, recipes: Sequence[TrainingRecipe], metric: str = "test_accuracy") -> dict[str, Any]:
+    """The best value among recipes, its rate, and how many are done."""
+    sign = 1 if metric.endswith("accuracy") else -1
+    values = [(value, recipe.lr) for recipe in recipes if (value := _get_value(runs, recipe, metric)) is not None]
+    best, lr = max(values, key=lambda pair: sign * pair[0]) if values else (None, None)
+    return {"best": best, "lr": lr, "done": sum(recipe.key in runs for recipe in recipes), "of": len(recipes)}
+
+
+def _describe_settings(recipe: Any) -> dict[str, Any]:
+    return {name: getattr(recipe, name) for name in ("lr", "beta1", "beta2", "eps", "eps_s", "weight_decay")}
+
+
+def _collect_grid(runs: Runs) -> TableResult:
+    grid, accuracies = arms.grid(), get_accuracies(runs)
     rows = {
         arm: [
             {"lr": r.lr, "beta1": r.beta1, "beta2": r.beta2, "test_accuracy": accuracies[r.key]}
@@ -47,8 +126,125 @@ def collect(sources: Sources) -> list[TableResult]:
         ]
         for arm, recipes in grid.items()
     }
-    done = tuple(recipe.key for recipes in grid.values() for recipe in recipes if recipe.key in accuracies)
-    total = sum(map(len, grid.values()))
-    shared = {"batch_size": 1024, "epochs": 30, "seed": 0}
-    result = {"arms": rows, "done": len(done), "of": total}
-    return [TableResult("floor", shared, {}, result, done, total - len(done))]
+    queue = [recipe for recipes in grid.values() for recipe in recipes]
+    return _make_table("floor", runs, queue, {"batch_size": 1024, "epochs": 30, "seed": 0}, arms=rows)
+
+
+def _collect_table(runs: Runs, selected: arms.Selected) -> TableResult:
+    """The nine arms at 200 epochs, and Table 1's runs where an arm selected other settings than the paper."""
+    seeds = (*arms.SEEDS, *arms.MORE_SEEDS)
+    published = {
+        arm: _by_seed(runs, [paper(arms.GRID_ARMS[arm], 1024, seed) for seed in (0, 1, 2)])
+        for arm in arms.OLD_ARMS
+        if arms.long_run(selected[arm], 1) != paper(arms.GRID_ARMS[arm], 1024, 1)
+    }
+    return _make_table(
+        "floor-table",
+        runs,
+        [*arms.table_runs(selected), *arms.more_seeds_runs(selected)],
+        {"batch_size": 1024, "epochs": 200},
+        arms={arm: _by_seed(runs, arms.table_runs({arm: recipe}, seeds)) for arm, recipe in selected.items()},
+        selected={arm: _describe_settings(recipe) for arm, recipe in selected.items()},
+        published=published,
+    )
+
+
+def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
+    accuracies = get_accuracies(runs)
+    grid = arms.decoupled_decay_grid(selected)
+    cells = [f"{cell}-{floor}" for cell in ("adam", "mvngrad") for floor in ("floor", "none")]
+    try:
+        decoupled = arms.select(accuracies, grid)
+    except InvalidInput:
+        decoupled = {}
+    # With decay: the same rates and betas, which the grid has.
+    with_decay = {arm: [r for r in arms.grid()[arm] if r.beta1 == selected[arm].beta1] for arm in cells}
+    no_decay: Recipes = {
+        arm: [r for r in arms.no_decay_runs(selected) if (r.optimizer, r.eps, r.eps_s) == _epsilons(selected[arm])]
+        for arm in cells
+    }
+    queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(decoupled)]
+    return _make_table(
+        "floor-decay",
+        runs,
+        [*queue, *arms.no_decay_runs(selected)],
+        {"batch_size": 1024},
+        arms={
+            arm: _by_seed(runs, arms.table_runs({arm: recipe}))
+            for arm, recipe in {**{arm: selected[arm] for arm in cells}, **decoupled}.items()
+        },
+        selected={arm: _describe_settings(recipe) for arm, recipe in decoupled.items()},
+        grid={arm: [sum(r.key in runs for r in recipes), len(recipes)] for arm, recipes in grid.items()},
+        with_decay={arm: _best(runs, recipes) for arm, recipes in with_decay.items()},
+        no_decay={arm: _best(runs, recipes) for arm, recipes in no_decay.items()},
+    )
+
+
+def _epsilons(recipe: TrainingRecipe) -> tuple[Any, ...]:
+    return recipe.optimizer, recipe.eps, recipe.eps_s
+
+
+def _collect_dial(runs: Runs) -> TableResult:
+    images, language = arms.dial(), arms.language_dial()
+    return _make_table(
+        "floor-dial",
+        runs,
+        [*images, *language],
+        {"seed": 0},
+        images=_fill_dial(runs, images, arms.DIAL, "test_accuracy"),
+        language=_fill_dial(runs, language, arms.LANGUAGE_DIAL, "validation_loss"),
+    )
+
+
+def _fill_dial(
+    runs: Runs, recipes: Sequence[TrainingRecipe], floors: Mapping[float, tuple[float, ...]], metric: str
+) -> dict[str, Any]:
+    """For each cell and floor the best of its rates; at the last floor, SGD, one run is all four cells.
+
+    `gradient_rms` is the median over epochs of the runs without a floor, or None if none has kept it.
+    """
+    chunks = iter(recipes)  # in the order of arms.dial: floors, cells, rates
+    cells: dict[str, dict[str, Any]] = {cell: {} for cell in (*COUPLED, "sgd")}
+    sizes = []
+    for floor, rates in floors.items():
+        for cell in COUPLED if floor < 1 else ("sgd",):
+            some = [next(chunks) for _ in rates]
+            cells[cell][f"{floor:g}"] = _best(runs, some, metric)
+            if floor == 0:
+                kept = [runs[recipe.key].gradient_rms for recipe in some if recipe.key in runs]
+                sizes += [size for each in kept for size in each if size is not None]
+    return {"cells": cells, "gradient_rms": median(sizes) if sizes else None}
+
+
+def _collect_batch_128(runs: Runs) -> TableResult:
+    grid = arms.batch_128_grid()
+    try:
+        selected = arms.select(get_accuracies(runs), grid)
+    except InvalidInput:
+        selected = {}
+    old = {"adam-none": "adam", "laprop-none": "laprop", "mvngrad-floor": "mvngrad"}
+    rows = {arm: _by_seed(runs, [paper(cell, 128, seed) for seed in (0, 1, 2)]) for arm, cell in old.items()}  # type: ignore[arg-type]
+    new = {arm: _by_seed(runs, arms.table_runs({arm: recipe})) for arm, recipe in selected.items()}
+    queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(selected)]
+    return _make_table("floor-batch-128", runs, queue, {"batch_size": 128, "epochs": 200}, arms={**rows, **new})
+
+
+def _collect_as_published(runs: Runs) -> TableResult:
+    recipes = arms.as_published_runs()
+    rows: dict[str, dict[str, Any]] = {"1024": {}, "128": {}}
+    for recipe in recipes:
+        mixed, clean = (_get_value(runs, recipe, name) for name in ("train_accuracy_mixed", "train_accuracy"))
+        rows[str(recipe.batch_size)][recipe.optimizer] = {"mixed": mixed, "clean": clean, "done": recipe.key in runs}
+    return _make_table("floor-as-published", runs, recipes, {"epochs": 200, "seed": 3}, batches=rows)
+
+
+def _collect_beta_mean(runs: Runs) -> TableResult:
+    """Runs with beta_mean = beta2, and those with the default that differ in nothing else."""
+    pairs: dict[str, dict[str, Any]] = {}
+    kinds = {"with a floor": ("cifar100", 1e-8), "without a floor": ("cifar100", 1e-16), "language": ("wikitext103", 0)}
+    for kind, (name, eps_s) in kinds.items():
+        changed = [r for r in arms.beta_mean_runs() if (r.name, r.eps_s) == (name, eps_s)]
+        default = [dataclasses.replace(recipe, beta_mean=None) for recipe in changed]
+        metric = "validation_loss" if name == "wikitext103" else "test_accuracy"
+        pairs[kind] = {"changed": _best(runs, changed, metric), "default": _best(runs, default, metric)}
+    return _make_table("floor-beta-mean", runs, arms.beta_mean_runs(), {"seed": 0}, pairs=pairs)

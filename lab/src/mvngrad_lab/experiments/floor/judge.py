@@ -1,0 +1,335 @@
+"""Verdicts on the floor: contrasts of arms with t-tests, equivalence by two one-sided ones.
+
+An analysis of variance of this design, 2 x 2 x 2 with seeds as blocks, has one contrast for each effect; its F is the
+square of the contrast's t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from math import prod
+from typing import Any
+
+from mvngrad_lab.experiments.floor.arms import GRID_ARMS
+from mvngrad_lab.recipe import COUPLED, RULES, has_eps_s
+from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast
+from mvngrad_lab.report.verdicts import (
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    Verdict,
+    decide,
+    judges,
+)  # fmt: skip
+
+GAIN = 1.0
+"""Points that the floor is said to be worth at least."""
+MARGIN = 0.3
+"""Points within which two arms are called equal."""
+EQUIVALENCE_SEEDS = 6
+SEEN = 1.0
+"""Points by which two runs must differ to count as different: twice the deviation of their difference."""
+SEEN_LOSS, LANGUAGE_LOSS = 0.03, 0.1
+TYPICAL_GRADIENT = 1e-2
+"""A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
+ONE_SEED = "A comparison, not a verdict: one seed."
+
+FACTORS: dict[str, Callable[[str], bool]] = {
+    "floor": lambda arm: arm.endswith("-floor"),
+    "variance": lambda arm: has_eps_s(GRID_ARMS[arm]),
+    "order": lambda arm: RULES[GRID_ARMS[arm]].momentum_last,
+}
+"""Whether an arm has a floor, normalizes by the variance, and applies momentum last."""
+KINDS = {"with a floor": "floor", "without a floor": "none"}
+VARIANCE, ORDER = "variance", "momentum last"
+NAMES = {cell: rule.name for cell, rule in RULES.items()}
+
+Values = dict[str, list[float]]
+
+
+def make_weights(*factors: str, among: Sequence[str] = tuple(GRID_ARMS)) -> dict[str, float]:
+    """Weights of a factor's effect, or of the interaction of several: a difference of differences.
+
+    >>> make_weights("variance", among=["adam-none", "adabelief-none"])
+    {'adam-none': -1.0, 'adabelief-none': 1.0}
+    """
+    scale = 2 ** len(factors) / len(among)
+    return {arm: scale * prod(1 if FACTORS[factor](arm) else -1 for factor in factors) for arm in among}
+
+
+def keep_whole_seeds(arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str]) -> tuple[list[str], Values]:
+    """The seeds that all these arms have, and the values of the arms at these seeds."""
+    seeds = [seed for seed in arms[among[0]] if all(seed in arms[arm] for arm in among)]
+    return seeds, {arm: [arms[arm][seed] for seed in seeds] for arm in among}  # type: ignore[misc]
+
+
+def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> Verdict | None:
+    """Why nothing can be judged yet."""
+    if seeds < 3:
+        return Verdict(NOT_RUN, "", f"{seeds} of 3 seeds are done in every arm.")
+    if lost := [arm for arm, row in values.items() if None in row]:
+        return Verdict(UNDECIDED, "", f"Runs of {', '.join(lost)} diverged; the rule compares means.")
+    return None
+
+
+def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
+    return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
+
+
+# 200 epochs at batch 1024
+
+
+@judges("floor-main")
+def judge_main(result: dict[str, Any]) -> Verdict:
+    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    effect = compute_effects(result)["floor"]
+    return _judge_gain(effect, f"{effect} points; {describe_seeds(seeds, effect)}")
+
+
+def _judge_gain(effect: Contrast, text: str) -> Verdict:
+    above, below = effect.p_above(GAIN), effect.p_below(GAIN)
+    status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.01 else UNDECIDED
+    return Verdict(status, f"{text}; p for more than {GAIN:g} point {above:.2g}")
+
+
+@judges("floor-each-cell")
+def judge_each_cell(result: dict[str, Any]) -> Verdict:
+    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    effects = {NAMES[cell]: estimate_contrast(values, {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}) for cell in COUPLED}
+    p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
+    text = "; ".join(f"{cell} {effect}, p = {p[cell]:.2g}" for cell, effect in effects.items())
+    failed = [cell for cell in effects if p[cell] >= 0.05]
+    caveat = f"Not shown for {', '.join(failed)}." if failed else ""
+    return decide(len(failed) < len(effects), f"{text} (Holm); n = {len(seeds)} seeds ({', '.join(seeds)})", caveat)
+
+
+def judge_equal(result: dict[str, Any], name: str) -> Verdict:
+    """Whether the effect of a factor is within the margin, at equal floor."""
+    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    effects = compute_effects(result)
+    parts = ", ".join(f"{where} {effects[f'{name}, {where}']}" for where in KINDS)
+    return _judge_equivalence(effects[name], seeds, parts)
+
+
+judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE))
+judges("floor-order-equal")(partial(judge_equal, name=ORDER))
+
+
+def _judge_equivalence(effect: Contrast, seeds: Sequence[str], more: str = "") -> Verdict:
+    p, (low, high) = effect.p_within(MARGIN), effect.interval()
+    text = f"{effect} points; {describe_seeds(seeds, effect)}; p for within {MARGIN} points {p:.2g}"
+    text += f"; {more}" if more else ""
+    if len(seeds) < EQUIVALENCE_SEEDS:
+        return Verdict(UNDECIDED, text, f"Underpowered: {len(seeds)} of {EQUIVALENCE_SEEDS} seeds.")
+    differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
+    return Verdict(REPRODUCED if p < 0.05 else NOT_REPRODUCED if differs else UNDECIDED, text)
+
+
+@judges("floor-interactions")
+def judge_interactions(result: dict[str, Any]) -> Verdict:
+    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    effects = {name: effect for name, effect in compute_effects(result).items() if " x " in name}
+    p = dict(zip(effects, adjust_by_holm([effect.p_different() for effect in effects.values()]), strict=True))
+    text = "; ".join(f"{name} {effect}, p = {p[name]:.2g}" for name, effect in effects.items())
+    present = [name for name in effects if p[name] < 0.05]
+    status = NOT_REPRODUCED if present else UNDECIDED
+    note = f"Present: {', '.join(present)}." if present else "None shows; none is called absent."
+    return Verdict(status, f"{text} (Holm); {describe_seeds(seeds, effects['floor x order'])}", note)
+
+
+@judges("floor-sgd")
+def judge_sgd(result: dict[str, Any]) -> Verdict:
+    floored = [arm for arm in GRID_ARMS if arm.endswith("-floor")]
+    seeds, values = keep_whole_seeds(result["arms"], ["sgd", *floored])
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    return _judge_equivalence(estimate_contrast(values, {"sgd": 1.0, **dict.fromkeys(floored, -0.25)}), seeds)
+
+
+def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
+    """All effects that the rules above look at, by name; none if fewer than three seeds are whole.
+
+    "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
+    """
+    arms = result["arms"]
+    seeds, values = keep_whole_seeds(arms, list(GRID_ARMS))
+    if find_obstacle(values, len(seeds)):
+        return {}
+    effects = {"floor": estimate_contrast(values, make_weights("floor"))}
+    for cell in COUPLED:
+        weights = {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}
+        effects[f"floor, {NAMES[cell]}"] = estimate_contrast(values, weights)
+    for factor, name in (("variance", VARIANCE), ("order", ORDER)):
+        effects[name] = estimate_contrast(values, make_weights(factor))
+        for where, kind in KINDS.items():
+            four = {arm: row for arm, row in values.items() if arm.endswith(f"-{kind}")}
+            effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
+    for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
+        effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
+    floored = [arm for arm in GRID_ARMS if arm.endswith("-floor")]
+    seeds, values = keep_whole_seeds(arms, ["sgd", *floored])
+    if not find_obstacle(values, len(seeds)):
+        weights = {"sgd": 1.0, **dict.fromkeys(floored, -0.25)}
+        effects["SGD"] = estimate_contrast(values, weights)
+    return effects
+
+
+# Weight decay
+
+
+@judges("floor-decay-decoupled")
+def judge_decoupled(result: dict[str, Any]) -> Verdict:
+    if waiting := {arm: counts for arm, counts in result["grid"].items() if counts[0] < counts[1]}:
+        left = ", ".join(f"{arm} {done} of {of}" for arm, (done, of) in waiting.items())
+        return Verdict(NOT_RUN, "", f"The grid is not done: {left}.")
+    compared = ["adam-floor", "mvngrad-floor", "adamw-none", "mvngradw-none"]
+    coupled = ["adam-none", "mvngrad-none"]
+    seeds, values = keep_whole_seeds(result["arms"], [*compared, *coupled])
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    signs = (0.5, 0.5, -0.5, -0.5)
+    gap = estimate_contrast(values, dict(zip([*compared[:2], *coupled], signs, strict=True))).estimate
+    open_part = estimate_contrast({arm: values[arm] for arm in compared}, dict(zip(compared, signs, strict=True)))
+    epsilon, decay = open_part.p_above(gap / 2), open_part.p_below(MARGIN)
+    text = (
+        f"gap {gap:+.2f} points, of which decoupled decay leaves {open_part}; p for more than half {epsilon:.2g}, "
+        f"for less than {MARGIN} points {decay:.2g}; {describe_seeds(seeds, open_part)}"
+    )
+    if gap > 0 and epsilon < 0.01 and decay >= 0.05:
+        return Verdict(REPRODUCED, text, "The finding is about epsilon.")
+    if decay < 0.05 and epsilon >= 0.01:
+        return Verdict(NOT_REPRODUCED, text, "The finding is about decay.")
+    share = f"Both: decoupled decay closes {1 - open_part.estimate / gap:.0%} of the gap." if gap > 0 else "No gap."
+    return Verdict(UNDECIDED, text, share)
+
+
+@judges("floor-decay-none")
+def compare_without_decay(result: dict[str, Any]) -> Verdict:
+    tried = {**result["no_decay"], **{f"{arm}, decayed": best for arm, best in result["with_decay"].items()}}
+    if obstacle := _find_missing(tried):
+        return obstacle
+    texts = []
+    for cell in ("adam", "mvngrad"):
+        gains = [
+            part[f"{cell}-floor"]["best"] - part[f"{cell}-none"]["best"]
+            for part in (result["no_decay"], result["with_decay"])
+        ]
+        share = f", {gains[0] / gains[1]:.0%} of it" if gains[1] > 0 else ""
+        seen = "" if abs(gains[0]) > SEEN else ", not seen"
+        texts.append(f"{NAMES[cell]} {gains[0]:+.2f} without decay{share}{seen}, {gains[1]:+.2f} with it")
+    return Verdict(UNDECIDED, f"gain by the floor: {'; '.join(texts)} (n = 1 seed)", ONE_SEED)
+
+
+def _find_missing(tried: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
+    """Why the best of some rates is not known yet."""
+    if missing := [
+        f"{name} {best['done']} of {best['of']}" for name, best in tried.items() if best["done"] < best["of"]
+    ]:
+        return Verdict(NOT_RUN, "", f"Runs are to come; done: {', '.join(missing)}.")
+    if lost := [name for name, best in tried.items() if best["best"] is None]:
+        return Verdict(UNDECIDED, "", f"All runs diverged: {', '.join(lost)}.")
+    return None
+
+
+# The dial
+
+
+def judge_dial(result: dict[str, Any], task: str) -> Verdict:
+    """Whether a floor helps images and harms language, in each cell."""
+    cells = {cell: result[task]["cells"][cell] for cell in COUPLED}
+    floors = ("0", "0.001", "0.01") if task == "images" else ("0", "0.001")
+    tried = {f"{NAMES[cell]} at floor {floor}": cells[cell][floor] for cell in COUPLED for floor in floors}
+    if obstacle := _find_missing(tried):
+        return obstacle
+    if task == "images":
+        limit, what = SEEN, "points gained by a floor of 1e-3 or 1e-2"
+        effects = {
+            cell: max(rows["0.001"]["best"], rows["0.01"]["best"]) - rows["0"]["best"] for cell, rows in cells.items()
+        }
+    else:
+        limit, what = LANGUAGE_LOSS, "loss added by a floor of 1e-3"
+        effects = {cell: rows["0.001"]["best"] - rows["0"]["best"] for cell, rows in cells.items()}
+    size = result[task]["gradient_rms"]
+    text = f"{what}: " + ", ".join(f"{NAMES[cell]} {effect:+.2f}" for cell, effect in effects.items())
+    text += f" (n = 1 seed; root mean square of the gradient {'not kept' if size is None else format(size, '.2g')})"
+    failed = [NAMES[cell] for cell, effect in effects.items() if effect <= limit]
+    notes = [f"Not in {', '.join(failed)}."] if failed else []
+    if task == "language" and size is not None and size > TYPICAL_GRADIENT:
+        notes.append("The gradient is so large that 1e-3 is hardly a floor.")
+    return decide(len(failed) < len(effects), text, " ".join(notes))
+
+
+judges("floor-dial-images")(partial(judge_dial, task="images"))
+judges("floor-dial-language")(partial(judge_dial, task="language"))
+
+
+# Batch 128, train accuracy on mixed images, beta_mean
+
+
+@judges("floor-batch-128")
+def judge_batch_128(result: dict[str, Any]) -> Verdict:
+    arms = result["arms"]
+    six = [f"{cell}-{kind}" for kind in ("floor", "none") for cell in ("adam", "laprop", "mvngrad")]
+    if waiting := [arm for arm in (*six, "sgd") if len(arms.get(arm, ())) < 3]:
+        return Verdict(NOT_RUN, "", f"Fewer than three seeds are done of {', '.join(waiting)}.")
+    values: Values = {arm: list(arms[arm].values()) for arm in six}
+    if obstacle := find_obstacle(values, 3):
+        return obstacle
+    effect = estimate_contrast(values, make_weights("floor", among=six), blocks=False)
+    sgd = [value for value in arms["sgd"].values() if value is not None]
+    beside = f"SGD {sum(sgd) / len(sgd):.2f}" if sgd else "SGD diverged"
+    return _judge_gain(effect, f"{effect} points; 3 seeds, {effect.freedom} degrees of freedom; {beside}")
+
+
+def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:
+    """Whether train accuracy on mixed images is the paper's, up to what the draws of lam may do."""
+    rows = result["batches"][batch]
+    paper = next(claim.values for claim in load_claims() if claim.id == f"floor-train-mixed-{batch}")
+    if waiting := [NAMES[cell] for cell, row in rows.items() if not row["done"]]:
+        return Verdict(NOT_RUN, "", f"Runs to come: {', '.join(waiting)}.")
+    if lost := [NAMES[cell] for cell, row in rows.items() if row["mixed"] is None]:
+        return Verdict(UNDECIDED, "", f"No train accuracy on mixed images, or diverged: {', '.join(lost)}.")
+    off = {NAMES[cell]: row["mixed"] - paper[NAMES[cell]] for cell, row in rows.items()}
+    text = "; ".join(
+        f"{NAMES[cell]} {row['mixed']:.2f} mixed ({off[NAMES[cell]]:+.2f}), {row['clean']:.2f} clean"
+        for cell, row in rows.items()
+    )
+    near = [cell for cell, by in off.items() if abs(by) <= 1]
+    if len(near) >= 3:
+        outside = [cell for cell in off if cell not in near]
+        return decide(True, f"{text} (n = 1 seed)", f"Outside 1 point: {outside[0]}." if outside else "")
+    spread = max(off.values()) - min(off.values())
+    shift = sum(off.values()) / len(off)
+    note = f"A shift of {shift:+.2f} of all four." if spread <= 1 else ""
+    wrong = sum(abs(by) > far for by in off.values()) >= 2
+    return Verdict(NOT_REPRODUCED if wrong else UNDECIDED, f"{text} (n = 1 seed)", note)
+
+
+judges("floor-train-mixed-1024")(partial(judge_mixed, batch="1024", far=3.4))
+judges("floor-train-mixed-128")(partial(judge_mixed, batch="128", far=1.2))
+
+
+@judges("floor-beta-mean")
+def compare_beta_mean(result: dict[str, Any]) -> Verdict:
+    tried = {f"{kind}, {which}": best for kind, pair in result["pairs"].items() for which, best in pair.items()}
+    if obstacle := _find_missing(tried):
+        return obstacle
+    texts = []
+    for kind, pair in result["pairs"].items():
+        limit, digits = (SEEN_LOSS, 3) if kind == "language" else (SEEN, 2)
+        difference = pair["changed"]["best"] - pair["default"]["best"]
+        seen = "seen" if abs(difference) > limit else "not seen"
+        texts.append(f"{kind} {pair['changed']['best']:.{digits}f}, {difference:+.{digits}f} from the default ({seen})")
+    return Verdict(UNDECIDED, f"{'; '.join(texts)} (n = 1 seed)", ONE_SEED)

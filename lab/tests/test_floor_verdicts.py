@@ -1,0 +1,308 @@
+"""Verdicts of the floor experiment on generated runs whose truth is known."""
+
+import dataclasses
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mvngrad_lab.experiments.floor import arms, records
+from mvngrad_lab.experiments.floor.judge import compute_effects
+from mvngrad_lab.recipe import RULES
+from mvngrad_lab.report.figures import draw
+from mvngrad_lab.report.records import Sources
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+
+JUDGES = find_judges()
+NOISE = 0.2
+"""Deviation over seeds of the generated runs."""
+
+
+def write_runs(folder, results):
+    """Recipes and their results, as `export` writes them."""
+    rows = [
+        {"key": recipe.key, "status": "finished", "metrics": {"steps": 1, **metrics}, "gradient_rms": [1e-3]}
+        for recipe, metrics in results
+    ]
+    (folder / records.get_file_name("made-up")).write_text(json.dumps({"runs": rows}))
+
+
+def collect(folder):
+    return {table.name: table for table in records.collect(Sources((folder,), {}, warn=pytest.fail))}
+
+
+def judge(folder, claim, target):
+    return JUDGES[claim](collect(folder)[target].result)
+
+
+def grid_results():
+    """The second configuration of each arm is best; twice its rate is worse."""
+    grid = arms.grid()
+    best = {arm: recipes[1] for arm, recipes in grid.items()}
+    runs = [(r, {"test_accuracy": 75.0 if r is recipes[1] else 70.0}) for recipes in grid.values() for r in recipes]
+    return best, [*runs, *((recipe, {"test_accuracy": 60.0}) for recipe in arms.double_rate_runs(best))]
+
+
+def arm_mean(arm, floor=0.0, variance=0.0, order=0.0, sgd=0.0, joint=0.0):
+    """The true mean of an arm: each effect is a difference of the two levels of its factor."""
+    if arm == "sgd":
+        return 78.0 + floor + sgd
+    rule, floored = RULES[arms.GRID_ARMS[arm]], arm.endswith("-floor")
+    both = joint * (floored and rule.centered)
+    return 78.0 + floor * floored + variance * rule.centered + order * rule.momentum_last + both
+
+
+def table_results(seeds=6, rng=None, noise=NOISE, **effects):
+    """Runs at 200 epochs with these true effects, a common shift for each seed, and noise."""
+    rng = rng or np.random.default_rng(0)
+    best, results = grid_results()
+    shifts = rng.normal(0, 0.3, seeds)
+    for recipe in [*arms.table_runs(best), *arms.more_seeds_runs(best)]:
+        if recipe.seed <= seeds:
+            arm = next(a for a, b in best.items() if arms.long_run(b, recipe.seed) == recipe)
+            accuracy = arm_mean(arm, **effects) + shifts[recipe.seed - 1] + rng.normal(0, noise)
+            results.append((recipe, {"test_accuracy": accuracy}))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("effects", "seeds", "expected"),
+    [
+        (
+            {"floor": 1.8},
+            6,
+            {"main": REPRODUCED, "each-cell": REPRODUCED, "variance-equal": REPRODUCED, "order-equal": REPRODUCED,
+             "interactions": UNDECIDED, "sgd": REPRODUCED},
+        ),
+        (
+            {"floor": 1.8},
+            3,
+            {"main": REPRODUCED, "variance-equal": UNDECIDED, "order-equal": UNDECIDED, "sgd": UNDECIDED},
+        ),
+        ({"floor": 0.3}, 6, {"main": NOT_REPRODUCED}),
+        ({"floor": 1.0}, 6, {"main": UNDECIDED}),
+        (
+            {"floor": 1.8, "variance": 0.8, "order": -0.8, "sgd": 1.0},
+            6,
+            {"main": REPRODUCED, "variance-equal": NOT_REPRODUCED, "order-equal": NOT_REPRODUCED,
+             "sgd": NOT_REPRODUCED},
+        ),
+        ({"floor": 1.8, "variance": 0.35}, 6, {"variance-equal": UNDECIDED, "order-equal": REPRODUCED}),
+        ({"floor": 0.0, "joint": 2.0}, 6, {"each-cell": CAVEAT, "interactions": NOT_REPRODUCED}),
+        ({"floor": 1.8}, 2, {"main": NOT_RUN, "sgd": NOT_RUN}),
+    ],
+)  # fmt: skip
+def test_table_is_judged_by_its_true_effects(tmp_path, effects, seeds, expected):
+    write_runs(tmp_path, table_results(seeds, **effects))
+    verdicts = {claim: judge(tmp_path, f"floor-{claim}", "floor-table") for claim in expected}
+    assert {claim: verdict.status for claim, verdict in verdicts.items()} == expected
+    if seeds == 3:
+        assert "Underpowered: 3 of 6 seeds" in verdicts["variance-equal"].note
+
+
+def test_a_cut_queue_is_judged_with_its_whole_seeds(tmp_path):
+    results = [(r, m) for r, m in table_results(6, floor=1.8) if not (r.seed == 6 and r.optimizer == "adam")]
+    write_runs(tmp_path, results)
+    assert "n = 5 seeds (1, 2, 3, 4, 5)" in judge(tmp_path, "floor-main", "floor-table").measured
+
+
+def test_a_diverged_run_leaves_its_rules_undecided(tmp_path):
+    results = table_results(6, floor=1.8)
+    results[-30] = (results[-30][0], {})
+    write_runs(tmp_path, results)
+    verdict = judge(tmp_path, "floor-main", "floor-table")
+    assert verdict.status == UNDECIDED
+    assert "diverged" in verdict.note
+
+
+def test_effects_are_those_of_a_least_squares_fit(tmp_path):
+    """Estimate, error and F of every effect, from a fit with all factors, interactions and seeds."""
+    write_runs(tmp_path, table_results(4, floor=1.8, variance=0.5, joint=0.7))
+    result = collect(tmp_path)["floor-table"].result
+    effects = compute_effects(result)
+    rows, y = [], []
+    for arm, by_seed in result["arms"].items():
+        if arm == "sgd":
+            continue
+        rule = RULES[arms.GRID_ARMS[arm]]
+        f, v, o = (1 if on else -1 for on in (arm.endswith("-floor"), rule.centered, rule.momentum_last))
+        for at, accuracy in enumerate(by_seed.values()):
+            rows.append([1, f, v, o, f * v, f * o, v * o, f * v * o, *(float(at == k) for k in (1, 2, 3))])
+            y.append(accuracy)
+    x, y = np.array(rows, dtype=float), np.array(y)
+    fitted, (rss,), *_ = np.linalg.lstsq(x, y, rcond=None)
+    freedom = len(y) - x.shape[1]
+    errors = np.sqrt(rss / freedom * np.diag(np.linalg.inv(x.T @ x)))
+    for column, name, scale in ((1, "floor", 2), (4, "floor x variance", 4), (7, "floor x variance x order", 8)):
+        effect = effects[name]
+        assert effect.freedom == freedom == 21
+        assert effect.estimate == pytest.approx(scale * fitted[column])
+        assert effect.error == pytest.approx(scale * errors[column])
+        f_value = (fitted[column] / errors[column]) ** 2
+        assert effect.p_different() == pytest.approx(stats.f.sf(f_value, 1, freedom), rel=1e-9)
+
+
+def test_equivalence_errs_as_often_as_its_level(tmp_path):
+    """At a true difference of exactly the margin, two one-sided tests at 0.05 pass in 5% of the experiments."""
+    rng, passed = np.random.default_rng(1), 0
+    for _ in range(400):
+        by_arm = {
+            arm: {str(s): arm_mean(arm, floor=1.8, variance=0.3) + rng.normal(0, NOISE) for s in range(1, 7)}
+            for arm in arms.GRID_ARMS
+        }
+        verdict = JUDGES["floor-variance-equal"]({"arms": {**by_arm, "sgd": {}}})
+        passed += verdict.status == REPRODUCED
+    assert 8 <= passed <= 34  # 20 expected; 99.8% of binomial(400, 0.05)
+
+
+# Weight decay
+
+
+def decay_results(closed, gap=1.8):
+    """Decoupled decay closes this share of the gap."""
+    best, results = grid_results()
+    rng = np.random.default_rng(3)
+    decoupled = arms.decoupled_decay_grid(best)
+    results += [
+        (r, {"test_accuracy": 72.0 if at == 5 else 70.0}) for rs in decoupled.values() for at, r in enumerate(rs)
+    ]
+    chosen = {arm: recipes[5] for arm, recipes in decoupled.items()}
+    for arm, recipe in {**best, **chosen}.items():
+        mean = 78 + gap * (arm.endswith("-floor") + closed * (arm in chosen))
+        results += [(r, {"test_accuracy": mean + rng.normal(0, NOISE)}) for r in arms.table_runs({arm: recipe})]
+    return best, results
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "note"),
+    [(0.0, REPRODUCED, "about epsilon"), (1.0, NOT_REPRODUCED, "about decay"), (0.55, UNDECIDED, "Both")],
+)
+def test_decoupled_decay_explains_all_some_or_none_of_the_gap(tmp_path, closed, status, note):
+    write_runs(tmp_path, decay_results(closed)[1])
+    verdict = judge(tmp_path, "floor-decay-decoupled", "floor-decay")
+    assert (verdict.status, note in verdict.note) == (status, True)
+
+
+def test_runs_without_decay_are_compared_with_the_same_rates_of_the_grid(tmp_path):
+    best, results = decay_results(0.0)
+    gains = {"adam-floor": 76.5, "mvngrad-floor": 74.2, "adam-none": 74.0, "mvngrad-none": 74.0}
+    for recipe in arms.no_decay_runs(best):
+        arm = next(arm for arm in gains if records._epsilons(best[arm]) == records._epsilons(recipe))
+        results.append((recipe, {"test_accuracy": gains[arm] - abs(recipe.lr - 4e-3)}))
+    write_runs(tmp_path, results)
+    verdict = judge(tmp_path, "floor-decay-none", "floor-decay")
+    assert verdict.status == UNDECIDED
+    assert "Adam +2.50 without decay" in verdict.measured
+    assert "MVN-Grad +0.20 without decay, not seen" in verdict.measured
+    write_runs(tmp_path, results[:-1])
+    assert judge(tmp_path, "floor-decay-none", "floor-decay").status == NOT_RUN
+
+
+# The dial, batch 128, mixed images, beta_mean
+
+
+def dial_results(gain, harm):
+    """Accuracy and loss by floor, the middle rate best."""
+    for queue, floors, metric in (
+        (arms.dial(), arms.DIAL, "test_accuracy"),
+        (arms.language_dial(), arms.LANGUAGE_DIAL, "validation_loss"),
+    ):
+        rates = iter(queue)
+        for floor, tried in floors.items():
+            for _ in arms.COUPLED if floor < 1 else ("sgd",):
+                for at, recipe in enumerate(next(rates) for _ in tried):
+                    floored = 1e-3 <= floor < 1
+                    value = 72 + gain * floored if metric == "test_accuracy" else 4 + harm * floored
+                    yield recipe, {metric: value - (at != 1 if metric == "test_accuracy" else -float(at != 1))}
+
+
+@pytest.mark.parametrize(("gain", "harm", "expected"), [(2, 0.3, REPRODUCED), (0.5, 0.05, NOT_REPRODUCED)])
+def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
+    write_runs(tmp_path, list(dial_results(gain, harm)))
+    dial = collect(tmp_path)["floor-dial"]
+    assert dial.result["images"]["cells"]["laprop"]["0.001"] == {"best": 72 + gain, "lr": 1e-2, "done": 3, "of": 3}
+    assert dial.result["images"]["cells"]["sgd"]["1"]["lr"] == 10
+    assert dial.result["language"]["gradient_rms"] == 1e-3
+    for task in ("images", "language"):
+        assert JUDGES[f"floor-dial-{task}"](dial.result).status == expected
+    (figure,) = draw(dial)
+    assert [panel.title for panel in figure.panels] == ["CIFAR-100", "GPT-2 30M"]
+    assert "LaProp 72 at" in figure.panels[0].svg
+
+
+def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
+    results = list(dial_results(2, 0.3))
+    write_runs(tmp_path, results[:20])  # all of floor 0, two cells of 1e-5 and two rates of the third
+    dial = collect(tmp_path)["floor-dial"]
+    assert JUDGES["floor-dial-images"](dial.result).status == NOT_RUN
+    (figure,) = draw(dial)
+    description = figure.panels[0].svg
+    assert "20 of 126 runs are done" in figure.caption
+    assert description.count("72 at 0.001;") + description.count("72 at 0.001.") == 2, "AdaBelief and MVN-Grad"
+
+
+def batch_128_results(gain):
+    rng, grid = np.random.default_rng(5), arms.batch_128_grid()
+    yield from ((r, {"test_accuracy": 70.0 + (at == 2)}) for recipes in grid.values() for at, r in enumerate(recipes))
+    for arm, recipes in grid.items():
+        mean = 78 + gain * arm.endswith("-floor")
+        yield from ((r, {"test_accuracy": mean + rng.normal(0, NOISE)}) for r in arms.table_runs({arm: recipes[2]}))
+    for cell, seed in product(("adam", "laprop", "mvngrad"), (0, 1, 2)):
+        yield paper(cell, 128, seed), {"test_accuracy": 78 + gain * (cell == "mvngrad") + rng.normal(0, NOISE)}
+
+
+@pytest.mark.parametrize(("gain", "status"), [(2.0, REPRODUCED), (0.0, NOT_REPRODUCED), (1.0, UNDECIDED)])
+def test_batch_128_is_pooled_within_arms(tmp_path, gain, status):
+    write_runs(tmp_path, list(batch_128_results(gain)))
+    verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
+    assert verdict.status == status
+    assert "12 degrees of freedom" in verdict.measured
+
+
+@pytest.mark.parametrize(
+    ("shift", "status"),
+    [
+        ({}, REPRODUCED),
+        ({"adam": 2.0}, CAVEAT),
+        ({"adam": 2.0, "laprop": 2.0}, UNDECIDED),
+        (dict.fromkeys(arms.COUPLED, 5.0), NOT_REPRODUCED),
+    ],
+)
+def test_train_accuracy_on_mixed_images_is_compared_with_the_paper(tmp_path, shift, status):
+    mixed = {"adam": 83.15, "laprop": 83.05, "adabelief": 85.89, "mvngrad": 85.89}
+    write_runs(
+        tmp_path,
+        [
+            (r, {"train_accuracy_mixed": mixed[r.optimizer] + shift.get(r.optimizer, 0), "train_accuracy": 99.0})
+            for r in arms.as_published_runs()
+        ],
+    )
+    verdict = judge(tmp_path, "floor-train-mixed-1024", "floor-as-published")
+    assert verdict.status == status
+    assert (verdict.note == "A shift of +5.00 of all four.") == (len(shift) == 4)
+
+
+def test_beta_mean_is_compared_with_the_default(tmp_path):
+    results = []
+    for recipe in arms.beta_mean_runs():
+        image = isinstance(recipe, Cifar100)
+        for run, shift in ((recipe, 1.5), (dataclasses.replace(recipe, beta_mean=None), 0.0)):
+            results.append((run, {"test_accuracy": 70 + shift} if image else {"validation_loss": 4 + shift / 100}))
+    write_runs(tmp_path, results)
+    verdict = judge(tmp_path, "floor-beta-mean", "floor-beta-mean")
+    assert verdict.measured.count("+1.50 from the default (seen)") == 2
+    assert "language 4.015, +0.015 from the default (not seen)" in verdict.measured
+
+
+def test_forest_plot_shows_every_effect_and_arm(tmp_path):
+    write_runs(tmp_path, table_results(6, floor=1.8))
+    (figure,) = draw(collect(tmp_path)["floor-table"])
+    assert "floor x variance x order" in figure.panels[0].svg
+    assert len(figure.table.rows) == 9 + 2, "nine arms, and the paper's settings where others were selected"
+    write_runs(tmp_path, table_results(2, floor=1.8))
+    (partial,) = draw(collect(tmp_path)["floor-table"])
+    assert not partial.panels
+    assert "Fewer than three seeds are whole." in partial.caption
