@@ -184,9 +184,10 @@ def run_steps(backend, rule, state_dtype, mixed, device):
     params = make_params(mixed, device)
     state = new_state(rule, state_dtype, params)
     steps = [torch.tensor(float(i), device=device if backend in ON_DEVICE else "cpu") for i in range(len(params))]
+    random = {"rounding": Rounding(5, params=True), "indices": [2 * i + 1 for i in range(len(params))]}
     for t in range(1, FEW + 1):
         grads = make_gradients(params, t)
-        BACKENDS[backend](rule, make_hyper(rule), params, grads, state, steps, rounding=Rounding(5, params=True))
+        BACKENDS[backend](rule, make_hyper(rule), params, grads, state, steps, **random)
     return params, state, steps
 
 

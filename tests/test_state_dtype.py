@@ -214,7 +214,6 @@ INVALID = [
     ({"rounding_seed": -1}, r"rounding_seed=-1 is invalid; .* \[0, 2\*\*32\)"),
     ({"rounding_seed": 2**32}, r"rounding_seed=4294967296 is invalid"),
     ({"rounding_seed": 0.5}, r"rounding_seed=0.5 is invalid; it must be an integer"),
-    ({"rounding_seed": None}, r"rounding_seed=None is invalid"),
     ({"differentiable": True, "state_dtype": torch.bfloat16}, r"differentiable=True .* leave state_dtype=None"),
     ({"differentiable": True, "state_dtype": "int8"}, r"differentiable=True .* leave state_dtype=None"),
     ({"differentiable": True, "stochastic_rounding": True}, r"differentiable=True"),
@@ -297,6 +296,47 @@ def test_the_seed_decides_the_rounding_of_state(state_dtype):
     ]
     assert equal(runs[0], runs[1])
     assert not equal(runs[0], runs[2])
+
+
+def run_with_gradients(which, fused=None, one_group=True):
+    """The state of three equal parameters, those in `which`, after steps in which only they have gradients."""
+    params = [torch.nn.Parameter(torch.linspace(1, 2, 300)) for _ in range(3)]
+    options = {"lr": 1e-2, "state_dtype": torch.bfloat16, "stochastic_rounding": True, "fused": fused}
+    optimizer = mvngrad.MVNGrad(params if one_group else [{"params": [param]} for param in params], **options)
+    for t in range(1, 4):
+        for i, param in enumerate(params):
+            param.grad = torch.linspace(-1, t, 300) if i in which else None
+        optimizer.step()
+    return [[optimizer.state[params[i]][name] for name in "msu"] for i in sorted(which)]
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.parametrize("fused", [False, True])
+def test_random_bits_do_not_depend_on_which_parameters_have_gradients(fused):
+    """Replicas stay equal, also if a parameter has a gradient in one process and none in another."""
+    everyone, last = run_with_gradients({0, 1, 2}, fused), run_with_gradients({2}, fused)
+    assert equal(everyone[-1], last[-1])
+    assert not equal(everyone[-1], everyone[0])
+
+
+def test_parameters_of_different_groups_draw_different_random_bits():
+    first, second, third = run_with_gradients({0, 1, 2}, one_group=False)
+    assert not equal(first, second)
+    assert not equal(second, third)
+
+
+def test_optimizers_with_one_parameter_each_draw_different_random_bits():
+    values = [torch.linspace(1, 2, 300), torch.linspace(2, 3, 300), torch.linspace(1, 2, 300)]
+    made = [mvngrad.MVNGrad([torch.nn.Parameter(value)], state_dtype="int8") for value in values]
+    for optimizer in made:
+        train(optimizer, 3)
+    first, second, again = [everything(optimizer)[1:] for optimizer in made]
+    assert not equal(first, second)
+    assert equal(first, again)  # a run that is repeated rounds as before
+    resumed = resume(mvngrad.MVNGrad, made[1], state_dtype="int8")
+    for optimizer in (made[1], resumed):
+        train(optimizer, 3, seed=2)
+    assert equal(everything(resumed), everything(made[1]))
 
 
 def test_the_seed_decides_the_rounding_of_parameters():

@@ -14,6 +14,7 @@ resumed run and every backend draw the same. `backends/cuda/kernel.py` repeats t
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mvngrad.optim.tensors import get_local, view_as_real
+from mvngrad.optim.tensors import get_local, is_sharded, view_as_real
 
 SQUARES = "vs"
 """The state names that are averages of squares."""
@@ -43,6 +44,8 @@ def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
 
 GOLDEN = -1640531527
 """2^32 over the golden ratio, as a signed 32-bit integer."""
+GROUP_STEP = 0x85EBCA6B
+"""An odd number: what the seeds of successive groups differ by."""
 SHIFTS = {"m": 0, "u": 8, "v": 16, "s": 16, "x": 16}
 ROUND_TO_NEAREST = 2**15
 """The value of 16 random bits that rounds to the nearest."""
@@ -53,6 +56,15 @@ def hash32(word: Tensor) -> Tensor:
     word = (word ^ ((word >> 16) & 0xFFFF)) * 0x7FEB352D
     word = (word ^ ((word >> 15) & 0x1FFFF)) * -0x7B935975
     return word ^ ((word >> 16) & 0xFFFF)
+
+
+def hash_values(param: Tensor) -> int:
+    """32 bits that depend on a parameter's shape and first values; on its shape only, if it is sharded.
+
+    Every process must find the same bits, and a shard has other values in each.
+    """
+    first = [] if is_sharded(param) or param.is_meta else param.detach().reshape(-1)[:16].tolist()
+    return zlib.crc32(repr((*param.shape, *first)).encode())
 
 
 def to_int32(number: int) -> int:
@@ -81,6 +93,11 @@ class Rounding(NamedTuple):
 
     seed: int = 0
     params: bool = False
+
+    @classmethod
+    def of_group(cls, number: int, seed: int, params: bool) -> Rounding:
+        """That of the group with this number, whose seed differs from those of other groups."""
+        return cls((seed + number * GROUP_STEP) % 2**32, params)
 
     def make_key(self, index: int, t: Any) -> Tensor:
         """32 bits that differ between the parameters of a group (by `index`) and between steps t."""

@@ -80,12 +80,15 @@ class StepInputs:
         steps: list[Tensor],
         *,
         rounding: Rounding = NO_SEED,
+        indices: list[int] | None = None,
         capturable: bool = False,
         differentiable: bool = False,
     ) -> None:
         self.rule, self.rounding = rule, rounding
         self.capturable, self.differentiable = capturable, differentiable
         self.params, self.grads, self.state, self.steps = params, grads, state, steps
+        self.indices = list(range(len(params))) if indices is None else indices
+        """The indices of `params` in their group, where parameters without gradients count too."""
         self.names = tuple(state)
         self.backend = ""
         self.step_backend: Callable[[StepInputs, Hyper], None]

@@ -19,6 +19,7 @@ from mvngrad.optim.formats import (
     Rounding,
     get_format,
     get_stored_names,
+    hash_values,
     invalid_state_dtype_message,
     is_stored_as,
     parse_state_dtype,
@@ -55,7 +56,7 @@ class RuleOptimizer(Optimizer):
         lean: bool | None = None,
         state_dtype: torch.dtype | Literal["float32", "bf16", "bfloat16", "int8"] | None = None,
         stochastic_rounding: bool = False,
-        rounding_seed: int = 0,
+        rounding_seed: int | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         maximize: bool = False,
@@ -81,7 +82,9 @@ class RuleOptimizer(Optimizer):
                 with scales, the latter two rounded at random so that slow averages do not freeze; None is float32, and
                 a wider parameter's own dtype.
             stochastic_rounding: round bfloat16 parameters at random, so that small steps are not lost.
-            rounding_seed: the seed of rounding at random; saved in checkpoints.
+            rounding_seed: the seed of rounding at random; saved in checkpoints. None is 0, except in an optimizer that
+                has a single parameter: its first step chooses one by the parameter's shape and first values, so that
+                optimizers with one parameter each draw different random bits.
             foreach: one kernel for each operation on all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, with equal results and less memory.
             fused: one kernel for the whole step. On CUDA it is written in Triton, and None uses it if it can. On the
@@ -154,8 +157,8 @@ class RuleOptimizer(Optimizer):
         if group["state_dtype"] not in STATE_DTYPES:
             raise ValueError(f"{name}: {invalid_state_dtype_message(group['state_dtype'])}")
         seed = group["rounding_seed"]
-        if not (isinstance(seed, int) and 0 <= seed < 2**32):
-            raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32)")
+        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**32):
+            raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32), or None")
         if group["differentiable"] and (group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]):
             raise ValueError(
                 f"{name}: differentiable=True needs a step without rounding; leave state_dtype=None "
@@ -242,17 +245,17 @@ class RuleOptimizer(Optimizer):
     def _collect_inputs(self) -> list[StepInputs]:
         """Collect the inputs of all groups before any group steps, so that one bad gradient stops the whole step."""
         if torch.compiler.is_compiling():
-            return [self._collect_group(group) for group in self.param_groups]
+            return [self._collect_group(i, group) for i, group in enumerate(self.param_groups)]
         cached = self._inputs
         del cached[len(self.param_groups) :]
         for i, group in enumerate(self.param_groups):
             if i == len(cached) or not cached[i].refresh(group, self.state):
-                cached[i : i + 1] = [self._collect_group(group)]
+                cached[i : i + 1] = [self._collect_group(i, group)]
             cached[i].grad_scale = getattr(self, "grad_scale", None)  # GradScaler sets both
             cached[i].found_inf = getattr(self, "found_inf", None)
         return cached
 
-    def _collect_group(self, group: Group) -> StepInputs:
+    def _collect_group(self, number: int, group: Group) -> StepInputs:
         """Collect the parameters that have gradients, and their state, which is created at their first step."""
         backend = choose_backend(group)  # first: if it raises, no state was created
         inputs = StepInputs(
@@ -261,12 +264,14 @@ class RuleOptimizer(Optimizer):
             [],
             {name: [] for name in self._get_stored_names(group)},
             [],
-            rounding=Rounding(group["rounding_seed"], group["stochastic_rounding"]),
+            indices=[],
             capturable=group["capturable"],
             differentiable=group["differentiable"],
         )
         inputs.backend, inputs.step_backend, inputs.captured = backend, get_step(backend), self._captured
-        self._init_group(group, inputs.params, inputs.grads, inputs.steps, *inputs.state.values())
+        tensors = inputs.params, inputs.grads, inputs.steps, *inputs.state.values()
+        seed = self._init_group(group, inputs.indices, *tensors)
+        inputs.rounding = Rounding.of_group(number, seed, group["stochastic_rounding"])
         if backend == "cuda":
             self._move_step_counts(group, inputs)
         if not torch.compiler.is_compiling():
@@ -275,13 +280,19 @@ class RuleOptimizer(Optimizer):
         return inputs
 
     def _init_group(
-        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor], *stored: list[Tensor]
-    ) -> None:
+        self,
+        group: Group,
+        indices: list[int],
+        params: list[Tensor],
+        grads: list[Tensor],
+        steps: list[Tensor],
+        *stored: list[Tensor],
+    ) -> int:
         # torch.compile looks for this name and for one flat list of each kind of tensor: it runs this function
-        # instead of tracing it.
+        # instead of tracing it, and makes a constant of its result, the rounding seed.
         names = self._get_stored_names(group)
         differentiable = group["differentiable"]
-        for param in group["params"]:
+        for i, param in enumerate(group["params"]):
             grad = param.grad
             if grad is None:
                 continue
@@ -291,11 +302,24 @@ class RuleOptimizer(Optimizer):
                     "embedding, or torch.optim.SparseAdam for these parameters"
                 )
             state = self._get_state(param, group)
+            indices.append(i)
             params.append(param if differentiable else get_local(param))
             grads.append(grad if differentiable else get_local_like(grad, param))
             steps.append(state["step"])
             for name, tensors in zip(names, stored, strict=True):
                 tensors.append(state[name] if differentiable else get_local(state[name]))
+        return self._get_rounding_seed(group)
+
+    def _get_rounding_seed(self, group: Group) -> int:
+        """The rounding seed of a group, chosen and kept in the group if it is None and rounding needs one.
+
+        Replicas choose the same one, because their parameters are equal when they step; a resumed run loads it.
+        """
+        rounds = group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]
+        if rounds and group["rounding_seed"] is None:
+            params = [param for each in self.param_groups for param in each["params"]]
+            group["rounding_seed"] = hash_values(params[0]) if len(params) == 1 else 0
+        return group["rounding_seed"] or 0
 
     def _move_step_counts(self, group: Group, inputs: StepInputs) -> None:
         """Move step counts to the devices of their parameters, where the kernel reads them."""

@@ -101,7 +101,8 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         stored = [tensors[i] for tensors in inputs.state.values()]
         if not compilable[i]:
             one = {name: [tensor] for name, tensor in zip(inputs.names, stored, strict=True)}
-            eager.step(StepInputs(rule, [param], [grad], one, [steps], rounding=rounding), hyper, first=i)
+            index = inputs.indices[i : i + 1]
+            eager.step(StepInputs(rule, [param], [grad], one, [steps], rounding=rounding, indices=index), hyper)
             continue
         steps += 1
         t = steps.item()
@@ -120,7 +121,7 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
                     rule, *fixed, rounded, inputs.names, (*dtypes[:2], *(tensor.dtype for tensor in stored[:count]))
                 )
             functions[fixed, rounded, dtypes] = update
-        key = rounding.make_key(i, t) if any(rounded) else NO_KEY
+        key = rounding.make_key(inputs.indices[i], t) if any(rounded) else NO_KEY
         update(numbers[t], key, *rows, *stored[count:])
     torch.autograd.graph.increment_version(inputs.params)
 

@@ -58,12 +58,12 @@ LOG_OF_ZERO = -1e30
 """Finite, so that its product with 0 steps is 0."""
 
 
-def step(inputs: StepInputs, hyper: Hyper, *, first: int = 0) -> None:
+def step(inputs: StepInputs, hyper: Hyper) -> None:
     """One step on each parameter: parameters, state and step counts change, gradients do not.
 
     16-bit parameters are computed in float32 and rounded once, at the end. Narrow state is rounded at random, and so
-    are bfloat16 parameters if `inputs.rounding` says so; `first` is the index of params[0] in the group. With
-    `capturable`, or step counts on a device, no value is read back from it.
+    are bfloat16 parameters if `inputs.rounding` says so. With `capturable`, or step counts on a device, no value is
+    read back from it.
     """
     rule, rounding, differentiable = inputs.rule, inputs.rounding, inputs.differentiable
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
@@ -83,7 +83,7 @@ def step(inputs: StepInputs, hyper: Hyper, *, first: int = 0) -> None:
         count += 1
         t = count.to(dtype) if inputs.capturable or count.is_cuda else count.item()
         x, new = rule.update(x, g, old, t, hyper, ops)
-        noise = rounding.make_noise(first + i, t, param, sample) if narrow or rounding.params else None
+        noise = rounding.make_noise(inputs.indices[i], t, param, sample) if narrow or rounding.params else None
         if narrow or differentiable:
             find_format(rule.state_names, stored).store(stored, new, noise)
         if differentiable or x.dtype != param.dtype:

@@ -163,7 +163,8 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         x, new = rule.update(x, g, old, t, hyper, FOREACH)
         if narrow or rounding.params:
             for j, (i, param, each) in enumerate(zip(batch, params, stored, strict=True)):
-                noise = rounding.make_noise(i, steps[i] if on_device else host_step, param, each[rule.state_names[0]])
+                t = steps[i] if on_device else host_step
+                noise = rounding.make_noise(inputs.indices[i], t, param, each[rule.state_names[0]])
                 values = {name: value.items[j] for name, value in new.items()}
                 find_format(rule.state_names, each).store(each, values, noise)
                 write(param, x.items[j], noise["x"] if noise and rounding.params else None)

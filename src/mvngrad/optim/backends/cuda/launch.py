@@ -89,8 +89,9 @@ class Launch:
     """One launch: parameters of one device, all of one dtype, as their gradients are and their state. It holds none."""
 
     def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
-        """`batch` are indices of parameters in their group; None is all of them."""
+        """`batch` are positions in `inputs.params`; None is all of them."""
         self.rule, self.batch = inputs.rule, batch
+        self.indices = inputs.indices if batch is None else [inputs.indices[i] for i in batch]
         params, grads, state, steps = self.select(inputs)
         state_dtype = state[self.rule.state_names[0]][0].dtype
         self.block, self.loops, warps = SHAPES[state_dtype]
@@ -179,7 +180,7 @@ class Launch:
         """
         rows = [list(map(Tensor.data_ptr, columns[column])) if column in columns else [] for column in Column]
         self.aligned = all(address % 16 == 0 for column in COORDINATE_COLUMNS for address in rows[column])
-        rows[Column.INDEX] = list(range(self.count)) if self.batch is None else self.batch
+        rows[Column.INDEX] = self.indices
         host = torch.tensor([row or [0] * self.count for row in rows], device="cpu")
         if captured is not None:
             # At every replay the graph uploads the table from this memory, so nothing else may write to it. Pinned
