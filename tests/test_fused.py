@@ -27,7 +27,7 @@ def make_inputs(rule, *shapes, device="cpu", **options):
 
 
 def test_every_block_maps_to_its_tensor_and_position(triton):
-    from mvngrad.optim.backends.cuda.launch import map_blocks
+    from mvngrad.optim.backends.table import map_blocks
 
     owners, positions = map_blocks(torch.tensor([1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]), BLOCK)
     assert owners.tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 3]
@@ -35,7 +35,7 @@ def test_every_block_maps_to_its_tensor_and_position(triton):
 
 
 def test_blocks_cover_a_tensor_of_more_than_2_to_the_31_elements(triton):
-    from mvngrad.optim.backends.cuda.launch import map_blocks
+    from mvngrad.optim.backends.table import map_blocks
 
     size = 2**31 + 5
     _, positions = map_blocks(torch.tensor([size]), BLOCK)

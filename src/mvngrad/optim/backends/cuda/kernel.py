@@ -2,36 +2,22 @@
 
 `advance` counts the step and computes, for each tensor, the numbers that its blocks share; `update` takes the step.
 This is a translation of `Rule.update` and of the arithmetic of `formats.py`, and is tested against both. Tensors are
-found through a table of addresses, one row for each `Column`; `launch.py` writes it.
+found through the table of `backends/table.py`.
 
 float64 parameters are stepped in float64, by `wide_advance` and `wide_update`, all others in float32.
 """
 
 import inspect
 from collections import namedtuple
-from enum import IntEnum
 from types import FunctionType
 from typing import Any
 
 import triton
 import triton.language as tl
 
+from mvngrad.optim.backends.table import Column
+
 LANES = tl.constexpr(128)
-
-
-class Column(IntEnum):
-    """What the table has for each tensor: addresses, and the index in its group."""
-
-    STEP = 0
-    PARAM = 1
-    GRAD = 2
-    INDEX = 3
-    M = 4
-    R = 5  # v or s
-    U = 6
-    M_SCALE = 7
-    R_SCALE = 8
-    U_SCALE = 9
 
 
 STEP, PARAM, GRAD, INDEX = (tl.constexpr(column.value) for column in list(Column)[:4])

@@ -16,11 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from mvngrad.optim.backends.cuda import kernel
-from mvngrad.optim.backends.cuda.kernel import AdvanceArguments, Column, UpdateArguments
+from mvngrad.optim.backends.cuda.kernel import AdvanceArguments, UpdateArguments
 from mvngrad.optim.backends.eager import LOG_OF_ZERO
+from mvngrad.optim.backends.table import (
+    COORDINATE_COLUMNS,
+    Batch,
+    fill,
+    make_batches,
+    map_blocks,
+    write_back,
+)
 from mvngrad.optim.formats import to_int32
 from mvngrad.optim.inputs import StepInputs
-from mvngrad.optim.tensors import is_dense
 from mvngrad.rule import Hyper
 
 DTYPES = {
@@ -39,59 +46,30 @@ SHAPES = {
 """By the dtype of the state: coordinates in a block, blocks in a program, and warps."""
 REGISTERS = {torch.uint8: 96}
 """The most registers a thread may have; without a limit the compiler takes so many that few threads run at once."""
-COLUMNS = {
-    "m": Column.M, "v": Column.R, "s": Column.R, "u": Column.U,
-    "m_scale": Column.M_SCALE, "v_scale": Column.R_SCALE, "s_scale": Column.R_SCALE, "u_scale": Column.U_SCALE,
-}  # fmt: skip
-COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U)
-"""The columns of tensors with a value for each coordinate."""
 
 
 def step(inputs: StepInputs, hyper: Hyper) -> None:
     """One step. Gradients are divided by `inputs.grad_scale`; if `inputs.found_inf` is not 0, nothing changes."""
     if inputs.plan is None:
-        inputs.plan = make_launches(inputs)
+        inputs.plan = make_batches(inputs, Launch)
     launches, empty = inputs.plan
     for launch in launches:
         device = launch.device
         other = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if other else nullcontext():
             launch.run(inputs, hyper)
+    torch.autograd.graph.increment_version(inputs.params)
     if empty:
         counts = [inputs.steps[i] for i in empty]
         torch._foreach_add_(counts, 1 if inputs.found_inf is None else 1 - inputs.found_inf)
     inputs.addresses_changed = False
 
 
-def make_launches(inputs: StepInputs) -> tuple[list[Launch], list[int]]:
-    """One launch for each device and set of dtypes, and the indices of the empty parameters, which need none."""
-    batches: dict[tuple[Any, ...], list[int]] = {}
-    empty = []
-    stored = inputs.state[inputs.rule.state_names[0]]
-    for i, tensors in enumerate(zip(inputs.params, inputs.grads, stored, strict=True)):
-        if tensors[0].numel():
-            batches.setdefault((tensors[0].device, *(tensor.dtype for tensor in tensors)), []).append(i)
-        else:
-            empty.append(i)
-    everything = list(range(len(inputs.params)))
-    return [Launch(inputs, None if batch == everything else batch) for batch in batches.values()], empty
-
-
-def map_blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """For each block of a launch, the index of its tensor and its position in that tensor."""
-    counts = (sizes + block - 1) // block
-    owners = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
-    positions = torch.arange(len(owners), device=sizes.device) - (counts.cumsum(0) - counts)[owners]
-    return owners.to(torch.int32), positions.to(torch.int32)
-
-
-class Launch:
-    """One launch: parameters of one device, all of one dtype, as their gradients are and their state. It holds none."""
+class Launch(Batch):
+    """One launch."""
 
     def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
-        """`batch` are positions in `inputs.params`; None is all of them."""
-        self.rule, self.batch = inputs.rule, batch
-        self.indices = inputs.indices if batch is None else [inputs.indices[i] for i in batch]
+        super().__init__(inputs, batch)
         params, grads, state, steps = self.select(inputs)
         state_dtype = state[self.rule.state_names[0]][0].dtype
         self.block, self.loops, warps = SHAPES[state_dtype]
@@ -101,27 +79,9 @@ class Launch:
         self.wide = params[0].dtype == torch.float64
         compute_dtype = torch.float64 if self.wide else torch.float32
         self.compute_dtype = DTYPES[compute_dtype]
-        self.device, self.count = params[0].device, len(params)
-        other_devices = {str(tensor.device) for tensors in state.values() for tensor in tensors} - {str(self.device)}
-        if other_devices:
-            raise ValueError(
-                f"state is on {', '.join(other_devices)} and its parameter on {self.device}: move the model before the "
-                "first step, or load the state again after moving it"
-            )
-        # Kernels walk memory in order, so all tensors of a parameter need the strides of its state.
-        self.strides = [get_dense_strides(tensor) for tensor in state[self.rule.state_names[0]]]
-        self.copied = [
-            (column, i)
-            for column, tensors in self._get_columns(params, grads, state).items()
-            if column in COORDINATE_COLUMNS
-            for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True))
-            if tensor.stride() != strides
-        ]
-        """The tensors with other strides; the kernel works on copies of them."""
-        sizes = torch.tensor([param.numel() for param in params], device="cpu")
-        owners, positions = map_blocks(sizes, self.block * self.loops)
+        owners, positions = map_blocks(self.sizes, self.block * self.loops)
         self.grid = (len(owners), 1, 1)
-        self.sizes, self.owners, self.positions = (index.to(self.device) for index in (sizes, owners, positions))
+        self.sizes, self.owners, self.positions = (index.to(self.device) for index in (self.sizes, owners, positions))
         self.shared = torch.empty(4 * self.count, dtype=compute_dtype, device=self.device)
         nvidia = self.device.type == "cuda" and torch.version.cuda is not None
         self.fast = nvidia and state_dtype.itemsize < 4
@@ -133,55 +93,29 @@ class Launch:
         """Pinned memory for a table that is uploaded while a graph is captured, when none can be allocated."""
         self.compiled: dict[Any, Any] = {}
 
-    def select(self, inputs: StepInputs) -> tuple[list[Tensor], list[Tensor], dict[str, list[Tensor]], list[Tensor]]:
-        """Parameters, gradients, state and step counts of this launch."""
-        if self.batch is None:
-            return inputs.params, inputs.grads, inputs.state, inputs.steps
-        params, grads, steps = ([each[i] for i in self.batch] for each in (inputs.params, inputs.grads, inputs.steps))
-        return params, grads, {name: [each[i] for i in self.batch] for name, each in inputs.state.items()}, steps
-
     def run(self, inputs: StepInputs, hyper: Hyper) -> None:
-        params, grads, state, steps = self.select(inputs)
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        copies = []
-        if inputs.addresses_changed or capturing or self.table is None:
-            columns = {column: list(each) for column, each in self._get_columns(params, grads, state, steps).items()}
-            for column, i in self.copied:
-                tensor = columns[column][i]
-                columns[column][i] = torch.empty_strided(
-                    tensor.shape, self.strides[i], dtype=tensor.dtype, device=self.device
-                )
-                copies.append((column, columns[column][i], tensor))
-            self.upload_table(columns, inputs.captured if capturing else None)
-        for _, copy, tensor in copies:
-            copy.copy_(tensor)
+        if not (inputs.addresses_changed or capturing or self.table is None):
+            self.launch(inputs, hyper)
+            return
+        table, copies = self.make_table(inputs)
+        self.upload_table(table, inputs.captured if capturing else None)
+        fill(copies)
         self.launch(inputs, hyper)
-        torch.autograd.graph.increment_version(params)
-        for column, copy, tensor in copies:
-            if column != Column.GRAD:
-                tensor.copy_(copy)
+        write_back(copies)
         if capturing:
             inputs.captured.append((self.table, self.shared, self.sizes, self.owners, self.positions))
+            params, _, state, steps = self.select(inputs)
             inputs.captured.append((params, state, steps, copies))
         if capturing or copies:
             self.table = None  # it belongs to the graph, or has addresses of copies that are freed now
 
-    @staticmethod
-    def _get_columns(
-        params: list[Tensor], grads: list[Tensor], state: dict[str, list[Tensor]], steps: Sequence[Tensor] = ()
-    ) -> dict[Column, Sequence[Tensor]]:
-        columns = {Column.STEP: steps, Column.PARAM: params, Column.GRAD: grads}
-        return columns | {COLUMNS[name]: tensors for name, tensors in state.items()}
-
-    def upload_table(self, columns: dict[Column, list[Tensor]], captured: list[Any] | None) -> None:
-        """Write the addresses of all tensors, and the indices of the parameters in their group, to the device.
+    def upload_table(self, host: Tensor, captured: list[Any] | None) -> None:
+        """Upload the table to the device.
 
         `captured` collects what the graph being captured needs; it is None outside of a capture.
         """
-        rows = [list(map(Tensor.data_ptr, columns[column])) if column in columns else [] for column in Column]
-        self.aligned = all(address % 16 == 0 for column in COORDINATE_COLUMNS for address in rows[column])
-        rows[Column.INDEX] = self.indices
-        host = torch.tensor([row or [0] * self.count for row in rows], device="cpu")
+        self.aligned = not (host[list(COORDINATE_COLUMNS)] % 16).any()
         if captured is not None:
             # At every replay the graph uploads the table from this memory, so nothing else may write to it. Pinned
             # memory cannot be allocated during a capture: the step before allocated it.
@@ -281,11 +215,6 @@ class Launch:
             run(*arguments)
         elif compiled := function[grid](*arguments, **options):  # the interpreter returns nothing
             self.compiled[function, signature] = compiled[grid]
-
-
-def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor or, if it has gaps in memory, of a dense tensor like it."""
-    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
 
 def _log(beta: float) -> float:

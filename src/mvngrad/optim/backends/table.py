@@ -1,0 +1,143 @@
+"""How the two kernels reach tensors: through a table of addresses, with a row for each `Column`.
+
+The Triton kernel and the C++ kernel read the same table. A `Batch` is what one call of a kernel steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.inputs import State, StepInputs
+from mvngrad.optim.tensors import is_dense
+
+
+class Column(IntEnum):
+    """What the table has for each tensor: addresses, and the index in its group. M, R and U are adjacent."""
+
+    STEP = 0
+    PARAM = 1
+    GRAD = 2
+    INDEX = 3
+    M = 4
+    R = 5  # v or s
+    U = 6
+    M_SCALE = 7
+    R_SCALE = 8
+    U_SCALE = 9
+
+
+COLUMNS = {
+    "m": Column.M, "v": Column.R, "s": Column.R, "u": Column.U,
+    "m_scale": Column.M_SCALE, "v_scale": Column.R_SCALE, "s_scale": Column.R_SCALE, "u_scale": Column.U_SCALE,
+}  # fmt: skip
+COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U)
+"""The columns of tensors with a value for each coordinate."""
+Copy = tuple[Column, Tensor, Tensor]
+"""A column, a copy in the strides that the kernel needs, and the tensor that was copied."""
+
+
+class Batch:
+    """Parameters of one device, all of one dtype, as their gradients are and their state. It holds none of them."""
+
+    def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
+        """`batch` are positions in `inputs.params`; None is all of them."""
+        self.rule, self.batch = inputs.rule, batch
+        self.indices = inputs.indices if batch is None else [inputs.indices[i] for i in batch]
+        params, grads, state, _ = self.select(inputs)
+        self.device, self.count = params[0].device, len(params)
+        self.sizes = torch.tensor([param.numel() for param in params], device="cpu")
+        other_devices = {str(tensor.device) for tensors in state.values() for tensor in tensors} - {str(self.device)}
+        if other_devices:
+            raise ValueError(
+                f"state is on {', '.join(other_devices)} and its parameter on {self.device}: move the model before the "
+                "first step, or load the state again after moving it"
+            )
+        # Kernels walk memory in order, so all tensors of a parameter need the strides of its state.
+        self.strides = [get_dense_strides(tensor) for tensor in state[self.rule.state_names[0]]]
+        self.copied = [
+            (column, i)
+            for column, tensors in get_columns(params, grads, state).items()
+            if column in COORDINATE_COLUMNS
+            for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True))
+            if tensor.stride() != strides
+        ]
+        """The tensors with other strides; the kernel works on copies of them."""
+
+    def select(self, inputs: StepInputs) -> tuple[list[Tensor], list[Tensor], State, list[Tensor]]:
+        """Parameters, gradients, state and step counts of this batch."""
+        if self.batch is None:
+            return inputs.params, inputs.grads, inputs.state, inputs.steps
+        params, grads, steps = ([each[i] for i in self.batch] for each in (inputs.params, inputs.grads, inputs.steps))
+        return params, grads, {name: [each[i] for i in self.batch] for name, each in inputs.state.items()}, steps
+
+    def make_table(self, inputs: StepInputs) -> tuple[Tensor, list[Copy]]:
+        """The table, on the host, and the copies whose addresses it has. The copies are not filled yet."""
+        columns = {column: list(each) for column, each in get_columns(*self.select(inputs)).items()}
+        copies = []
+        for column, i in self.copied:
+            tensor = columns[column][i]
+            columns[column][i] = torch.empty_strided(
+                tensor.shape, self.strides[i], dtype=tensor.dtype, device=self.device
+            )
+            copies.append((column, columns[column][i], tensor))
+        rows = [list(map(Tensor.data_ptr, columns[column])) if column in columns else [] for column in Column]
+        rows[Column.INDEX] = self.indices
+        return torch.tensor([row or [0] * self.count for row in rows], device="cpu"), copies
+
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+
+
+def make_batches(
+    inputs: StepInputs, make: Callable[[StepInputs, list[int] | None], AnyBatch]
+) -> tuple[list[AnyBatch], list[int]]:
+    """One batch for each device and set of dtypes, and the indices of the empty parameters, which need none."""
+    batches: dict[tuple[Any, ...], list[int]] = {}
+    empty = []
+    stored = inputs.state[inputs.rule.state_names[0]]
+    for i, tensors in enumerate(zip(inputs.params, inputs.grads, stored, strict=True)):
+        if tensors[0].numel():
+            batches.setdefault((tensors[0].device, *(tensor.dtype for tensor in tensors)), []).append(i)
+        else:
+            empty.append(i)
+    everything = list(range(len(inputs.params)))
+    return [make(inputs, None if batch == everything else batch) for batch in batches.values()], empty
+
+
+def map_blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """For each block of a batch, the index of its tensor and its position in that tensor."""
+    counts = (sizes + block - 1) // block
+    owners = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
+    positions = torch.arange(len(owners), device=sizes.device) - (counts.cumsum(0) - counts)[owners]
+    return owners.to(torch.int32), positions.to(torch.int32)
+
+
+def get_columns(
+    params: list[Tensor], grads: list[Tensor], state: State, steps: Sequence[Tensor] = ()
+) -> dict[Column, Sequence[Tensor]]:
+    """The tensors of each column."""
+    columns = {Column.STEP: steps, Column.PARAM: params, Column.GRAD: grads}
+    return columns | {COLUMNS[name]: tensors for name, tensors in state.items()}
+
+
+def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor or, if it has gaps in memory, of a dense tensor like it."""
+    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
+
+
+def fill(copies: list[Copy]) -> None:
+    """Copy tensors into their copies, before a step."""
+    for _, copy, tensor in copies:
+        copy.copy_(tensor)
+
+
+def write_back(copies: list[Copy]) -> None:
+    """Copy what a step changed back into the tensors."""
+    for column, copy, tensor in copies:
+        if column != Column.GRAD:
+            tensor.copy_(copy)
