@@ -198,10 +198,16 @@ def test_data_are_escaped(runs, records):
 
 def test_a_diagnosis_has_the_regime_the_pick_and_the_statements(records):
     diagnosis = diagnose(records)
-    text = words(page.render_diagnosis(records, diagnosis, source="monitor.jsonl"))
-    assert "The theory would pick MVN-Grad" in text
+    for i, record in enumerate(records):
+        record["logged"] = {"loss": 40 - i}
+    html = page.render_diagnosis(records, diagnosis, source="monitor.jsonl")
+    text = words(html)
+    assert "theory would pick MVN-Grad" in text
+    assert html.count(f"From 40 to {41 - len(records)}") == 1, "the loss is the training's, not a group's"
     assert "Signal-dominated" in text or "signal-dominated" in text
     for group in diagnosis.groups:
+        assert group.finding in text
+        assert group.action in text
         for statement in group.statements:
             assert statement.verdict in text
     assert "No record, no diagnosis" in words(page.render_diagnosis([], diagnose([]), source="empty.jsonl"))

@@ -142,14 +142,63 @@ def test_only_unbounded_spikes_decide_the_order():
         assert "rem:adam_bound" not in group["order"].because
 
 
-def test_too_few_records_or_steps_are_not_judged():
-    records = train_with_monitor(mvngrad.MVNGrad, signal, betas=(0.9, 0.999))[2]
-    (group,) = diagnose(records).groups
-    assert group["signal"].verdict == "cannot tell"
-    assert group["signal"].numbers == {"t": 400, "needed": pytest.approx(3000)}
+def test_two_records_are_not_judged():
+    records = train_with_monitor(mvngrad.MVNGrad, signal)[2]
     (group,) = diagnose(records[-2:]).groups
     assert group["sign collapse"].verdict == "cannot tell"
     assert diagnose([]).steps is None
+
+
+@pytest.mark.parametrize("cell", ["MVN-Grad", "Adam"])
+def test_before_the_averages_have_settled_the_answer_is_provisional(cell):
+    records = train_with_monitor(CLASSES[cell], signal, betas=(0.9, 0.999))[2]
+    (group,) = diagnose(records).groups
+    statement = group["signal"]
+    assert (statement.verdict, statement.provisional) == ("signal-dominated", True)
+    assert "signal: signal-dominated (provisional). After 400 steps" in str(diagnose(records))
+    if cell == "MVN-Grad":  # s contains the first deviations from m = 0
+        assert statement.numbers["snr"] < 5.3
+        assert statement.numbers["snr_corrected"] == pytest.approx(6, rel=0.1)
+
+
+def test_no_provisional_answer_if_the_start_could_change_it():
+    records = train_with_monitor(
+        mvngrad.MVNGrad, lambda t, size: 1.04 + torch.randn(size), steps=60, betas=(0.9, 0.999)
+    )[2]
+    (statement,) = (group["signal"] for group in diagnose(records).groups)
+    assert statement.numbers["snr"] < 1 < statement.numbers["snr_corrected"]
+    assert statement.verdict == "cannot tell"
+    assert statement.numbers["needed"] == pytest.approx(3000)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(mvngrad.MVNGrad, {"eps_s": 1e-2}), (mvngrad.Adam, {"eps": 10.0}), (torch.optim.AdamW, {"eps": 10.0})],
+)
+def test_at_the_floor_the_sgd_rate_is_that_of_an_sgd_with_the_same_steps(make, options):
+    """0.01 / (1 - 0.98) = 0.5 is added to s; the gradients are of size 0.01."""
+    torch.manual_seed(0)
+    gradients = {t: 0.01 * torch.randn(1000) for t in range(1, 401)}
+    weight, _, records = train_with_monitor(make, lambda t, size: gradients[t], lr=0.1, weight_decay=0.0, **options)
+    (group,) = diagnose(records).groups
+    rate = group["epsilon floor"].numbers["sgd_rate"]
+    assert group.finding.startswith(f"100% of the coordinates are stepped as by SGD with momentum at rate {rate:.2g}")
+    assert f"lower {next(iter(options))} and lr" in group.action
+    x, u = torch.zeros(1000), torch.zeros(1000)
+    for t, gradient in gradients.items():
+        u = 0.9 * u + 0.1 * gradient
+        x -= rate * u / (1 - 0.9**t)
+    torch.testing.assert_close(weight.detach(), x, rtol=5e-3, atol=1e-5)
+
+
+def test_what_is_known_comes_first_under_the_name_of_the_class():
+    diagnosis = diagnose(train_with_monitor(torch.optim.AdamW, noise, follow=False)[2])
+    (group,) = diagnosis.groups
+    assert "Group 0, trained with AdamW: Gradients are noise-dominated" in str(diagnosis)
+    assert group.trained_with == "Adam"
+    known = [statement.verdict != "cannot tell" for statement in group.statements]
+    assert known == sorted(known, reverse=True)
+    assert not all(known)
 
 
 @pytest.mark.parametrize("gradient", [float("nan"), 0.0])

@@ -523,3 +523,35 @@ def test_a_sharded_parameter_on_one_rank_is_measured_like_a_plain_one(mesh, make
 
     sharded = run(lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)]))
     assert sharded == run(lambda tensor: tensor)
+
+
+def test_layers_have_values_of_their_own_under_their_names():
+    """The gradients of the second layer are at the floor of epsilon, those of the first are not."""
+    model = torch.nn.Sequential(torch.nn.Linear(40, 20), torch.nn.Linear(20, 10, bias=False))
+    optimizer, records = mvngrad.MVNGrad(model.named_parameters(), eps_s=1e-8), []
+    with Monitor(optimizer, every=100, sink=records.append) as monitor:
+        for t in range(100):
+            for param, size in zip(model.parameters(), (1.0, 1.0, 1e-6), strict=True):
+                param.grad = size * torch.randn_like(param)
+            monitor.log(loss=torch.tensor(float(t)), accuracy=0.5)
+            optimizer.step()
+    layers = {layer["name"]: layer for layer in records[0]["groups"][0]["layers"]}
+    assert {name: layer["sampled"] for name, layer in layers.items()} == {
+        "0.weight": 800,
+        "0.bias": 20,
+        "1.weight": 200,
+    }
+    assert [layer["epsilon_floor"] for layer in layers.values()] == [0, 0, 1]
+    assert layers["0.weight"]["snr"] > 10 * layers["1.weight"]["snr"] > 0
+    assert records[0]["logged"] == {"loss": 49.5, "accuracy": 0.5}
+    assert named_scalars(records[0])["mvngrad/loss"] == 49.5
+
+
+def test_layers_without_names_are_numbered():
+    model = torch.nn.Linear(40, 20)
+    optimizer, records = mvngrad.LaProp(model.parameters()), []
+    with Monitor(optimizer, every=1, sink=records.append):
+        model(torch.randn(4, 40)).sum().backward()
+        optimizer.step()
+    assert [layer["name"] for layer in records[0]["groups"][0]["layers"]] == ["0: 20x40", "1: 20"]
+    assert {layer["snr"] for layer in records[0]["groups"][0]["layers"]} == {None}

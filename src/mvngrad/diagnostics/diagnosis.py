@@ -27,7 +27,7 @@ ENOUGH = 3
 
 SETTLED = 3.0
 """Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
-contains the first deviations from m = 0, which are signal and not noise."""
+contains the first deviations from m = 0, which are signal and not noise. An earlier answer is provisional."""
 
 SIGNAL = 1.0
 """Median |mu|/sigma from which a group is signal-dominated: half of its coordinates have more signal than noise. Then
@@ -46,6 +46,9 @@ alone, an update near lr is 4 standard deviations of m away."""
 
 FLOOR = 0.1
 """Share of coordinates at the floor of epsilon that counts as active. Their steps are lr |m| / epsilon."""
+
+MOSTLY = 0.5
+"""Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum."""
 
 CARRIED = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
@@ -68,16 +71,26 @@ class Statement:
     verdict: str
     because: str
     numbers: dict[str, Any] = field(default_factory=dict)
+    provisional: bool = False
+    """The averages still contain their start; `because` says what that may change."""
 
     def __str__(self) -> str:
-        return f"{self.topic}: {self.verdict}. {self.because}"
+        return f"{self.topic}: {self.verdict}{' (provisional)' if self.provisional else ''}. {self.because}"
 
 
 @dataclass(frozen=True)
 class GroupDiagnosis:
     group: int
     trained_with: str
+    """The cell, such as Adam."""
+    optimizer: str
+    """The class, such as AdamW."""
+    finding: str
+    """The most important thing that is known."""
+    action: str
+    """What to do about it."""
     statements: tuple[Statement, ...]
+    """What is known first."""
 
     def __getitem__(self, topic: str) -> Statement:
         by_topic = {statement.topic: statement for statement in self.statements}
@@ -103,7 +116,7 @@ class Diagnosis:
             return "No record, no diagnosis."
         lines = [f"Steps {self.steps[0]} to {self.steps[1]}."]
         for group in self.groups:
-            lines += [f"Group {group.group}, trained with {group.trained_with}:"]
+            lines += [f"Group {group.group}, trained with {group.optimizer}: {group.finding} {group.action}"]
             lines += [f"  {statement}" for statement in group.statements]
         return "\n".join(lines)
 
@@ -145,8 +158,50 @@ def _diagnose_group(
     spikes = _judge_spikes(entries_of(training))  # spikes are rare, so the whole training counts
     normalizer = _judge_normalizer(signal, collapse, floor)
     order = _judge_order(entries[-1], signal, spikes, gap)
-    statements = (signal, collapse, floor, spikes, normalizer, order, _pick_cell(normalizer, order))
-    return GroupDiagnosis(number, entries[-1]["cell"], statements)
+    statements = [signal, collapse, floor, spikes, normalizer, order, _pick_cell(normalizer, order)]
+    statements.sort(key=lambda statement: statement.verdict == CANNOT_TELL)
+    finding, action = _summarize(entries[-1], signal, collapse, floor, spikes)
+    cell = entries[-1]["cell"]
+    return GroupDiagnosis(number, cell, judged[-1].get("optimizer") or cell, finding, action, tuple(statements))
+
+
+def _summarize(
+    last: Record, signal: Statement, collapse: Statement, floor: Statement, spikes: Statement
+) -> tuple[str, str]:
+    """What is known that matters most, and one thing to do about it."""
+    share = floor.numbers.get("share", 0.0)
+    if share >= MOSTLY:
+        name = "eps_s" if last["floor"] > last["eps"] else "eps"
+        rate = floor.numbers.get("sgd_rate")
+        return (
+            f"{share:.0%} of the coordinates are stepped as by SGD with momentum"
+            + (f" at rate {rate:.2g}" if rate else "")
+            + ", because their divisor is mostly epsilon.",
+            f"On CIFAR-100 this helps: keep it there. A language model loses by it: lower {name} and lr with it "
+            "(eps_s=1e-16 and eps=1e-8 are no floor).",
+        )
+    if spikes.verdict == "carried over":
+        return (
+            f"{spikes.numbers['carried_over']} of {spikes.numbers['count']} spikes of the gradient came back in later "
+            "updates.",
+            "Bound them with z_clip, or use momentum after normalizing (LaProp, MVN-Grad).",
+        )
+    if collapse.verdict == "present":
+        return (
+            f"{collapse.numbers['share']:.0%} of the coordinates step by lr whatever their gradient (sign collapse).",
+            "Normalize by the variance (AdaBelief, MVN-Grad), or raise eps.",
+        )
+    if signal.verdict == CANNOT_TELL:
+        return (
+            "Nothing in these records calls for a change.",
+            f"For more, {signal.because[0].lower()}{signal.because[1:]}",
+        )
+    return (
+        f"Gradients are {signal.verdict}, and nothing in these records calls for a change.",
+        "Tune lr before the cell."
+        if signal.verdict == "noise-dominated"
+        else "Measure the order of momentum with variance_gap.",
+    )
 
 
 def _judge_signal(entries: Sequence[Record]) -> Statement:
@@ -155,25 +210,52 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
         return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
     if len(entries) < ENOUGH:
         return _too_few_records("signal", entries)
-    needed = SETTLED / (1 - last["beta2"])
-    if last["t"] < needed:
-        because = f"After {last['t']} steps the averages still contain their start; that takes {needed:.0f} steps."
-        return Statement("signal", CANNOT_TELL, because, {"t": last["t"], "needed": needed})
-    medians = [entry["snr"]["0.5"] for entry in entries if entry["ratio"] and entry["ratio"]["0.5"] is not None]
-    if not medians:
+    known = [entry for entry in entries if entry["ratio"] and entry["ratio"]["0.5"] is not None]
+    if not known:
         return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
     # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
-    snr = median(math.inf if value is None else value for value in medians)
+    medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
+    snr = median(medians)
     noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
+    numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to}
+    text = f"from {SIGNAL:g} on signal dominates, and up to {noise_to:.2g} it may all be noise."
+    if last["t"] >= SETTLED / (1 - last["beta2"]):
+        because = f"The median of |mu|/sigma over coordinates is {snr:.3g}; {text}"
+        return Statement("signal", _name_regime(snr, noise_to), because, numbers)
+    corrected = median(map(_remove_start, medians, known))
+    numbers |= {"snr_corrected": corrected, "t": last["t"]}
+    low, high = sorted((snr, corrected))
+    because = f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {low:.3g} to {high:.3g}; {text}"
+    if _name_regime(low, noise_to) != _name_regime(high, noise_to):
+        needed = SETTLED / (1 - last["beta2"])
+        because += f" The averages still contain their start; that takes {needed:.0f} steps."
+        return Statement("signal", CANNOT_TELL, because, numbers | {"needed": needed})
+    return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
+
+
+def _name_regime(snr: float, noise_to: float) -> str:
     if snr >= SIGNAL:
-        verdict = "signal-dominated"
-    else:
-        verdict = "noise-dominated" if snr <= noise_to else "between signal and noise"
-    because = (
-        f"The median of |mu|/sigma over coordinates is {snr:.3g}; from {SIGNAL:g} on signal dominates, and up to "
-        f"{noise_to:.2g} it may all be noise."
-    )
-    return Statement("signal", verdict, because, {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to})
+        return "signal-dominated"
+    return "noise-dominated" if snr <= noise_to else "between signal and noise"
+
+
+def _remove_start(snr: float, entry: Record) -> float:
+    """|mu|/sigma without what s still has from its start, for a mean mu that has not changed.
+
+    m starts at 0, so that g - m has a mean of mu beta^i at step i, and s has an excess of mu^2 times the average of
+    beta^(2i). A second moment has none, but the first steps of a training are unlike the later ones: there the
+    weight of the first third of the steps is taken as the error.
+    """
+    beta2, t = entry["beta2"], entry["t"]
+    if entry["cell"] not in (ADABELIEF.name, MVNGRAD.name):
+        first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
+        return snr * math.sqrt(1 + first)
+    noise = entry["mean_noise"] ** 2
+    beta = (1 - noise) / (1 + noise)
+    excess = sum(beta2 ** (t - i) * beta ** (2 * i) for i in range(1, t + 1)) * (1 - beta2) / (1 - beta2**t)
+    ratio = snr / (beta * math.sqrt(2 / (1 + beta)))
+    left = 1 - excess * ratio**2
+    return snr / math.sqrt(left) if left > 0 else math.inf
 
 
 def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) -> Statement:
@@ -184,12 +266,16 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
     if not shares:
         return Statement(topic, CANNOT_TELL, "No coordinate has had a gradient.")
     share, last = median(shares), entries[-1]
+    numbers = {"share": share, "bound": bound}
     if key == "epsilon_floor":
         above, below = "active", "not active"
         because = (
             f"For {share:.1%} of the coordinates the divisor is mostly epsilon "
             f"(eps {last['eps']:.2g}, floor of eps_s {last['floor']:.2g})"
         )
+        if last.get("floor_divisor") and last["lr"] is not None:  # early records do not have it
+            numbers["sgd_rate"] = last["lr"] / last["floor_divisor"]
+            because += f", so that they are stepped as by SGD at rate {numbers['sgd_rate']:.2g}"
     elif last["sign_collapse_is"] == "measured":
         above, below = "present", "absent"
         because = f"{share:.1%} of the coordinates step by lr within 5%, whatever their gradient"
@@ -197,7 +283,7 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
         above, below = "avoided", "absent"
         because = f"A second moment would make {share:.1%} of the coordinates step by lr within 5%"
     because += f"; the threshold is {bound:.0%}."
-    return Statement(topic, above if share >= bound else below, because, {"share": share, "bound": bound})
+    return Statement(topic, above if share >= bound else below, because, numbers)
 
 
 def _judge_spikes(entries: Sequence[Record]) -> Statement:

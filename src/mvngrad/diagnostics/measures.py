@@ -6,7 +6,7 @@ An update is divided by lr and does not include decoupled weight decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,9 @@ smaller bound would be lost in the noise of m, whose deviation at beta1 = 0.9 an
 
 AT_FLOOR = 2.0
 """A coordinate is at the floor of eps_s if s is at most this multiple of it: at least half of s is epsilon."""
+
+LAYER = 8
+"""The smallest number of sampled coordinates for which a parameter has values of its own."""
 
 
 def correct_bias(
@@ -55,11 +58,14 @@ def signal_to_noise(rule: Rule, hyper: Hyper, ratio: Tensor) -> Tensor:
     return ratio / (1 - ratio**2).clamp(min=0).sqrt()
 
 
-def measure_sample(rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The measures of a sample of averages; None for those that this cell's state does not give."""
+def measure_sample(
+    rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor], names: Sequence[str], counts: Sequence[int]
+) -> dict[str, Any]:
+    """The measures of a sample of averages; None for those that this cell's state does not give.
+
+    The sample has `counts` coordinates of parameters with these `names`.
+    """
     live = averages["u" if rule.momentum_last else "m"] != 0  # the others have never had a gradient
-    averages = {letter: values[live] for letter, values in averages.items()}
-    count = int(live.sum())
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
     ratio = snr = None
     if rule.lean:
@@ -71,29 +77,48 @@ def measure_sample(rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor]) -> 
         snr = signal_to_noise(rule, hyper, ratio)
         if rule.centered:
             saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
-    floor = max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
+    at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
+    by_layer = [
+        values.split_with_sizes(list(counts)) for values in (live, at_floor, update, update if snr is None else snr)
+    ]
     return {
         "sampled": live.numel(),
-        "dead": _share(~live, live.numel()),
-        "ratio": quantiles(ratio),
-        "snr": quantiles(snr),
-        "sign_collapse": _share((saturation - 1).abs() <= SATURATION, count),
+        "dead": _share(~live),
+        "ratio": None if ratio is None else quantiles(ratio[live]),
+        "snr": None if snr is None else quantiles(snr[live]),
+        "sign_collapse": _share((saturation[live] - 1).abs() <= SATURATION),
         "sign_collapse_is": "implied" if rule.centered else "measured",
-        "epsilon_floor": _share(root <= floor, count),
-        "update": quantiles(update),
+        "epsilon_floor": _share(at_floor[live]),
+        "floor_divisor": _median(root[live & at_floor] + hyper.eps),
+        "update": quantiles(update[live]),
+        "layers": [
+            {
+                "name": name,
+                "sampled": len(here),
+                "epsilon_floor": _share(floor[here]),
+                "update": _median(size[here]),
+                "snr": None if snr is None else _median(signal[here]),
+            }
+            for name, here, floor, size, signal in zip(names, *by_layer, strict=True)
+            if here.sum() >= LAYER
+        ],
     }
 
 
-def quantiles(values: Tensor | None) -> dict[str, float | None] | None:
+def quantiles(values: Tensor) -> dict[str, float | None] | None:
     """The value at each of `QUANTILES`, by its name; None without values."""
-    if values is None or not values.numel():
+    if not len(values):
         return None
     ordered = values.sort().values
     return {str(q): finite_or_none(ordered[round(q * (len(ordered) - 1))].item()) for q in QUANTILES}
 
 
-def _share(where: Tensor, count: int) -> float | None:
-    return where.sum().item() / count if count else None
+def _share(where: Tensor) -> float | None:
+    return where.sum().item() / len(where) if len(where) else None
+
+
+def _median(values: Tensor) -> float | None:
+    return finite_or_none(values.median().item()) if len(values) else None
 
 
 def finite_or_none(number: float) -> float | None:

@@ -26,7 +26,8 @@ class Monitor:
 
     A record has for each parameter group: quantiles of ``|m|/sqrt(s)`` or ``|m|/sqrt(v)`` (`ratio`), of the
     signal-to-noise ratio that this implies (`snr`) and of the update over lr (`update`); the shares of coordinates in
-    sign collapse, at the floor of epsilon, and dead; and the spikes of the gradient. Values that a cell's state does
+    sign collapse, at the floor of epsilon, and dead; some of these for each parameter (`layers`); and the spikes of
+    the gradient. It also has the mean of what was given to `log`, such as the loss. Values that a cell's state does
     not give are None: LaProp keeps no m. `mvngrad.diagnostics.diagnose` reads records.
 
     At a recorded step, a fixed random sample of `sample` coordinates of each group is copied to the host, in one copy
@@ -82,10 +83,19 @@ class Monitor:
         self.sample, self.seed, self.follow = sample, seed, follow
         self.spike, self.recovered = spike, recovered
         self._groups: list[_Group] = []
+        self._logged: dict[str, list[Tensor]] = {}
         counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
         self.step = int(max(counts, default=0))
         """The number of steps so far, including those in a loaded state."""
         self._handle = optimizer.register_step_post_hook(self._after_step)
+
+    def log(self, **values: float | Tensor) -> None:
+        """Add values of this step, such as `loss=loss`, to the next record, which has the mean of each name.
+
+        Does not wait for a device.
+        """
+        for name, value in values.items():
+            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
 
     def detach(self) -> None:
         """Remove the hook from the optimizer and close the sink."""
@@ -119,7 +129,11 @@ class Monitor:
         if not entries:
             return None
         self.step = max(self.step, *(entry["t"] for entry in entries))  # includes steps that called no hook
-        record = {"step": self.step, "optimizer": type(self.optimizer).__name__, "groups": entries}
+        record: Record = {"step": self.step, "optimizer": type(self.optimizer).__name__, "groups": entries}
+        if self._logged:
+            joined = {k: torch.stack([v.to(values[0].device) for v in values]) for k, values in self._logged.items()}
+            record["logged"] = {name: finite_or_none(values.mean().item()) for name, values in joined.items()}
+            self._logged = {}
         self.sink(record)
         return record
 
@@ -153,6 +167,8 @@ class _Group:
         self.monitor, self.number, self.spikes = monitor, number, spikes
         self.params: list[Tensor] = []
         self.sample = self.followed = Sample([], 0, 0)
+        self.layer_names: list[str] = []
+        """Of the sampled parameters."""
         self.noted: list[_NotedStep] = []
         self.names: dict[str, str] = {}
         """The state names in the rows of the noted steps."""
@@ -174,6 +190,8 @@ class _Group:
             return
         self.params = params
         self.sample = Sample(params, self.monitor.sample, self.monitor.seed)
+        names = dict(zip(self.group["params"], self._param_names(), strict=True))
+        self.layer_names = [names[param] for param, *_ in self.sample.pieces]
         self.followed = Sample(pick_large_params(params, TENSORS), FOLLOWED, self.monitor.seed)
         self.noted = [noted._replace(row=None) for noted in self.noted]  # they are of other coordinates
         view = self.view
@@ -182,6 +200,11 @@ class _Group:
         dtypes = {param.dtype for param in params}
         half = dtypes & {torch.float16, torch.bfloat16}  # a norm can overflow in these
         self.norm_dtype = torch.float32 if half and dtypes <= half | {torch.float32} else None
+
+    def _param_names(self) -> list[str]:
+        """The names that the optimizer has if it was made from named_parameters(), else number and shape."""
+        shapes = (f"{i}: {'x'.join(map(str, param.shape))}" for i, param in enumerate(self.group["params"]))
+        return list(self.group.get("param_names") or shapes)
 
     def note_step(self) -> None:
         """Store this step's gradient norms and followed coordinates, on their device."""
@@ -241,7 +264,7 @@ class _Group:
             "mean_noise": math.sqrt((1 - hyper.mean_decay) / (1 + hyper.mean_decay)),  # |m|/sigma without signal
             "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
             "coordinates": self.sample.population,
-            **measure_sample(rule, hyper, averages),
+            **measure_sample(rule, hyper, averages, self.layer_names, [count for *_, count in self.sample.pieces]),
             "gradient_norm": {"median": finite[len(finite) // 2], "max": finite[-1]} if finite else None,
             "gradients_not_finite": len(norms) - len(finite),
             "spikes": self.spikes.pop_spikes(),

@@ -86,7 +86,7 @@ class TensorBoard:
 
 def named_scalars(record: Record) -> dict[str, float]:
     """The changing numbers of a record as `mvngrad/group0/snr/0.5` and the like, for a logger, without None."""
-    numbers: dict[str, float | None] = {}
+    numbers: dict[str, float | None] = {f"mvngrad/{name}": value for name, value in record.get("logged", {}).items()}
     for entry in record["groups"]:
         prefix = f"mvngrad/group{entry['group']}"
         for name in ("ratio", "snr", "update", "gradient_norm"):

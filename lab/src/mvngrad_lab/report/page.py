@@ -133,11 +133,15 @@ class DiagnosedGroup:
 def render_diagnosis(records: Sequence[dict[str, Any]], diagnosis: Diagnosis, *, source: str) -> str:
     """The page of what a Monitor recorded, with figures over steps; `source` names the file."""
     groups = []
+    logged = [(record["step"], record.get("logged", {}).get("loss")) for record in records]
+    losses = [(step, loss) for step, loss in logged if loss is not None]
     for group in diagnosis.groups:
         entries = [
             (record["step"], entry) for record in records for entry in record["groups"] if entry["group"] == group.group
         ]
-        groups.append(DiagnosedGroup(group, entries[-1][1], monitor.draw(f"{source} {group.group}", entries)))
+        figures = monitor.draw(f"{source} {group.group}", entries, losses)
+        groups.append(DiagnosedGroup(group, entries[-1][1], figures))
+        losses = []  # the training's, shown once
     return TEMPLATES.get_template("diagnosis.html").render(
         source=source, steps=diagnosis.steps, recorded=len(records), groups=groups
     )

@@ -14,6 +14,7 @@ from mvngrad_lab.report.figures.style import (
     BOUND,
     LIGHT,
     RC,
+    SIZE,
     Mark,
     cell_mark,
     draw_band,
@@ -29,12 +30,15 @@ DEAD = Mark("never had a gradient", "adam", (5, 2.4), "s")
 LARGEST = ADAM.with_label("largest since the last record")
 SPIKE = Mark("spike, as high as its norm", "mvngrad", marker="^", line=False)
 
+LAYERS, COLUMNS = 24, 60
+"""The most rows and columns of a heat map."""
+
 Entries = Sequence[tuple[int, dict[str, Any]]]
 """(step, a group's entry) of each record."""
 
 
-def draw(name: str, entries: Entries) -> list[Figure]:
-    """All figures of one group; `name` makes their ids unique on a page."""
+def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) -> list[Figure]:
+    """All figures of one group; `name` makes their ids unique on a page. `losses` has (step, loss) of the training."""
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
         last = entries[-1][1]
         mark = cell_mark(last["cell"])
@@ -65,6 +69,15 @@ def draw(name: str, entries: Entries) -> list[Figure]:
                 (mark.with_label("median"), LARGEST, *([SPIKE] if spikes else [])),
             ),
         ]
+        if losses:
+            panel = _draw_loss(mark, losses)
+            figures.insert(0, Figure("Loss", "The mean of all steps since the last record.", (panel,)))
+        if heat_map := _draw_layers(entries):
+            caption = (
+                "Parameters from the input to the output, those with most sampled coordinates. Darker: more of the "
+                "coordinates have a divisor that is mostly epsilon, and are stepped as by SGD."
+            )
+            figures.insert(-1, Figure("Layers at epsilon's floor", caption, (heat_map,)))
         return [figure for figure in figures if figure.panels]
 
 
@@ -125,3 +138,38 @@ def _draw_gradients(mark: Mark, entries: Entries) -> Panel | None:
     sizes = [spike["multiple"] for spike in spikes if spike["multiple"] is not None]
     words = f"{len(spikes)} spikes" + (f", the largest {number(max(sizes))} times the median." if sizes else ".")
     return make_panel(at, "Gradients and their spikes", words)
+
+
+def _draw_loss(mark: Mark, losses: Sequence[tuple[int, float]]) -> Panel:
+    at = make_axes("step", "loss")
+    steps, values = zip(*losses, strict=True)
+    draw_curve(at, mark, steps, values)
+    return make_panel(at, "Loss", f"From {number(values[0])} to {number(values[-1])}.")
+
+
+def _draw_layers(entries: Entries) -> Panel | None:
+    """A row for each layer and a column for each record, as dark as the share of coordinates at epsilon's floor."""
+    shown = [entries[i] for i in sorted({round(i) for i in np.linspace(0, len(entries) - 1, COLUMNS)})]
+    columns = [{layer["name"]: layer for layer in entry.get("layers", ())} for _, entry in shown]
+    largest = sorted(columns[-1].values(), key=lambda layer: -layer["sampled"])[:LAYERS]
+    names = [name for name in columns[-1] if columns[-1][name] in largest]
+    if len(names) < 2:
+        return None
+    longest = max(map(len, names))
+    at = make_axes("step", "", size=(SIZE[0], 0.9 + 0.19 * len(names)), left=min(2.2, 0.4 + 0.075 * longest))
+    edges = [0, *_steps(shown)]
+    for row, name in enumerate(names):
+        for left, right, column in zip(edges, edges[1:], columns, strict=False):
+            share = column.get(name, {}).get("epsilon_floor")
+            if share:
+                at.bar(
+                    left, 0.86, right - left, row - 0.43, align="edge", color=LIGHT["mvngrad"], alpha=share, linewidth=0
+                )
+    at.set_xlim(0, edges[-1])
+    at.set_ylim(len(names) - 0.5, -0.5)
+    at.set_yticks(range(len(names)), names)
+    at.grid(visible=False)
+    last = columns[-1]
+    above = sum((last[name]["epsilon_floor"] or 0) >= 0.5 for name in names)
+    words = f"At the end, {above} of {len(names)} layers have most of their coordinates at the floor."
+    return make_panel(at, "Share of coordinates at the floor", words)
