@@ -13,7 +13,7 @@ from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import CELLS, Arithmetic
 
 NUMPY = Arithmetic(np.sqrt, np.maximum)
-NAMES = sorted(name for name in mvngrad.__all__ if name != "convert_state_dict")
+NAMES = sorted(name for name in mvngrad.__all__ if name[0].isupper())
 OPTIMIZERS = [getattr(mvngrad, name) for name in NAMES]
 PLAIN = [optimizer for optimizer in OPTIMIZERS if not optimizer.decoupled]
 NARROW = {"bfloat16": torch.bfloat16, "int8": "int8"}

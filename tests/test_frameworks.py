@@ -8,6 +8,7 @@ import pytest
 import torch
 from vision import torchvision
 
+import mvngrad
 from mvngrad import MVNGradW
 
 FORMATS = [{}, {"state_dtype": "int8"}, {"lean": True}]
@@ -58,9 +59,8 @@ def make_trainer(folder, options, **arguments):
         learning_rate=1e-2, lr_scheduler_type="cosine", weight_decay=0.1, report_to=[], disable_tqdm=True,
         use_cpu=True, seed=0, **arguments,
     )  # fmt: skip
-    return Trainer(
-        tiny_gpt2(), settings, train_dataset=Tokens(), optimizer_cls_and_kwargs=(MVNGradW, {"lr": 1e-2, **options})
-    )
+    ours = {} if options is None else {"optimizer_cls_and_kwargs": (MVNGradW, {"lr": 1e-2, **options})}
+    return Trainer(tiny_gpt2(), settings, train_dataset=Tokens(), **ours)
 
 
 @pytest.mark.parametrize("options", FORMATS, ids=IDS)
@@ -70,6 +70,21 @@ def test_hugging_face_trainer_resumes_bit_identically(tmp_path, options):
     resumed = make_trainer(tmp_path / "resumed", options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     assert_same_weights(whole.model, resumed.model)
+
+
+def test_hugging_face_trainer_switches_from_its_own_adamw_checkpoint(tmp_path):
+    theirs = make_trainer(tmp_path / "adamw", None)
+    theirs.train()
+    switched = make_trainer(tmp_path / "switched", {"state_dtype": "int8", "lr": 0.5})
+    switched.create_optimizer()
+    switched.optimizer.register_load_state_dict_pre_hook(mvngrad.from_adamw)
+    switched.train(resume_from_checkpoint=str(tmp_path / "adamw" / "checkpoint-4"))
+    optimizer = switched.optimizer.optimizer
+    assert {state["step"].item() for state in optimizer.state.values()} == {8}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.1}
+    for one, other in zip(theirs.model.parameters(), switched.model.parameters(), strict=True):
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=0, atol=0.02)  # four steps of 0.005 and less
 
 
 def test_hugging_face_trainer_decays_matrices_only(tmp_path):

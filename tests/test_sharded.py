@@ -515,3 +515,40 @@ def train_replicas(_):
 
 def test_ddp_equals_one_process_and_zero_works(tmp_path):
     on_two_ranks(train_replicas, tmp_path)
+
+
+# The way over from AdamW
+
+
+def convert_adamw(folder):
+    model, adamw = setup(torch.optim.AdamW)
+    train(model, adamw, 3)
+    dcp.save({"optimizer": get_optimizer_state_dict(model, adamw)}, checkpoint_id=f"{folder}/adamw")
+    adamw.zero_grad()
+    whole, reference = single(torch.optim.AdamW)
+    train(whole, reference, 3)
+    adamw = torch.optim.AdamW(model.parameters())  # of the process that continues
+    loaded = {"optimizer": get_optimizer_state_dict(model, adamw)}
+    dcp.load(loaded, checkpoint_id=f"{folder}/adamw")
+    set_optimizer_state_dict(model, adamw, loaded["optimizer"])
+    for options in STATE_OPTIONS.values():
+        expected = mvngrad.MVNGradW(whole.parameters(), **options)
+        expected.load_state_dict(mvngrad.from_adamw(expected, reference.state_dict()))
+        optimizer = mvngrad.MVNGradW(model.parameters(), **options)
+        optimizer.load_state_dict(mvngrad.from_adamw(optimizer, adamw.state_dict()))
+        for param, sharded in zip(whole.parameters(), model.parameters(), strict=True):
+            param.data.copy_(sharded.full_tensor())
+        wide = options.get("state_dtype", torch.float32) == torch.float32
+        if wide:
+            assert close(gather(optimizer), everything(expected))
+        train(model, optimizer, 1)
+        back = mvngrad.to_adamw(optimizer)
+        assert all(isinstance(value["exp_avg_sq"], DTensor) for value in back["state"].values())
+        torch.optim.AdamW(model.parameters()).load_state_dict(back)
+        train(whole, expected, 1)
+        after = [p.full_tensor() for p in model.parameters()]
+        assert close(after, list(whole.parameters()), atol=1e-6 if wide else 2e-3)  # of steps of 1e-2
+
+
+def test_sharded_adamw_checkpoint_is_converted(tmp_path):
+    on_two_ranks(convert_adamw, tmp_path)

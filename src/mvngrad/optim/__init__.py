@@ -11,3 +11,4 @@ from mvngrad.optim.cells import (
     MVNGradW as MVNGradW,
 )
 from mvngrad.optim.checkpoint import convert_state_dict as convert_state_dict
+from mvngrad.optim.switch import from_adamw as from_adamw, to_adamw as to_adamw

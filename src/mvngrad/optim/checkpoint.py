@@ -78,7 +78,7 @@ def _torch_state_message(optimizer: RuleOptimizer) -> str:
     text = f"not a state_dict of {name}: it has exp_avg, as torch.optim's do"
     if optimizer.rule == ADAM:
         return f"{text}; load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
-    return f"{text}, and {name} has other state, {_list_state(optimizer)}: start it without loading"
+    return f"{text}, and {name} has {_list_state(optimizer)}: load mvngrad.from_adamw(optimizer, state_dict)"
 
 
 def _list_state(optimizer: RuleOptimizer) -> str:
@@ -106,7 +106,7 @@ def _check_cell(optimizer: RuleOptimizer, states: Mapping[Any, Any], groups: lis
         )
 
 
-def _rename_torch_state(state_dict: dict[str, Any]) -> dict[str, Any]:
+def rename_torch_state(state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state_dict of torch.optim.Adam or AdamW under our names; others as they are."""
     states, groups = state_dict["state"], state_dict["param_groups"]
     if not _is_from_torch(states):
@@ -155,7 +155,7 @@ def _get_family(state_dtype: Any) -> str:
     return "bfloat16" if state_dtype in (torch.bfloat16, "bfloat16") else "float32"
 
 
-def _get_dtype_name(state_dtype: torch.dtype | str | None) -> str | None:
+def get_dtype_name(state_dtype: torch.dtype | str | None) -> str | None:
     """The name of a `state_dtype` in checkpoints: torch.distributed.checkpoint cannot store dtypes."""
     return None if state_dtype is None else _get_family(state_dtype)
 
@@ -173,7 +173,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
             f"not a state_dict of {type(optimizer).__name__}: it has {sorted({'step', *stored})} for each parameter, "
             f"this one {sorted(saved)}"
         )
-    step = make_step_count(_parse_steps(saved["step"]), param, group)
+    step = make_step_count(parse_steps(saved["step"]), param, group)
     for name, value in saved.items():
         if name != "step":
             _check_tensor(name, value, param, stored[name], floats=f"{names[0]}_scale" not in saved)
@@ -192,7 +192,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in stored.items()}}
 
 
-def _parse_steps(value: Any) -> float:
+def parse_steps(value: Any) -> float:
     single = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
     steps = float(value) if single and not torch.is_complex(torch.as_tensor(value)) else -1.0
     if not (steps >= 0 and steps == steps // 1):
@@ -241,7 +241,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
     """
     states, groups = dict(state_dict["state"]), []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        groups.append({**saved, "state_dtype": _get_dtype_name(group["state_dtype"])})
+        groups.append({**saved, "state_dtype": get_dtype_name(group["state_dtype"])})
         names = optimizer.get_rule(group).state_names
         for key, param in zip(saved["params"], group["params"], strict=True):
             if is_sharded(param) and f"{names[0]}_scale" in states.get(key, {}):
@@ -273,7 +273,7 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     >>> small.step()
     >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
     """
-    state_dtype, state_dict = parse_state_dtype(state_dtype), _rename_torch_state(state_dict)
+    state_dtype, state_dict = parse_state_dtype(state_dtype), rename_torch_state(state_dict)
     if state_dtype not in STATE_DTYPES:
         raise ValueError(invalid_state_dtype_message(state_dtype))
     states: dict[Any, dict[str, Any]] = {}
@@ -290,5 +290,5 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         target.store(stored, values)
         step = saved["step"]
         states[key] = {"step": step.clone() if isinstance(step, torch.Tensor) else step, **stored}
-    groups = [{**group, "state_dtype": _get_dtype_name(state_dtype)} for group in state_dict["param_groups"]]
+    groups = [{**group, "state_dtype": get_dtype_name(state_dtype)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}

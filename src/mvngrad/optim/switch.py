@@ -1,0 +1,176 @@
+"""The way over from AdamW, and back: the state of one optimizer computed from the state of the other.
+
+AdamW stores m, the average of the gradients g, and v, that of g^2. From these and the step count t:
+
+| state | how | exact |
+|---|---|---|
+| m, v, t | copied | yes |
+| s | its expectation for independent gradients without a mean | if t = 1 |
+| u | m / (sqrt(s/c_v) + eps) | if the root did not change within the memory of u, about 1/(1 - beta1) steps |
+
+s is the average of (g - m)^2 = beta1^2 (g - m_previous)^2. For independent gradients of variance sigma^2 the previous m
+has variance r sigma^2 (1 - beta1^(2t-2)), so that
+
+    E[s] = sigma^2 beta1^2 (c_v (1 + r) - r b),    r = (1 - beta1) / (1 + beta1),
+    b = (1 - beta2) (beta2^t - beta1^(2t)) / (beta2 - beta1^2),
+
+which is sigma^2 2 beta1^2 / (1 + beta1) after many steps. v/c_v estimates mu^2 + sigma^2 and is taken for sigma^2. So
+where gradients have a mean mu, s is too large by 1 + mu^2/sigma^2 at first: the first steps are those of AdamW, at most
+1/beta1 as large, and s has forgotten it after 1/(1 - beta2) steps. v - m^2 would be an estimate of sigma^2 too, but m
+averages few gradients: after a rare one, as in the row of a rare token, v - m^2 is small or negative where s is not,
+and u comes out many times too large (test_rare_gradients_are_not_taken_for_a_mean_without_noise).
+
+On the way back both parts of v are known: v/c_v = sigma^2 (1 - w) + (m/c_m)^2, where w sigma^2 is the variance of
+m/c_m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.checkpoint import get_dtype_name, parse_steps, rename_torch_state
+from mvngrad.optim.formats import load_state
+from mvngrad.optim.inputs import Group
+from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
+from mvngrad.optim.tensors import view_as_real
+from mvngrad.rule import ADAM, Hyper, Rule
+
+SHARED = ("lr", "betas", "eps", "weight_decay")
+"""Options that AdamW's groups have too. They are loaded, as torch loads them; how a step is computed is not."""
+
+
+def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict for `optimizer` from one of AdamW or Adam: torch's, ours in any format, or in a framework's files.
+
+    m, v and step counts are copied; s and u are estimated, see `mvngrad.optim.switch`. lr, betas, eps and weight_decay
+    of the groups are AdamW's, as whenever a state_dict is loaded; change them afterwards. A state_dict of another kind
+    is returned as it is, so that this function can be a hook for frameworks that load checkpoints themselves:
+    `optimizer.register_load_state_dict_pre_hook(mvngrad.from_adamw)`.
+
+    Raises a ValueError if the groups do not match, or if the weight decay in the averages is of the other kind.
+
+    >>> import mvngrad, torch
+    >>> x = torch.nn.Parameter(torch.ones(3))
+    >>> x.grad = torch.ones(3)
+    >>> adamw, optimizer = torch.optim.AdamW([x]), mvngrad.MVNGradW([x])
+    >>> adamw.step()
+    >>> optimizer.load_state_dict(mvngrad.from_adamw(optimizer, adamw.state_dict()))
+    >>> sorted(optimizer.state[x])
+    ['m', 's', 'step', 'u']
+    """
+    if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
+        return state_dict  # load_state_dict says what is wrong
+    renamed = rename_torch_state(state_dict)
+    states, groups, own_groups = renamed["state"], renamed["param_groups"], optimizer.param_groups
+    names = {*chain.from_iterable(saved for saved in states.values() if isinstance(saved, Mapping))}
+    stepped = {name for name in names if name != "step" and not str(name).endswith("_scale")}
+    if stepped != {*ADAM.state_names} and (names or not all("amsgrad" in group for group in groups)):
+        return state_dict
+    sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own_groups]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the groups of AdamW's state_dict hold {sizes[0]} parameters, those of {type(optimizer).__name__} "
+            f"{sizes[1]}: make it with the same groups"
+        )
+    new_states, new_groups = {}, []
+    for saved, own in zip(groups, own_groups, strict=True):
+        _check_group(optimizer, saved, own)
+        group = {**own, "state_dtype": get_dtype_name(own["state_dtype"])}
+        group |= {name: value for name, value in saved.items() if name not in own or name in (*SHARED, "params")}
+        group.pop("amsgrad", None)
+        new_groups.append(group)
+        hyper, rule = make_hyper(group, 0.0), optimizer.get_rule(group)
+        for key in saved["params"]:
+            if state := states.get(key):
+                new_states[key] = _from_moments(rule, hyper, state)
+    return {**renamed, "state": new_states, "param_groups": new_groups}
+
+
+def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
+    """A state_dict for torch.optim.AdamW (Adam, of a class without W) from the state of any of our optimizers.
+
+    m, v and step counts are copied if they are stored; otherwise m is u times its root, and v is estimated from s and
+    m. `mvngrad.convert_state_dict` makes one for `mvngrad.AdamW` of it.
+    """
+    state_dict = optimizer.state_dict()
+    states, groups = {}, []
+    for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        extra = {name: value for name, value in saved.items() if name not in optimizer.defaults}
+        shared = {name: saved[name] for name in (*SHARED, "maximize", "capturable", "decoupled_weight_decay")}
+        unset = {"amsgrad": False, "foreach": None, "fused": None, "differentiable": False}
+        groups.append({**extra, **shared, **unset})
+        hyper, rule = make_hyper(own, 0.0), optimizer.get_rule(own)
+        for key, param in zip(saved["params"], own["params"], strict=True):
+            if state := state_dict["state"].get(key):
+                states[key] = _to_moments(rule, hyper, state, param)
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> None:
+    """Raise a ValueError if AdamW averaged other gradients than this optimizer does."""
+    name = type(optimizer).__name__
+    decoupled = saved.get("decoupled_weight_decay", optimizer.decoupled)
+    if decoupled != optimizer.decoupled and saved["weight_decay"]:
+        other = name.removesuffix("W") + "W" * decoupled
+        raise ValueError(
+            f"weight_decay={saved['weight_decay']} of the state_dict is {'not ' * decoupled}part of its averages of "
+            f"gradients, and in {name} it {'is' if decoupled else 'is not'}: load it into mvngrad.{other}"
+        )
+    if saved.get("maximize", False) != own["maximize"]:
+        raise ValueError(f"the state_dict has maximize={saved['maximize']}, and {name} has maximize={own['maximize']}")
+
+
+def _variance_factor(hyper: Hyper, t: float) -> float:
+    """E[s] / sigma^2 after t steps, without eps_s: see the module's docstring."""
+    beta2, q, r = hyper.beta2, hyper.mean_decay**2, (1 - hyper.mean_decay) / (1 + hyper.mean_decay)
+    b = (1 - beta2) * (t * beta2 ** (t - 1) if beta2 == q else (beta2**t - q**t) / (beta2 - q))
+    return float(q * ((1 - beta2**t) * (1 + r) - r * b))
+
+
+def _from_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a cell from AdamW's m, v and step, as floats."""
+    t, new = parse_steps(saved["step"]), _load(("m", "v"), saved)
+    m, v = new["m"], new["v"]
+    if t == 0:
+        return {"step": saved["step"], **{name: torch.zeros_like(m) for name in rule.state_names}}
+    c_m, c_v, c_mean = (1 - beta**t for beta in (hyper.beta1, hyper.beta2, hyper.mean_decay))
+    if hyper.mean_decay != hyper.beta1:
+        new["m"] = m * (c_mean / c_m)
+    if rule.centered:
+        new["s"] = v * (_variance_factor(hyper, t) / c_v) + hyper.floor**2 * c_v  # the latter is what eps_s added
+    if rule.momentum_last:
+        u = m / ((new["s" if rule.centered else "v"] / c_v).sqrt() + hyper.eps)
+        u = torch.where(m == 0, torch.zeros_like(u), u)  # 0/0 without any epsilon
+        new["u"] = u if hyper.z_clip is None else u.clamp(-hyper.z_clip * c_m, hyper.z_clip * c_m)
+    return {"step": saved["step"], **{name: new[name] for name in rule.state_names}}
+
+
+def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
+    """AdamW's state from that of a cell."""
+    t, values = parse_steps(saved["step"]), _load(rule.state_names, saved)
+    m = v = torch.zeros_like(values[rule.state_names[0]])
+    if t:
+        c_m, c_v, c_mean = (1 - beta**t for beta in (hyper.beta1, hyper.beta2, hyper.mean_decay))
+        if "m" in values:
+            m = values["m"] if hyper.mean_decay == hyper.beta1 else values["m"] * (c_m / c_mean)
+        else:
+            m = values["u"] * ((values["s" if rule.centered else "v"] / c_v).sqrt() + hyper.eps)
+        if "v" in values:
+            v = values["v"]
+        else:
+            variance = (values["s"] - hyper.floor**2 * c_v).clamp(min=0) / _variance_factor(hyper, t)
+            w = (1 - hyper.beta1) * (2 - c_m) / ((1 + hyper.beta1) * c_m)
+            v = (variance * (1 - w) + (m / c_m).square()) * c_v
+    both = {"exp_avg": m, "exp_avg_sq": v}
+    as_param = {name: torch.view_as_complex(value) if param.is_complex() else value for name, value in both.items()}
+    return {"step": torch.tensor(t, dtype=torch.float32), **as_param}
+
+
+def _load(names: tuple[str, ...], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32
+    return load_state(names, saved, wide)
