@@ -220,6 +220,23 @@ def test_hooks_fire_around_a_step(make):
     assert seen == ["before", "after", "global"]
 
 
+def test_a_hook_sees_the_arguments_of_a_step_and_a_profiler_its_name():
+    (x,) = parameters((3,))
+    optimizer, seen = mvngrad.MVNGrad([x]), []
+    optimizer.register_step_post_hook(lambda *arguments: seen.append(arguments))
+    train(optimizer, 1)
+
+    def closure():
+        return x.sum()
+
+    optimizer.step(closure=closure)
+    assert seen == [(optimizer, (optimizer,), {}), (optimizer, (optimizer,), {"closure": closure})]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        train(optimizer, 1)
+    assert "Optimizer.step#MVNGrad.step" in {event.key for event in trace.key_averages()}
+    assert len(seen) == 3
+
+
 @each_cell
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])

@@ -86,6 +86,29 @@ def test_gradients_at_new_addresses_are_read(device, by_kernel):
 
 
 @each_device
+def test_changed_options_reach_a_launch_whose_addresses_are_unchanged(device, by_kernel):
+    changes = [
+        {}, {}, {"lr": 0.2}, {"betas": (0.8, 0.9)}, {"eps": 0.1}, {"eps_s": 0.1}, {"weight_decay": 0.3},
+        {"z_clip": 0.5}, {"beta_mean": 0.3}, {"maximize": True}, {"lr": torch.tensor(0.1, device=device)}, {"lr": 0.05},
+    ]  # fmt: skip
+    results = []
+    for fused in (None, False):
+        params = parameters((40,), (3, 5), device=device)
+        optimizer = mvngrad.MVNGrad(params, lr=0.1, fused=fused, foreach=None if fused is None else False)
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        trajectory = []
+        for t, change in enumerate(changes):
+            optimizer.param_groups[0].update(change)
+            for p, new in zip(params, tensors((40,), (3, 5), device=device, seed=t), strict=True):
+                p.grad.copy_(new)
+            optimizer.step()
+            trajectory += [p.detach().clone() for p in params]
+        results.append(trajectory)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@each_device
 @pytest.mark.parametrize("change", ["strides", "dtype"])
 def test_a_gradient_may_change_strides_or_dtype_at_the_same_address(device, change, by_kernel):
     """As for gradients set by the user when the allocator reuses an address."""

@@ -87,6 +87,28 @@ def test_a_step_uses_current_state_and_parameters_after(change, device, options)
 
 
 @each_device
+def test_parameters_may_exchange_their_state(device, options):
+    """The state has the same tensors in the same order as before, under other keys."""
+    results = []
+    for by_key in (True, False):
+        params = parameters((5,), (5,), device=device)
+        optimizer = mvngrad.MVNGrad(params, lr=1e-2, **options)
+        for t in range(4):
+            train(optimizer, 1, seed=t)
+            states = list(optimizer.state.values())
+            if by_key:
+                optimizer.state.clear()
+                optimizer.state.update(zip(params if t % 2 else reversed(params), states, strict=True))
+            else:
+                for name, left in states[0].items():
+                    right, copy_of_left = states[1][name], left.clone()
+                    left.copy_(right)
+                    right.copy_(copy_of_left)
+        results.append(everything(optimizer))
+    torch.testing.assert_close(*results)
+
+
+@each_device
 def test_gradients_with_a_negative_or_conjugate_bit_are_resolved(device, options):
     results = []
     for resolves in (False, True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, compress, islice, repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -23,7 +23,7 @@ Group = dict[str, Any]
 State = dict[str, list[Tensor]]
 """For each name that state is stored under, one tensor for each parameter."""
 
-_get_grad, _get_layout = attrgetter("grad"), attrgetter("layout")
+_get_grad = attrgetter("grad")
 _get_options = itemgetter(
     "state_dtype", "stochastic_rounding", "rounding_seed", "foreach", "fused", "capturable", "differentiable"
 )
@@ -54,12 +54,16 @@ class TensorKey:
         return self.layouts is not None and self.addresses == get_addresses(tensors) and self.has_layouts(tensors)
 
 
-def get_addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """The addresses of tensors; None if one has no address, such as a sparse tensor."""
+def get_addresses(tensors: Iterable[Tensor]) -> list[int] | None:
+    """The addresses of tensors; None if one is missing or has no address, such as a sparse tensor."""
     try:
         return list(map(Tensor.data_ptr, tensors))
-    except RuntimeError:
+    except (RuntimeError, TypeError, LookupError):
         return None
+
+
+def view_state_as_real(state: State) -> State:
+    return {name: list(map(view_as_real, tensors)) for name, tensors in state.items()}
 
 
 class StepInputs:
@@ -86,7 +90,8 @@ class StepInputs:
     ) -> None:
         self.rule, self.rounding = rule, rounding
         self.capturable, self.differentiable = capturable, differentiable
-        self.params, self.grads, self.state, self.steps = params, grads, state, steps
+        self.params, self.grads = params, grads
+        self._stored: tuple[State, list[Tensor]] | None = state, steps
         self.indices = list(range(len(params))) if indices is None else indices
         """The indices of `params` in their group, where parameters without gradients count too."""
         self.names = tuple(state)
@@ -104,27 +109,49 @@ class StepInputs:
         """The DTensors whose local parts are in `params`."""
         self.key: TensorKey | None = None
 
+    @property
+    def state(self) -> State:
+        return self._get_stored()[0]
+
+    @property
+    def steps(self) -> list[Tensor]:
+        """The step counts."""
+        return self._get_stored()[1]
+
+    def _get_stored(self) -> tuple[State, list[Tensor]]:
+        """State and step counts; lists are made when a backend asks: one that knows all addresses needs none."""
+        if self._stored is None:
+            stored, count = list(self._find_stored()), 1 + len(self.names)
+            state = {name: stored[i::count] for i, name in enumerate(self.names, start=1)}
+            self._stored = view_state_as_real(state) if self.has_complex else state, stored[::count]
+        return self._stored
+
     def view_complex_as_real(self) -> None:
         """Replace complex tensors by real views of the same memory."""
         self.has_complex = any(param.is_complex() for param in self.params)
         if self.has_complex:
             self.params, self.grads = list(map(view_as_real, self.params)), list(map(view_as_real, self.grads))
-            self.state = {name: list(map(view_as_real, tensors)) for name, tensors in self.state.items()}
+            if self._stored is not None:
+                self._stored = view_state_as_real(self.state), self.steps
 
-    def remember(self, group: Group) -> None:
+    def remember(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> None:
         """Compute the key of tensors that were just collected, and resolve gradients that are negated views."""
         members = group["params"]
         self.options = get_options(group)
         self.get_values: Callable[[Any], tuple[Tensor, ...]] = itemgetter("step", *self.names)
-        self.lacks_gradient = [member.grad is None for member in members]
-        self.sharded = [member for member in members if member.grad is not None and is_sharded(member)]
+        self.has_gradient = [member.grad is not None for member in members]
+        members = list(compress(members, self.has_gradient))
+        self.first = next((i for i, param in enumerate(state) if members and param is members[0]), 0)
+        """The position of the first parameter in the optimizer's state, which usually has the order of the group."""
+        self.sharded = list(filter(is_sharded, members))
         self.has_sharded = bool(self.sharded)
+        self.needs_selection = self.has_sharded or not all(self.has_gradient)
         if not self.differentiable:
-            self.key = TensorKey(self.params)
             # Only addresses of state are compared: most tensors of a step are state, and comparing their layouts too
-            # would double the host's time. State whose strides change in place, at its address, is not noticed.
-            stored = list(chain.from_iterable(zip(self.steps, *self.state.values(), strict=True)))
+            # would add a third to the host's time. State whose strides change in place, at its address, is not noticed.
+            stored = chain.from_iterable(zip(self.steps, *self.state.values(), strict=True))
             self.state_addresses = get_addresses(stored)
+            self.key = None if self.state_addresses is None else TensorKey(self.params)
             self.grads = list(map(resolve_bits, self.grads))
             self.grad_key = TensorKey(self.grads)
 
@@ -133,45 +160,48 @@ class StepInputs:
 
         Gradients may change their addresses, strides and dtypes, but must not appear, disappear or be sparse.
         """
+        if self.key is None or self.options != get_options(group):
+            return False
         params = members = group["params"]
         grads = list(map(_get_grad, members))
-        if (
-            self.key is None
-            or self.lacks_gradient != list(map(is_, grads, repeat(None)))
-            or self.options != get_options(group)
-        ):
-            return False
-        if True in self.lacks_gradient:
-            params = members = [member for member in members if member.grad is not None]
-            grads = [grad for grad in grads if grad is not None]
-        try:
-            stored = list(chain.from_iterable(map(self.get_values, map(state.get, members))))
-        except (TypeError, LookupError):  # a parameter has no state, or not all of it
-            return False
+        if self.needs_selection:
+            if self.has_gradient != [grad is not None for grad in grads]:
+                return False
+            params = members = list(compress(members, self.has_gradient))
+            grads = list(compress(grads, self.has_gradient))
+        self._stored, self._members, self._optimizer_state = None, members, state
         if self.has_sharded:
-            self.sharded = [member for member in members if is_sharded(member)]
+            self.sharded = list(filter(is_sharded, members))
             grads = list(map(get_local_like, grads, members))
-            params, stored = list(map(get_local, members)), list(map(get_local, stored))
-        if not self.key.matches(params) or self.state_addresses != get_addresses(stored):
+            params = list(map(get_local, members))
+        if not self.key.matches(params) or self.state_addresses != get_addresses(self._find_stored()):
             return False
         if not self.grad_key.matches(grads):
             self.addresses_changed = True
-            if set(map(_get_layout, grads)) != {torch.strided}:
+            if set(map(getattr, grads, repeat("layout"), repeat(None))) != {torch.strided}:
                 return False
             if not self.grad_key.has_layouts(grads):
                 self.plan = None
                 grads = list(map(resolve_bits, grads))
                 self.grad_key = TensorKey(grads)
             self.grad_key.addresses = get_addresses(grads)
-        count = 1 + len(self.names)
-        self.params, self.grads, self.steps = params, grads, stored[::count]
-        self.state = {name: stored[i::count] for i, name in enumerate(self.names, start=1)}
+        self.params, self.grads = params, grads
         if self.has_complex:
             self.view_complex_as_real()
         return True
 
+    def _find_stored(self) -> Iterable[Tensor]:
+        """The step count and the state of each parameter in turn, from the optimizer's state."""
+        members, state = self._members, self._optimizer_state
+        if all(map(is_, islice(state, self.first, None), members)):
+            found: Iterable[Any] = islice(state.values(), self.first, self.first + len(members))
+        else:  # slower: the hash of a tensor is a Python function
+            found = map(state.get, members)
+        stored = chain.from_iterable(map(self.get_values, found))
+        return map(get_local, stored) if self.has_sharded else stored
+
     def release(self) -> None:
         """Drop the tensors after a step."""
-        self.params, self.grads, self.steps, self.sharded = [], [], [], []
-        self.state = {}
+        self.params, self.grads, self.sharded, self._members = [], [], [], []
+        self._stored, self._optimizer_state = None, {}
         self.grad_scale = self.found_inf = None

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import chain
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_differentiable
+from torch.optim.optimizer import (
+    Optimizer,
+    ParamsT,
+    StateDict,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    _use_grad_for_differentiable,
+)
 
 from mvngrad.optim import checkpoint
 from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
@@ -222,10 +231,29 @@ class RuleOptimizer(Optimizer):
 
     # The step
 
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `step` as torch's optimizers do; without a profiler and pre-hooks, only the post-hooks are called.
+
+        torch.autograd.profiler.record_function takes as long as comparing the addresses of 100 tensors.
+        """
+        recorded = Optimizer.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(self: RuleOptimizer, *args: Any, **kwargs: Any) -> Any:
+            if _has_profiler() or self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+                return recorded(self, *args, **kwargs)
+            result = func(self, *args, **kwargs)
+            for hook in chain(self._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
+                hook(self, (self, *args), kwargs)
+            return result
+
+        return step
+
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step and return the loss of `closure`, if there is one; it recomputes the loss and its gradients."""
-        getattr(self, _HEALTH_CHECK)()
+        self._check_capture()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -241,6 +269,14 @@ class RuleOptimizer(Optimizer):
             for inputs in all_inputs:
                 inputs.release()
         return loss
+
+    def _check_capture(self) -> None:
+        """torch's check of `capturable`, left out if it can neither raise nor warn: it asks for the accelerator."""
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            warned = getattr(self, "_warned_capturable_if_run_uncaptured", False)
+            if warned or not all(group["capturable"] for group in self.param_groups):
+                return
+        getattr(self, _HEALTH_CHECK)()
 
     def _collect_inputs(self) -> list[StepInputs]:
         """Collect the inputs of all groups before any group steps, so that one bad gradient stops the whole step."""
@@ -275,7 +311,7 @@ class RuleOptimizer(Optimizer):
         if backend == "cuda":
             self._move_step_counts(group, inputs)
         if not torch.compiler.is_compiling():
-            inputs.remember(group)
+            inputs.remember(group, self.state)
         inputs.view_complex_as_real()
         return inputs
 
@@ -362,6 +398,12 @@ class RuleOptimizer(Optimizer):
                 for name, value in self.state.get(param, {}).items():
                     if isinstance(value, checkpoint.RawTensor):
                         self.state[param][name] = value.value
+
+
+def _has_profiler() -> bool:
+    """Whether a profiler of torch is running."""
+    running: bool = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+    return running
 
 
 def make_hyper(group: Group, lr: Any) -> Hyper:

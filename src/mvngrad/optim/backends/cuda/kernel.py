@@ -270,7 +270,7 @@ def _load_pointer(table, tensors, i, COLUMN: tl.constexpr, DTYPE: tl.constexpr, 
 
 @triton.jit
 def update(
-    table, shared, sizes, owners, positions, tensors, lr, lr_at, scale_at, found_at,
+    lr, table, shared, sizes, owners, positions, tensors, lr_at, scale_at, found_at,
     mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
     X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     LOOPS: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,

@@ -7,9 +7,8 @@ address changes, the table of addresses is uploaded again. A step never waits fo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -55,9 +54,11 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     launches, empty = inputs.plan
     for launch in launches:
         device = launch.device
-        other = device.type == "cuda" and device.index != torch.cuda.current_device()
-        with torch.cuda.device(device) if other else nullcontext():
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
             launch.run(inputs, hyper)
+        else:
+            with torch.cuda.device(device):
+                launch.run(inputs, hyper)
     torch.autograd.graph.increment_version(inputs.params)
     if empty:
         counts = [inputs.steps[i] for i in empty]
@@ -91,7 +92,8 @@ class Launch(Batch):
         self.table: Tensor | None = None
         self.spare: Tensor | None = None
         """Pinned memory for a table that is uploaded while a graph is captured, when none can be allocated."""
-        self.compiled: dict[Any, Any] = {}
+        self.compiled: dict[Any, Callable[..., None]] = {}
+        self.prepared: Prepared | None = None
 
     def run(self, inputs: StepInputs, hyper: Hyper) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -128,9 +130,15 @@ class Launch(Batch):
             if self.spare is None:
                 self.spare = torch.empty_like(host).pin_memory()
         self.table = host.to(self.device, non_blocking=True)
+        self.prepared = None
 
     def launch(self, inputs: StepInputs, hyper: Hyper) -> None:
-        """Launch the two kernels."""
+        """Launch the two kernels, with the arguments of the step before if only lr has changed."""
+        prepared, scaled = self.prepared, not (inputs.grad_scale is None and inputs.found_inf is None)
+        if prepared and prepared.hyper == hyper[1:] and isinstance(hyper.lr, float) and not scaled:
+            prepared.advance(*prepared.advance_arguments)
+            prepared.update(hyper.lr, *prepared.update_arguments)
+            return
         rule, lr, clip, decay = self.rule, hyper.lr, hyper.z_clip, float(hyper.weight_decay)
         beta1, beta2 = float(hyper.beta1), float(hyper.beta2)
         mean_decay = beta1 if hyper.beta_mean is None else float(hyper.beta_mean)
@@ -154,13 +162,13 @@ class Launch(Batch):
             CHECKED=found_inf is not None,
         )
         update = UpdateArguments(  # floats, because an integer would be compiled in
+            lr=0.0 if lr_on_device else float(lr),
             table=self.table,
             shared=self.shared,
             sizes=self.sizes,
             owners=self.owners,
             positions=self.positions,
             tensors=self.count,
-            lr=0.0 if lr_on_device else float(lr),
             lr_at=lr if lr_on_device else unused,
             scale_at=unused if grad_scale is None else grad_scale,
             found_at=unused if found_inf is None else found_inf,
@@ -196,10 +204,14 @@ class Launch(Batch):
         )
         programs = -(-self.count // kernel.LANES.value)
         functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
-        self._launch(functions[0], (programs, 1, 1), {}, advance.CHECKED, advance)
+        run_advance = self._launch(functions[0], (programs, 1, 1), {}, advance.CHECKED, advance)
         pointer_dtypes = update.lr_at.dtype, update.scale_at.dtype, update.found_at.dtype
         constants = update[UpdateArguments._fields.index("X") :]
-        self._launch(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
+        run_update = self._launch(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
+        if run_advance and run_update and not (lr_on_device or scaled):
+            self.prepared = Prepared(
+                hyper[1:], run_advance, get_pointers(advance), run_update, get_pointers(update[1:])
+            )
 
     def _launch(
         self,
@@ -208,13 +220,34 @@ class Launch(Batch):
         options: dict[str, int],
         signature: Any,
         arguments: Sequence[Any],
-    ) -> None:
-        """Launch a kernel. Arguments of a `signature` that was compiled before skip Triton's own checks."""
-        run = self.compiled.get((function, signature))
+    ) -> Callable[..., None] | None:
+        """Launch a kernel and return a function that launches it again; None in Triton's interpreter.
+
+        Arguments of a `signature` that was compiled before skip Triton's own checks.
+        """
+        run: Callable[..., None] | None = self.compiled.get((function, signature))
         if run is not None:
             run(*arguments)
-        elif compiled := function[grid](*arguments, **options):  # the interpreter returns nothing
-            self.compiled[function, signature] = compiled[grid]
+        elif compiled := function[grid](*arguments, **options):
+            run = self.compiled[function, signature] = compiled[grid]
+        return run
+
+
+class Prepared(NamedTuple):
+    """The launches of a step that differs from the one before in lr only."""
+
+    hyper: tuple[Any, ...]
+    """Everything but lr."""
+    advance: Callable[..., None]
+    advance_arguments: tuple[Any, ...]
+    update: Callable[..., None]
+    update_arguments: tuple[Any, ...]
+    """Everything but lr."""
+
+
+def get_pointers(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with addresses in place of tensors, about which Triton would ask the driver at every launch."""
+    return tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
 
 
 def _log(beta: float) -> float:
