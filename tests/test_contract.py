@@ -55,6 +55,54 @@ def test_defaults_are_those_documented(make):
     assert optimizer.defaults.get("eps_s") == (1e-16 if make.rule.centered else None)
 
 
+WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}, {"capturable": True, "foreach": False}]
+
+
+@each_device
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("tensor_lr", [False, True], ids=["number", "tensor"])
+def test_decay_decoupled_from_lr_follows_the_schedule_and_not_the_rate(device, options, tensor_lr):
+    """Gradients of zero: only decay moves x. Halving lr halves it; another peak rate leaves it alone."""
+    if device == "cpu" and "capturable" in options:
+        pytest.skip("capturable is for accelerators")
+    for peak in (0.5, 1e-3):
+        lr = torch.tensor(peak, device=device) if tensor_lr else peak
+        params = parameters((5,), (300,), device=device)
+        before = [p.detach().clone() for p in params]
+        optimizer = mvngrad.MVNGradW(params, lr=lr, weight_decay=0.1, decouple_lr=True, **options)
+        schedule = lr_scheduler.LambdaLR(optimizer, lambda step: [1.0, 0.5, 0.0][step])
+        for _ in range(2):
+            for p in params:
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+            schedule.step()
+        for p, old in zip(params, before, strict=True):
+            torch.testing.assert_close(p.detach(), old * 0.9 * 0.95, rtol=1e-6, atol=0)
+
+
+def test_decay_decoupled_from_lr_of_groups_checkpoints_and_refusals():
+    x, y = parameters((3,), (4,))
+    with pytest.raises(ValueError, match=r"MVNGrad: decouple_lr=True .* use MVNGradW"):
+        mvngrad.MVNGrad([x], decouple_lr=True)
+    with pytest.raises(ValueError, match=r"max_lr=0\.0 is invalid; .* name it in the group"):
+        mvngrad.MVNGradW([x], lr=0.0, decouple_lr=True)
+    optimizer = mvngrad.MVNGradW(
+        [{"params": [x], "lr": 0.1}, {"params": [y], "lr": 0.0, "max_lr": 0.2, "weight_decay": 0.3}], decouple_lr=True
+    )
+    assert [(group["max_lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.1, 1e-5), (0.2, 0.3)]
+    train(optimizer, 1)
+    optimizer.param_groups[0]["lr"] = 0.05  # as a schedule does
+    resumed = mvngrad.MVNGradW([{"params": [x]}, {"params": [y]}])
+    resumed.load_state_dict(optimizer.state_dict())
+    assert [group["max_lr"] for group in resumed.param_groups] == [0.1, 0.2]
+    assert all(group["decouple_lr"] for group in resumed.param_groups)
+    old = optimizer.state_dict()
+    for group in old["param_groups"]:  # of a version that did not have the option
+        del group["decouple_lr"], group["max_lr"]
+    optimizer.load_state_dict(old)
+    assert not any(group["decouple_lr"] for group in optimizer.param_groups)
+
+
 @each_optimizer
 def test_cleared_state_restarts_at_step_one(make):
     optimizer = make(parameters((3,)))

@@ -173,6 +173,21 @@ def test_state_before_the_first_step_and_of_frozen_parameters():
     assert not optimizer.state
 
 
+def test_weight_decay_keeps_its_size_where_only_one_is_decoupled_from_lr():
+    params = parameters((20,), (3,))
+    adamw = torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1)
+    train(adamw, 2)
+    optimizer = MVNGradW(params, lr=0.5, decouple_lr=True)
+    load(optimizer, adamw.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.05)
+    assert to_adamw(optimizer)["param_groups"][0]["weight_decay"] == pytest.approx(0.1)
+    ours = mvngrad.AdamW(params, lr=0.25, decouple_lr=True, weight_decay=1e-3)
+    train(ours, 2)
+    load(optimizer := MVNGradW(params), ours.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(4e-3)
+    assert "max_lr" not in optimizer.param_groups[0]
+
+
 def test_what_does_not_fit_is_refused():
     params = parameters((20,), (3,))
     adam = torch.optim.Adam(params, weight_decay=0.1)

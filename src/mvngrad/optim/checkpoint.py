@@ -143,7 +143,7 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
             f"the state_dict has its state in {dtypes[0]}, this optimizer in {dtypes[1]}: make the optimizer with that "
             f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
         )
-    filled = {**own, **saved, "state_dtype": own["state_dtype"]}
+    filled = {**own, "decouple_lr": False, **saved, "state_dtype": own["state_dtype"]}  # of saved's weight_decay
     optimizer._check(filled)
     return filled
 

@@ -63,6 +63,7 @@ class RuleOptimizer(Optimizer):
         beta_mean: float | None = None,
         z_clip: float | None = None,
         lean: bool | None = None,
+        decouple_lr: bool = False,
         state_dtype: torch.dtype | Literal["float32", "bf16", "bfloat16", "int8"] | None = None,
         stochastic_rounding: bool = False,
         rounding_seed: int | None = None,
@@ -82,6 +83,9 @@ class RuleOptimizer(Optimizer):
                 sqrt(eps_s / (1 - beta2)), a floor that `repr` shows. Variance cells only.
             weight_decay: the plain names add weight_decay * x to the gradient, before every moment (default 0);
                 the W names shrink x by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
+            decouple_lr: shrink x by 1 - lr / max_lr * weight_decay instead (default 1e-5), so that the decay follows
+                the schedule but not the size of lr. max_lr is the lr that a group is added with; a group may name
+                another. W names only.
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
             z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
@@ -102,11 +106,13 @@ class RuleOptimizer(Optimizer):
             capturable: keep step counts on the device and read nothing back, for CUDA graphs.
             differentiable: let autograd run through the step.
         """
+        default_decay = 0.0 if not self.decoupled else 1e-5 if decouple_lr else 1e-2
         defaults: Group = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
-            "weight_decay": (1e-2 if self.decoupled else 0.0) if weight_decay is None else weight_decay,
+            "weight_decay": default_decay if weight_decay is None else weight_decay,
+            "decouple_lr": decouple_lr,
             "state_dtype": parse_state_dtype(state_dtype),
             "stochastic_rounding": stochastic_rounding,
             "rounding_seed": rounding_seed,
@@ -134,7 +140,10 @@ class RuleOptimizer(Optimizer):
                     del param_group[name]
             if "state_dtype" in param_group:
                 param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
-            self._check({**self.defaults, **param_group})
+            merged = {**self.defaults, **param_group}
+            if merged["decouple_lr"]:
+                param_group.setdefault("max_lr", float(merged["lr"]))
+            self._check({**merged, **param_group})
         super().add_param_group(param_group)
 
     def _check(self, group: Group) -> None:
@@ -146,6 +155,13 @@ class RuleOptimizer(Optimizer):
                 raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
         if group["decoupled_weight_decay"] != self.decoupled:
             raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
+        if group["decouple_lr"] and not self.decoupled:
+            raise ValueError(f"{name}: decouple_lr=True is for decoupled weight decay; use {name}W")
+        if group["decouple_lr"] and not 0 < group["max_lr"] < float("inf"):
+            raise ValueError(
+                f"{name}: max_lr={group['max_lr']} is invalid; with decouple_lr=True it must be the largest lr of the "
+                "schedule: name it in the group, or add the group with that lr"
+            )
         lr, betas = group["lr"], group["betas"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
@@ -409,13 +425,14 @@ def _has_profiler() -> bool:
 def make_hyper(group: Group, lr: Any) -> Hyper:
     """The hyper-parameters of a group, with a learning rate that may be a number or a tensor."""
     beta1, beta2 = group["betas"]
+    decay = group["weight_decay"]
     return Hyper(
         lr=lr,
         beta1=beta1,
         beta2=beta2,
         eps=group["eps"],
         eps_s=group.get("eps_s", 0.0),
-        weight_decay=group["weight_decay"],
+        weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
         decoupled=group["decoupled_weight_decay"],
         beta_mean=group.get("beta_mean"),
         z_clip=group.get("z_clip"),

@@ -81,8 +81,10 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     for saved, own in zip(groups, own_groups, strict=True):
         _check_group(optimizer, saved, own)
         group = {**own, "state_dtype": get_dtype_name(own["state_dtype"])}
-        group |= {name: value for name, value in saved.items() if name not in own or name in (*SHARED, "params")}
-        group.pop("amsgrad", None)
+        group |= {name: saved[name] for name in (*SHARED, "params")}
+        group |= {name: value for name, value in saved.items() if name not in (*own, "amsgrad", "max_lr")}
+        decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)
+        group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
         new_groups.append(group)
         hyper, rule = make_hyper(group, 0.0), optimizer.get_rule(group)
         for key in saved["params"]:
@@ -100,8 +102,9 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     state_dict = optimizer.state_dict()
     states, groups = {}, []
     for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        extra = {name: value for name, value in saved.items() if name not in optimizer.defaults}
+        extra = {name: value for name, value in saved.items() if name not in (*optimizer.defaults, "max_lr")}
         shared = {name: saved[name] for name in (*SHARED, "maximize", "capturable", "decoupled_weight_decay")}
+        shared["weight_decay"] = make_hyper(own, 0.0).weight_decay
         unset = {"amsgrad": False, "foreach": None, "fused": None, "differentiable": False}
         groups.append({**extra, **shared, **unset})
         hyper, rule = make_hyper(own, 0.0), optimizer.get_rule(own)
