@@ -285,12 +285,12 @@ def test_a_hook_sees_the_arguments_of_a_step_and_a_profiler_its_name():
     assert len(seen) == 3
 
 
-@each_cell
+@each_optimizer
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])
 def test_tensor_lr_equals_float_lr(make, foreach, capturable):
     results = []
-    for lr in (0.01, torch.tensor(0.01, dtype=torch.float64), torch.tensor([0.01], dtype=torch.float64)):
+    for lr in (2**-7, torch.tensor(2**-7), torch.tensor([2**-7], dtype=torch.float64)):
         params = parameters((4, 3), (5,), (), dtype=torch.float64)
         optimizer = make(params, lr=lr, weight_decay=0.1, foreach=foreach, capturable=capturable)
         train(optimizer, 5)

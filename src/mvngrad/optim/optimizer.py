@@ -446,4 +446,7 @@ def _read_lr(group: Group, inputs: StepInputs) -> Any:
     if not isinstance(lr, Tensor):
         return lr
     as_tensor = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
-    return lr.squeeze() if as_tensor else lr.item()
+    if not as_tensor:
+        return lr.item()
+    wide = any(param.dtype == torch.float64 for param in inputs.params)  # else 1 - lr * weight_decay has 7 digits
+    return lr.squeeze().to(torch.float64) if wide else lr.squeeze()
