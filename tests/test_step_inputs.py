@@ -141,6 +141,23 @@ def test_a_parameter_that_is_a_negated_view_is_not_stepped_by_a_kernel(device, o
     torch.testing.assert_close(param.detach(), torch.full((4,), -1 - 0.1 / 0.9, device=device))
 
 
+@each_device
+def test_parameters_with_the_same_memory_are_stepped_one_after_the_other(device, options):
+    """As by torch's eager path; a launch for all of them would read and write this memory at the same time."""
+    runs = []
+    for backend in (options, {"fused": False, "foreach": False}):
+        (x,) = parameters((40,), device=device)
+        y = torch.nn.Parameter(x.data)
+        optimizer = mvngrad.Adam([x, y], lr=0.1, weight_decay=0.5, **backend)
+        train(optimizer, 3)
+        runs.append([x.detach(), y.detach()])
+        assert choose_backend(optimizer.param_groups[0]) == ("cpu" if backend.get("fused") else "eager")
+    torch.testing.assert_close(*runs)
+    if not options:
+        with pytest.raises(ValueError, match="two of these have the same memory: give the optimizer one of them"):
+            mvngrad.Adam([x, y], fused=True).step()
+
+
 def load_own_state(optimizer, params):
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -39,12 +39,24 @@ def kernel_accepts(param: Tensor) -> bool:
     return param.is_cuda and param.dtype in KERNEL_DTYPES and HAS_TRITON and owns_memory(get_local(param))
 
 
+def share_memory(params: Sequence[Tensor]) -> bool:
+    """Whether two parameters begin at the same address, as weights that were tied by their data."""
+    addresses = [get_local(param).data_ptr() for param in params if param.numel()]
+    return len(set(addresses)) < len(addresses)
+
+
 def choose_backend(group: Group) -> Backend:
     """The backend that steps a group; a ValueError if fused=True and no fused backend can."""
     params = group["params"]
     if allows_fused(group) and all(map(kernel_accepts, params)):
-        return "cuda"
-    if allows_fused(group) and group["fused"]:
+        if not share_memory(params):
+            return "cuda"
+        if group["fused"]:
+            raise ValueError(
+                "fused=True steps all parameters at once, and two of these have the same memory: give the optimizer "
+                "one of them, or leave fused=None"
+            )
+    elif allows_fused(group) and group["fused"]:
         if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
             return "cpu"
         refused = {_describe(param) for param in params if not kernel_accepts(param)}
@@ -56,6 +68,8 @@ def choose_backend(group: Group) -> Backend:
     if use_foreach is None:
         _, use_foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
     takes_foreach = not all(param.is_cpu for param in params) and all(owns_memory(get_local(p)) for p in params)
+    if use_foreach and takes_foreach and not torch.compiler.is_compiling():
+        takes_foreach = not share_memory(params)
     return "foreach" if use_foreach and takes_foreach else "eager"
 
 
