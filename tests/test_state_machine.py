@@ -4,32 +4,43 @@ Before a step, parameters, gradients and state are read as a user would read the
 `optimizer.state`. The rule steps them in float64; after `optimizer.step()` the same reading must agree. A backend that
 writes to freed memory, or misses a change of layout or sign bit, fails here.
 
-`MVNGRAD_SEQUENCES=10000 pytest tests/test_state_machine.py` runs a long search.
+`MVNGRAD_SEQUENCES=10000 pytest tests/test_state_machine.py` runs a long search; with `-m gpu`, on a CUDA device.
 """
 
 import copy
 import os
 import pickle
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from family import NAMES, NUMPY
+from family import NAMES, NUMPY, each_device
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 import mvngrad
-from mvngrad.rule import Hyper
+from mvngrad.optim import backends, optimizer as optimizer_module
+from mvngrad.optim.formats import arithmetic_dtype, get_stored_names, load_state
+from mvngrad.optim.tensors import view_as_real as real_view
+from mvngrad.rule import LEAN, Hyper
 
 SEQUENCES = int(os.environ.get("MVNGRAD_SEQUENCES", "40"))
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (0,), (300,)]
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.uint8: 0.3}
+CASTS = {
+    torch.float32: (torch.float64, torch.bfloat16),
+    torch.float64: (torch.float32,),
+    torch.bfloat16: (torch.float32,),
+    torch.complex64: (torch.complex128,),
+    torch.complex128: (torch.complex64,),
+}
 
 
 def read(tensor):
     """A tensor's values as float64 or complex128, bits resolved."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).clone().numpy()
 
 
@@ -37,20 +48,37 @@ def real(values):
     return np.stack([values.real, values.imag], -1) if np.iscomplexobj(values) else values
 
 
+def address(p):
+    return p.data_ptr() if p.numel() else id(p)
+
+
+def read_state(cell, state):
+    """The state of a parameter in float64, from any format."""
+    values = load_state(cell.state_names, {name: value.detach() for name, value in state.items()}, torch.float64)
+    return {name: read(value) for name, value in values.items()}
+
+
 class OptimizerMachine(RuleBasedStateMachine):
-    options: dict  # select the backend; set by the test
+    options: dict  # select the backend; set by the test, as the next two
+    device = "cpu"
+    compiles = False
 
     @initialize(
         name=st.sampled_from(NAMES),
         dtype=st.sampled_from([torch.float32, torch.float32, torch.float64, torch.complex64, torch.bfloat16]),
-        state=st.sampled_from([None, None, torch.bfloat16]),
+        state=st.sampled_from([None, None, torch.float32, torch.bfloat16, "int8"]),
+        lean=st.booleans(),
         seed=st.integers(0, 100),
     )
-    def begin(self, name, dtype, state, seed):
+    def begin(self, name, dtype, state, lean, seed):
+        if self.compiles:
+            torch._dynamo.reset()
         self.generator = torch.Generator().manual_seed(seed)
         self.dtype = dtype
         self.cls = getattr(mvngrad, name)
         self.new_options = {"state_dtype": state, **self.options}
+        if lean and "lean" in self.cls.rule.options:
+            self.new_options["lean"] = True
         self.optimizer = self.make([self.new_param((3, 5)), self.new_param((7,))])
 
     def make(self, params):
@@ -59,7 +87,7 @@ class OptimizerMachine(RuleBasedStateMachine):
     def random(self, shape, dtype=None):
         dtype = dtype or self.dtype
         wide = torch.complex64 if dtype.is_complex else torch.float32
-        return torch.randn(shape, generator=self.generator, dtype=wide).to(dtype)
+        return torch.randn(shape, generator=self.generator, dtype=wide).to(self.device, dtype)
 
     def new_param(self, shape):
         return torch.nn.Parameter(self.random(shape))
@@ -93,6 +121,16 @@ class OptimizerMachine(RuleBasedStateMachine):
             return self.random((*p.shape, 2), p.dtype)[..., 0]
         return torch.zeros_like(dense) if kind == "zero" else dense
 
+    @rule(kind=st.sampled_from(["dense", "strided"]))
+    def accumulate_through_two_uses(self, kind):
+        """As for a weight that two layers share."""
+        for p in self.params:
+            if p.grad is not None and (p.grad.is_neg() or p.grad.is_conj() or not p.grad.is_contiguous()):
+                p.grad = None  # torch cannot add to all of these in place
+            if p.requires_grad:
+                loss = sum((p * self.gradient(p, kind)).sum().abs() for _ in range(2))
+                loss.backward()
+
     @rule(to_none=st.booleans())
     def zero_grad(self, to_none):
         negated = any(p.grad is not None and (p.grad.is_neg() or p.grad.is_conj()) for p in self.params)
@@ -123,6 +161,34 @@ class OptimizerMachine(RuleBasedStateMachine):
     def swap_parameter_data(self, index, transposed):
         p = self.pick(index)
         p.data = p.data.mT.contiguous().mT if transposed and p.dim() > 1 else p.data.clone()
+
+    @rule(first=st.integers(0, 5), second=st.integers(0, 5))
+    def tie_parameters(self, first, second):
+        """Let two parameters have the same memory, as libraries do that tie weights by their data."""
+        p, q = self.pick(first), self.pick(second)
+        if p is not q and (p.shape, p.dtype, p.device) == (q.shape, q.dtype, q.device):
+            q.data = p.data
+
+    @rule(index=st.integers(0, 5), choice=st.integers(0, 1))
+    def cast_parameter(self, index, choice):
+        """As model.to(dtype), which leaves the optimizer's state alone."""
+        p = self.pick(index)
+        choices = CASTS[p.dtype]
+        gradient, p.grad = p.grad, None
+        p.data = p.data.to(choices[choice % len(choices)])
+        p.grad = None if gradient is None else gradient.to(p.dtype)
+
+    @rule(away=st.booleans(), state_too=st.booleans())
+    def move(self, away, state_too):
+        """To other memory or, on a GPU, to the CPU and back, as the common recipe `optimizer_to` does."""
+        device = "cpu" if away else self.device
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        for p in self.params:
+            gradient, p.grad = p.grad, None
+            p.data = p.data.to(device, copy=True)
+            p.grad = None if gradient is None else gradient.to(device)
+        for value in values if state_too or self.device != "cpu" else []:
+            value.data = value.data.to(device, copy=True)
 
     @rule()
     def swap_state_data(self):
@@ -177,18 +243,27 @@ class OptimizerMachine(RuleBasedStateMachine):
         for group in self.optimizer.param_groups:
             group["betas"], group["weight_decay"] = betas, decay
 
-    @rule(z_clip=st.sampled_from([None, 0.5]), maximize=st.booleans())
-    def change_options(self, z_clip, maximize):
+    @rule(z_clip=st.sampled_from([None, 0.5]), eps=st.sampled_from([1e-8, 1e-3]), maximize=st.booleans())
+    def change_options(self, z_clip, eps, maximize):
         for group in self.optimizer.param_groups:
-            group["maximize"] = maximize
+            group["maximize"], group["eps"] = maximize, eps
             if "z_clip" in group:
                 group["z_clip"] = z_clip
+
+    @rule(capturable=st.booleans(), eager=st.booleans())
+    def switch_backend(self, capturable, eager):
+        for group in self.optimizer.param_groups:
+            group["capturable"] = capturable
+            group.update({"foreach": False, "fused": False} if eager else {"foreach": None, "fused": None})
+            if not eager:
+                group.update(self.options)
 
     # The step
 
     @rule(in_thread=st.booleans())
     def step(self, in_thread):
-        expected = [self.oracle(group, p) for group in self.optimizer.param_groups for p in group["params"]]
+        shared = {}  # parameters with the same memory are stepped one after the other
+        expected = [self.oracle(group, p, shared) for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [None if p.grad is None else read(p.grad) for p in self.params]
         if in_thread:
             errors = []
@@ -198,53 +273,63 @@ class OptimizerMachine(RuleBasedStateMachine):
             if errors:
                 raise errors[0]
         else:
-            self.optimizer.step()
-        for p, want, before in zip(self.params, expected, gradients, strict=True):
-            self.compare(p, want)
+            self.take_step()
+        for p, (averages, count), before in zip(self.params, expected, gradients, strict=True):
+            self.compare(p, shared[address(p)], averages, count)
             assert (p.grad is None) == (before is None)
             if before is not None:
                 np.testing.assert_array_equal(read(p.grad), before, "the step changed a gradient")
 
+    def take_step(self):
+        if not self.compiles:
+            self.optimizer.step()
+            return
+        if getattr(self, "compiled", None) is None or self.compiled[0] is not self.optimizer:
+            self.compiled = self.optimizer, torch.compile(self.optimizer.step, backend="eager")
+        self.compiled[1]()
+
     def step_and_store_error(self, errors):
         try:
-            self.optimizer.step()
+            self.take_step()
         except Exception as error:
             errors.append(error)
 
-    def oracle(self, group, p):
-        """Parameter, state and count after the step, by the rule."""
-        x, state = real(read(p)), self.optimizer.state.get(p, {})
+    def oracle(self, group, p, shared):
+        """State and count after the step, by the rule; `shared` gets the parameter, by its address."""
+        cell, state = self.optimizer.get_rule(group), self.optimizer.state.get(p, {})
+        x = shared.setdefault(address(p), real(read(p)))
         count = float(state["step"]) if state else 0.0
-        cell = self.optimizer.rule
-        old = {name: real(read(state[name])) for name in cell.state_names} if state else cell.init(np.zeros_like(x))
+        old = read_state(cell, state) if state else cell.init(np.zeros_like(x))
         if p.grad is None:
-            return x, (old if state else {}), count
+            return (old if state else {}), count
         hyper = Hyper(
             lr=float(group["lr"]), beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
             eps_s=group.get("eps_s", 0.0), weight_decay=group["weight_decay"], decoupled=self.cls.decoupled,
             beta_mean=group.get("beta_mean"), z_clip=group.get("z_clip"), maximize=group["maximize"],
         )  # fmt: skip
-        x, new = cell.update(x, real(read(p.grad)), old, count + 1, hyper, NUMPY)
-        return x, new, count + 1
+        shared[address(p)], new = cell.update(x, real(read(p.grad)), old, count + 1, hyper, NUMPY)
+        return new, count + 1
 
-    def compare(self, p, want):
-        x, averages, count = want
+    def compare(self, p, x, averages, count):
         state = self.optimizer.state.get(p, {})
-        assert {name for name in state if name != "step"} == set(averages)
-        if not state:
-            np.testing.assert_array_equal(real(read(p)), x)
-            return
-        assert float(state["step"]) == count
-        for name, value in averages.items():
-            self.assert_close(state[name], value)
-        self.assert_close(p, x)
+        tolerance = TOLERANCE[torch.float32 if p.dtype == torch.complex64 else arithmetic_dtype(real_view(p))]
+        if state:
+            assert float(state["step"]) == count
+            cell = self.optimizer.rule if not self.new_options.get("lean") else LEAN
+            assert {*get_stored_names(cell.state_names, self.new_options["state_dtype"]), "step"} == set(state)
+            values = read_state(cell, state)
+            for name, value in averages.items():
+                stored = real_view(state[name]).dtype
+                self.assert_close(values[name], value, max(tolerance, TOLERANCE[stored]))
+        else:
+            assert not averages
+        self.assert_close(real(read(p)), x, max(tolerance, TOLERANCE[real_view(p).dtype]))
 
     @staticmethod
-    def assert_close(tensor, want):
+    def assert_close(values, want, tolerance):
         """Relative to the largest value, because averages cancel: a mean near 0 has the error of its gradients."""
-        tolerance = TOLERANCE[torch.float32 if tensor.is_complex() else tensor.dtype]
         scale = max(float(np.abs(want).max(initial=0.0)), 1e-12)
-        np.testing.assert_allclose(real(read(tensor)), want, rtol=tolerance, atol=scale * tolerance)
+        np.testing.assert_allclose(values, want, rtol=tolerance, atol=scale * tolerance)
 
 
 BACKENDS = {
@@ -252,18 +337,43 @@ BACKENDS = {
     "foreach": {"foreach": True},
     "cpu": {"fused": True},
     "kernel": {},
+    "compiled": {"foreach": False},
 }
+SHARE = {"cpu": 4, "compiled": 20}
+"""These compile, so they take one sequence where the others take so many."""
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_step_agrees_with_the_rule_after_any_changes(backend, request, cpp_compiler):
+@pytest.fixture
+def use_backend(request, backend, device, monkeypatch):
+    """Let a backend take every step that it can, also on a CPU."""
     if backend == "kernel":
         request.getfixturevalue("by_kernel")
-    machine = type("Machine", (OptimizerMachine,), {"options": BACKENDS[backend]})
+    elif backend == "cpu":
+        request.getfixturevalue("cpp_compiler")
+        if device != "cpu":
+            pytest.skip("this backend runs on the CPU only")
+    elif backend == "foreach" and device == "cpu":
+
+        def choose(group):
+            chosen = backends.choose_backend(group)
+            owns = all(backends.owns_memory(p) for p in group["params"])
+            return "foreach" if group["foreach"] and owns and not backends.share_memory(group["params"]) else chosen
+
+        monkeypatch.setattr(optimizer_module, "choose_backend", choose)
+    with torch._dynamo.config.patch(recompile_limit=10**6) if backend == "compiled" else nullcontext():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+@pytest.mark.usefixtures("use_backend")
+@each_device
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_step_agrees_with_the_rule_after_any_changes(backend, device):
+    names = {"options": BACKENDS[backend], "device": device, "compiles": backend == "compiled"}
     run_state_machine_as_test(
-        machine,
+        type("Machine", (OptimizerMachine,), names),
         settings=settings(
-            max_examples=max(1, SEQUENCES // 4) if backend == "cpu" else SEQUENCES,  # it compiles
+            max_examples=max(1, SEQUENCES // SHARE.get(backend, 1)),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
