@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from math import prod
+from math import log, prod
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
@@ -17,6 +17,7 @@ from mvngrad_lab.recipe import COUPLED, RULES, has_eps_s
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast
 from mvngrad_lab.report.verdicts import (
+    CAVEAT,
     NOT_REPRODUCED,
     NOT_RUN,
     REPRODUCED,
@@ -333,3 +334,27 @@ def compare_beta_mean(result: dict[str, Any]) -> Verdict:
         seen = "seen" if abs(difference) > limit else "not seen"
         texts.append(f"{kind} {pair['changed']['best']:.{digits}f}, {difference:+.{digits}f} from the default ({seen})")
     return Verdict(UNDECIDED, f"{'; '.join(texts)} (n = 1 seed)", ONE_SEED)
+
+
+@judges("floor-mnist")
+def judge_mnist(result: dict[str, Any]) -> Verdict:
+    size = result["gradient_rms"]
+    floors = [floor for floor in result["cells"]["mvngrad"] if float(floor) > 0]
+    nearest = min(floors, key=lambda floor: abs(log(float(floor) / size)))
+    gains = {
+        NAMES[cell]: estimate_contrast(
+            {"floor": result["cells"][cell][nearest]["test"], "none": result["cells"][cell]["0"]["test"]},
+            {"floor": 1.0, "none": -1.0},
+        )
+        for cell in COUPLED
+    }
+    better, worse = (
+        dict(zip(gains, adjust_by_holm(p_values), strict=True))
+        for p_values in zip(*((gain.p_above(0), gain.p_below(0)) for gain in gains.values()), strict=True)
+    )
+    text = "; ".join(f"{cell} {gain}, p = {better[cell]:.2g}" for cell, gain in gains.items())
+    text += f" (Holm); floor {nearest}, gradient {size:.2g}; n = {len(result['seeds'])} seeds; {result['data']}"
+    failed = [cell for cell in gains if better[cell] >= 0.05]
+    if len(failed) < len(gains):
+        return Verdict(CAVEAT if failed else REPRODUCED, text, f"Not shown for {', '.join(failed)}." if failed else "")
+    return Verdict(NOT_REPRODUCED if min(worse.values()) < 0.05 else UNDECIDED, text)

@@ -54,7 +54,7 @@ def train_queue(
     waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
     while waiting and time.monotonic() + run_seconds <= deadline:
         recipe, sizes = waiting.pop(0), dict[int, float]()
-        run = train(recipe, root=root, on_event=on_event, observe=partial(_measure_gradient, sizes), **options)
+        run = train(recipe, root=root, on_event=on_event, observe=partial(measure_gradient, sizes), **options)
         folder = root / recipe.key
         curve = [
             {name: value for name, value in row.items() if not isinstance(value, list)}  # no number of every step
@@ -68,7 +68,7 @@ def train_queue(
     return len(waiting)
 
 
-def _measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
+def measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
     """Store the root mean square of the last step's gradient, without weight decay, under the epoch's number."""
     gradients = [p.grad for p in training_step.model.parameters() if p.grad is not None]
     if gradients:

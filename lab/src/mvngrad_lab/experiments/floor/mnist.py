@@ -1,0 +1,117 @@
+"""The dial on MNIST: test accuracy of a small network against the floor, from none to SGD, on a CPU in minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from mvngrad_lab.arrays import to_json
+from mvngrad_lab.experiments import Tick
+from mvngrad_lab.experiments.floor.arms import NO_FLOOR, with_floor
+from mvngrad_lab.experiments.floor.run import measure_gradient
+from mvngrad_lab.pool import count_cores, run_jobs
+from mvngrad_lab.recipe import COUPLED, Recipe, has_eps_s
+from mvngrad_lab.tasks.files import find_files
+from mvngrad_lab.tasks.mnist import data as mnist
+from mvngrad_lab.tasks.mnist.recipe import Mnist
+from mvngrad_lab.training.step import get_training_step
+
+SGD = "sgd"
+"""Name of the four cells at the last floor, where they are one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MnistDial(Recipe):
+    """The floors and the rates tried at each; a higher floor needs a higher rate."""
+
+    name: ClassVar[str] = "floor-mnist"
+    data: str = "mnist"
+    epochs: int = 3
+    betas: tuple[float, float] = (0.9, 0.99)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    floors: tuple[tuple[float, tuple[float, ...]], ...] = (
+        (0.0, (1e-4, 3e-4, 1e-3, 3e-3)),
+        (1e-5, (1e-4, 3e-4, 1e-3, 3e-3)),
+        (1e-4, (1e-4, 3e-4, 1e-3, 3e-3)),
+        (1e-3, (3e-4, 1e-3, 3e-3, 1e-2)),
+        (1e-2, (1e-3, 3e-3, 1e-2, 3e-2)),
+        (1e-1, (1e-2, 3e-2, 1e-1, 3e-1)),
+        (1.0, (0.1, 0.3, 1.0, 3.0)),
+    )
+
+
+class Job(NamedTuple):
+    cell: str
+    floor: float
+    lr: float
+    seed: int
+
+
+def make_recipe(quick: bool, data: Path | None) -> MnistDial:
+    complete = find_files("mnist", mnist.FILES, data) is not None and not quick
+    recipe = MnistDial() if complete else MnistDial("mnist-5k", epochs=10)
+    some = tuple((floor, rates[1:3]) for floor, rates in recipe.floors if floor in (0.0, 1e-3, 1.0))
+    return dataclasses.replace(recipe, epochs=2, seeds=(1, 2), floors=some) if quick else recipe
+
+
+def make_jobs(recipe: MnistDial) -> list[Job]:
+    """Every network to train; at a floor of 1 all four cells are SGD, so that one of them is trained."""
+    return [
+        Job(cell, floor, lr, seed)
+        for floor, rates in recipe.floors
+        for cell in (COUPLED if floor < 1 else (SGD,))
+        for lr, seed in product(rates, recipe.seeds)
+    ]
+
+
+def train(job: Job, recipe: MnistDial, data: Path | None) -> dict[str, Any]:
+    """Train one network; returns its accuracies, and the root mean square of the last gradient of each epoch."""
+    cell: Any = "mvngrad" if job.cell == SGD else job.cell
+    beta1, beta2 = recipe.betas
+    base = Mnist(
+        optimizer=cell, lr=job.lr, beta1=beta1, beta2=beta2, seed=job.seed, digits=recipe.data,  # type: ignore[arg-type]
+        epochs=recipe.epochs, **NO_FLOOR[has_eps_s(cell)],  # type: ignore[arg-type]
+    )  # fmt: skip
+    settings = with_floor(base, job.floor) if job.floor else base
+    sizes: dict[int, float] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # at a floor of 1 gradients are hardly normalized: that is meant
+        training_step = get_training_step(settings, data, torch.device("cpu"), False, False)
+    steps = training_step.run(settings)
+    for epoch in range(1, recipe.epochs + 1):
+        for _ in islice(steps, training_step.task.steps_per_epoch):
+            pass
+        measure_gradient(sizes, epoch, training_step)
+    with torch.no_grad():
+        metrics = training_step.task.evaluate(training_step.model, final=True)
+    return {name: metrics[f"{name}_accuracy"] for name in ("validation", "test")} | {"sizes": list(sizes.values())}
+
+
+def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
+    jobs, results = make_jobs(recipe), dict[Job, dict[str, Any]]()
+    for job, row in run_jobs(partial(train, recipe=recipe, data=data), jobs, count_cores(), torch.set_num_threads, 1):
+        results[job] = row
+        tick(len(results) / len(jobs))
+    cells: dict[str, dict[str, Any]] = {cell: {} for cell in (*COUPLED, SGD)}
+    for floor, rates in recipe.floors:
+        for cell in COUPLED if floor < 1 else (SGD,):
+            tried = {lr: [results[Job(cell, floor, lr, seed)] for seed in recipe.seeds] for lr in rates}
+            means = {lr: fmean(row["validation"] for row in rows) for lr, rows in tried.items()}
+            lr = max(means, key=means.__getitem__)
+            test = [row["test"] for row in tried[lr]]
+            cells[cell][f"{floor:g}"] = {
+                "best": fmean(test), "test": test, "validation": means, "lr": lr, "done": len(rates), "of": len(rates),
+            }  # fmt: skip
+    sizes = [size for job, row in results.items() if job.floor == 0 for size in row["sizes"]]
+    source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
+    result: dict[str, Any] = to_json(
+        {"data": source, "seeds": recipe.seeds, "cells": cells, "gradient_rms": median(sizes), "networks": len(jobs)}
+    )
+    return result
