@@ -17,7 +17,7 @@ from mvngrad_lab.report.records import Sources, load_records
 from mvngrad_lab.report.verdicts import judge
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100_recipe, task as cifar100
 from mvngrad_lab.tasks.language import recipe as language_recipe
-from mvngrad_lab.training import step
+from mvngrad_lab.training import queue, step
 from mvngrad_lab.training.optimizers import make_optimizer
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -175,11 +175,11 @@ def small_queue(monkeypatch):
 
 def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):
     options = {"finished": {}, "device": "cpu"}
-    assert run.train_queue(small_queue, tmp_path, stop_after=5, run_seconds=6, **options) == 3
-    assert not (tmp_path / run.FINISHED).exists()
-    assert run.train_queue(small_queue[:1], tmp_path, stop_after=600, run_seconds=1, **options) == 0
-    assert run.train_queue(small_queue, tmp_path, stop_after=600, run_seconds=1, **options) == 0
-    lines = [json.loads(line) for line in (tmp_path / run.FINISHED).read_text().splitlines()]
+    assert queue.train_queue(small_queue, tmp_path, stop_after=5, run_seconds=6, **options) == 3
+    assert not (tmp_path / queue.FINISHED).exists()
+    assert queue.train_queue(small_queue[:1], tmp_path, stop_after=600, run_seconds=1, **options) == 0
+    assert queue.train_queue(small_queue, tmp_path, stop_after=600, run_seconds=1, **options) == 0
+    lines = [json.loads(line) for line in (tmp_path / queue.FINISHED).read_text().splitlines()]
     assert [line["key"] for line in lines] == [recipe.key for recipe in small_queue], "each once"
     for line in lines:
         assert [row["epoch"] for row in line["curve"]] == [1, 2]
@@ -194,8 +194,8 @@ def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):
 
 def test_finished_runs_are_not_trained_again(tmp_path, small_queue):
     finished = {recipe.key: 70.0 for recipe in small_queue}
-    assert run.train_queue(small_queue, tmp_path, finished=finished, stop_after=600, run_seconds=1, device="cpu") == 0
-    assert not (tmp_path / run.FINISHED).exists()
+    assert queue.train_queue(small_queue, tmp_path, finished=finished, stop_after=600, run_seconds=1, device="cpu") == 0
+    assert not (tmp_path / queue.FINISHED).exists()
 
 
 def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
@@ -210,7 +210,7 @@ def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
     def read(queue):
         return json.loads((tmp_path / records.get_file_name(queue)).read_text())
 
-    grid, finished = arms.grid_queue(), tmp_path / run.FINISHED
+    grid, finished = arms.grid_queue(), tmp_path / queue.FINISHED
     language = next(recipe for recipe in arms.language_dial() if recipe.eps_s)
     finished.write_text("\n".join([line(grid[5], test_accuracy=71.0), line(language, validation_loss=4.0)]))
     assert run.export(finished, tmp_path) == {"floor-grid.json": 1, "floor-language-dial.json": 1}

@@ -23,8 +23,8 @@ from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, build_initial_m
 
 WARM_UP_STEPS = 3
 """Steps taken and undone before a capture: libraries choose their kernels in them, compilers compile."""
-OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every")
-"""Recipe fields that no compiled or captured step depends on; a task adds its own, see `Task.outside_step`."""
+OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every", "clip")
+"""Recipe fields that no compiled function depends on; a task adds its own, see `Task.outside_step`."""
 OPTIMIZER = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
 
@@ -326,7 +326,7 @@ def get_training_step(
     outside = {*OUTSIDE_STEP, *OPTIMIZER_FIELDS, *getattr(make, "outside_step", ())}
     settings = str({name: value for name, value in recipe.settings.items() if name not in outside})
     task_key = recipe.name, settings, data, device, compiled, make, mode
-    key = task_key, optimizer_key(recipe), is_guarded(recipe), captured
+    key = task_key, optimizer_key(recipe), is_guarded(recipe), recipe.clip, captured
     if key not in _training_steps:
         _training_steps.clear()
         for other in _compiled_tasks.values():

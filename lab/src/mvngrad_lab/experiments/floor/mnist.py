@@ -15,12 +15,12 @@ import torch
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.floor.arms import NO_FLOOR, with_floor
-from mvngrad_lab.experiments.floor.run import measure_gradient
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import COUPLED, Recipe, has_eps_s
 from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.tasks.mnist.recipe import Mnist
+from mvngrad_lab.training.queue import measure_gradient
 from mvngrad_lab.training.step import get_training_step
 
 SGD = "sgd"

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Cifar100Task(Task):
     """ResNet-18 with crop, flip, RandAugment, MixUp and label smoothing."""
 
     train_metric = "train_accuracy_mixed"
-    outside_step = ("warmup_epochs", "mixup")
+    outside_step: ClassVar[tuple[str, ...]] = ("warmup_epochs", "mixup")
 
     def __init__(self, recipe: Cifar100, folder: Path | None, device: torch.device) -> None:
         images = _load(folder, device)
@@ -76,7 +76,8 @@ class Cifar100Task(Task):
             "lam": torch.tensor(lam),
         }
 
-    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
+    def make_images(self, row: StepPlan) -> Tensor:
+        """The augmented images of a step."""
         images = augment.augment(
             self.train_images[row["order"]],
             row["uniforms"],
@@ -85,7 +86,10 @@ class Cifar100Task(Task):
             operations=self.operations,
             magnitude=self.magnitude,
         )
-        images, targets = augment.mixup(_input(images), self.train_labels[row["order"]], row["lam"], CLASSES)
+        return _input(images)
+
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
+        images, targets = augment.mixup(self.make_images(row), self.train_labels[row["order"]], row["lam"], CLASSES)
         return images, targets
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class LanguageTask(Task):
     """
 
     supports_parallel = True
-    outside_step = ("steps", "warmup_steps", "lr_end", "nonfinite_limit", "decayed")
+    outside_step: ClassVar[tuple[str, ...]] = ("steps", "warmup_steps", "lr_end", "nonfinite_limit", "decayed")
 
     def __init__(self, recipe: Language, folder: Path | None, device: torch.device) -> None:
         self.device, self.steps_per_epoch = device, recipe.epoch_steps

@@ -1,0 +1,43 @@
+"""The excess of the loss after a bad batch, and what is left of it at the end."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from mvngrad_lab.experiments.spikes.judge import NAMES, get_number, index_rows
+from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
+from mvngrad_lab.report.statistics import quantile
+
+
+def draw(result: dict[str, Any]) -> list[Figure]:
+    panels = []
+    for rate, cells in sorted(result["excess"].items()):
+        at = make_axes("steps after a bad batch", "loss above the run without it")
+        for cell, excess in cells.items():
+            draw_curve(at, MARKS[NAMES[cell]], range(len(excess)), excess)
+        at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
+        words = "; ".join(f"{NAMES[cell]} {number(excess[0])} at first" for cell, excess in cells.items())
+        panels.append(make_panel(at, f"{rate} the best rate", f"{words}."))
+    runs, rows = index_rows(result), []
+    for injection, protection, rate in dict.fromkeys((key.injection, key.protection, key.rate) for key in runs):
+        cells = []
+        for cell in NAMES:
+            wanted: dict[str, Any] = {"cell": cell, "injection": injection, "protection": protection, "rate": rate}
+            some = [row for key, row in runs.items() if key._replace(**wanted) == key]
+            middle = [quantile([get_number(row, name) for row in some], 0.5) for name in MEASURES if some]
+            cells.append(", ".join(number(value) if isfinite(value) else "diverged" for value in middle))
+        rows.append((injection, protection, rate, *cells))
+    caption = (
+        f"{result['done']} of {result['of']} runs are done. Each run with bad batches is compared with the run of the "
+        "same seed, data and settings without them. Lines: median over events and seeds, without clipping. "
+        "Table: median steps to recovery, and damage at the end."
+    )
+    head = ("bad batch", "clipping", "rate", *NAMES.values())
+    table = Table("Median steps to recovery, damage", head, tuple(rows))
+    return [Figure("After a bad batch", caption, tuple(panels), tuple(MARKS.values()), table)]
+
+
+MEASURES = ("recovery", "damage")
+FIGURES = {"spikes-text": draw, "spikes-images": draw}

@@ -1,0 +1,135 @@
+"""Verdicts on bad batches in real trainings: signed-rank tests on pairs of runs, a sign test on divergences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from scipy import stats
+
+from mvngrad_lab.experiments.spikes import recipes
+from mvngrad_lab.recipe import RULES
+from mvngrad_lab.report.statistics import adjust_by_holm, quantile, signed_rank
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, judges
+
+LEVEL = 0.05
+LAST_AND_FIRST = (("laprop", "adam"), ("mvngrad", "adabelief"))
+"""Momentum after normalizing, and before it, by the same normalizer."""
+NAMES = {cell: rule.name for cell, rule in RULES.items()}
+
+Row = Mapping[str, Any]
+Pairs = list[tuple[float, float]]
+
+
+class Key(NamedTuple):
+    """What identifies a run."""
+
+    cell: str
+    protection: str
+    rate: str
+    injection: str
+    seed: int
+
+
+def find_obstacle(result: Mapping[str, Any]) -> Verdict | None:
+    if result["done"] < result["of"]:
+        return Verdict(NOT_RUN, "", f"{result['done']} of {result['of']} runs are done.")
+    return None
+
+
+def get_number(row: Row, measure: str) -> float:
+    """A measured number; infinite if the run diverged."""
+    return math.inf if row["diverged"] else float(row[measure])
+
+
+def index_rows(result: Mapping[str, Any]) -> dict[Key, Row]:
+    """The runs whose run without bad batches did not diverge."""
+    return {Key(*(row[name] for name in Key._fields)): row for row in result["rows"] if row["comparable"]}
+
+
+def pair_runs(rows: Mapping[Key, Row], first: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> Pairs:
+    """The measure of each run with the settings `first`, and of the run that has `second` and is otherwise the same."""
+    keys = [key for key in rows if key._replace(**first) == key and key._replace(**second) in rows]
+    return [(get_number(rows[key], measure), get_number(rows[key._replace(**second)], measure)) for key in keys]
+
+
+def judge_pairs(all_pairs: Mapping[str, Pairs], what: str) -> Verdict:
+    """Whether in each comparison the first of its pairs is smaller."""
+    for_it, against = (
+        dict(zip(all_pairs, adjust_by_holm(p_values), strict=True))
+        for p_values in (
+            [signed_rank(pairs) for pairs in all_pairs.values()],
+            [signed_rank([pair[::-1] for pair in pairs]) for pairs in all_pairs.values()],
+        )
+    )
+    texts = []
+    for name, pairs in all_pairs.items():
+        middle = [quantile(column, 0.5) for column in zip(*pairs, strict=True)]
+        texts.append(
+            f"{name}: medians {middle[0]:.3g} and {middle[1]:.3g}, n = {len(pairs)} pairs, p for less "
+            f"{for_it[name]:.2g}, for more {against[name]:.2g}"
+        )
+    text, shown = f"{what}; {'; '.join(texts)} (Holm)", [name for name in all_pairs if for_it[name] < LEVEL]
+    if shown:
+        caveat = "" if len(shown) == len(all_pairs) else f"Shown only for {', '.join(shown)}."
+        return Verdict(CAVEAT if caveat else REPRODUCED, text, caveat)
+    return Verdict(NOT_REPRODUCED if min(against.values()) < LEVEL else UNDECIDED, text)
+
+
+def judge_order(result: Mapping[str, Any], measure: str, what: str) -> Verdict:
+    """Whether momentum last has less of the measure than momentum first, without clipping."""
+    if obstacle := find_obstacle(result):
+        return obstacle
+    rows, none = index_rows(result), "no clipping"
+    pairs = {
+        f"{NAMES[last]} and {NAMES[first]}": pair_runs(
+            rows, {"cell": last, "protection": none}, {"cell": first}, measure
+        )
+        for last, first in LAST_AND_FIRST
+    }
+    return judge_pairs(pairs, what)
+
+
+def judge_clipping(result: Mapping[str, Any]) -> Verdict:
+    """Whether damage is less with norm clipping, and with z_clip, than without."""
+    if obstacle := find_obstacle(result):
+        return obstacle
+    rows, none = index_rows(result), {"protection": "no clipping"}
+    pairs = {
+        f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage")
+        for name in ("norm clipping", "z_clip")
+    }
+    return judge_pairs(pairs, "damage")
+
+
+def judge_divergence(result: Mapping[str, Any]) -> Verdict:
+    """Whether fewer runs diverge with momentum last than with momentum first, without clipping."""
+    if obstacle := find_obstacle(result):
+        return obstacle
+    rows = {key: row for key, row in index_rows(result).items() if key.protection == "no clipping"}
+    counts = {cell: sum(row["diverged"] for key, row in rows.items() if key.cell == cell) for cell in NAMES}
+    pairs = [
+        (row["diverged"], rows[key._replace(cell=first)]["diverged"])
+        for last, first in LAST_AND_FIRST
+        for key, row in rows.items()
+        if key.cell == last and key._replace(cell=first) in rows
+    ]
+    only_last, only_first = pairs.count((True, False)), pairs.count((False, True))
+    text = f"diverged: {', '.join(f'{NAMES[cell]} {count}' for cell, count in counts.items())}; n = {len(pairs)} pairs"
+    if not only_last + only_first:
+        return Verdict(UNDECIDED, text, "No pair of runs differs.")
+    p_for, p_against = (
+        float(stats.binomtest(count, only_last + only_first, alternative="greater").pvalue)
+        for count in (only_first, only_last)
+    )
+    text += f", {only_first} in which only momentum first diverged, {only_last} only momentum last; p = {p_for:.2g}"
+    return Verdict(REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED, text)
+
+
+for task in recipes.TASKS:
+    judges(f"spikes-{task}-recovery")(partial(judge_order, measure="recovery", what="steps to recovery"))
+    judges(f"spikes-{task}-damage")(partial(judge_order, measure="damage", what="damage"))
+    judges(f"spikes-{task}-clipping")(judge_clipping)
+    judges(f"spikes-{task}-divergence")(judge_divergence)

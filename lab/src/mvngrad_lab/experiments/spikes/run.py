@@ -1,0 +1,60 @@
+"""Train with injected bad batches, each run once, and stop before a deadline.
+
+    python -m mvngrad_lab.experiments.spikes.run images --runs runs --device cuda --stop-after 540
+
+Runs that the store or results/ has are skipped, so the same command continues a queue that was cut. The command
+`export` writes what is finished to results/spikes-QUEUE.json.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from mvngrad_lab import store
+from mvngrad_lab.experiments import OnEvent, Tick
+from mvngrad_lab.experiments.spikes import recipes
+from mvngrad_lab.experiments.spikes.records import get_file_name, read_runs
+from mvngrad_lab.experiments.spikes.tasks import TASKS
+from mvngrad_lab.training.queue import FINISHED, add_rows, make_parser, make_row, read_finished, train_queue
+from mvngrad_lab.training.train import require_gpu
+
+
+def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+    """Train both queues."""
+    require_gpu("spikes", "trains 420 networks")
+    for number, name in enumerate(recipes.TASKS, start=1):
+        train_queue(
+            recipes.make_queue(name), root, finished=read_runs(root, store.RESULTS), stop_after=math.inf, run_seconds=0,
+            every_step=True, on_event=on_event, data=data, device="cuda", compile=True, task=TASKS[name],
+        )  # fmt: skip
+        tick(number / len(recipes.TASKS))
+
+
+def export(finished: Path, results: Path) -> dict[str, int]:
+    """Add the runs among the lines of `finished` to results/spikes-QUEUE.json; returns how many each file has."""
+    lines, counts = read_finished(finished), {}
+    for name in recipes.TASKS:
+        order = [recipe.key for recipe in recipes.make_queue(name)]
+        if new := {key: make_row(lines[key]) for key in order if key in lines}:
+            path = results / get_file_name(name)
+            counts[path.name] = add_rows(path, {"experiment": "spikes", "queue": name}, new, order)
+    return counts
+
+
+def main() -> None:
+    args = make_parser(__doc__, tuple(recipes.TASKS)).parse_args()
+    if args.queue == "export":
+        for name, count in export(args.runs / FINISHED, args.results).items():
+            print(count, "runs in", args.results / name)
+        return
+    left = train_queue(
+        recipes.make_queue(args.queue), args.runs, finished=read_runs(args.runs, args.results),
+        stop_after=args.stop_after, run_seconds=args.run_seconds, every_step=True, data=args.data, device=args.device,
+        compile=args.device != "cpu", task=TASKS[args.queue],
+    )  # fmt: skip
+    print(left, "runs of", args.queue, "are left", flush=True)
+
+
+if __name__ == "__main__":
+    main()

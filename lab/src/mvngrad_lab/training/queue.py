@@ -1,0 +1,136 @@
+"""Train a list of recipes, each once, and stop before a deadline; keep what is worth keeping of each run.
+
+`finished.jsonl` in the store has a line for each run as it ends. `make_row` is what a repository keeps of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mvngrad_lab import store
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.training import checkpoint
+from mvngrad_lab.training.events import Event
+from mvngrad_lab.training.step import TrainingStep
+from mvngrad_lab.training.train import train
+
+FINISHED = "finished.jsonl"
+"""In the store: recipe, environment, result, time and curve of each run, a line each."""
+
+
+def train_queue(
+    queue: Sequence[TrainingRecipe],
+    root: Path,
+    *,
+    finished: Mapping[str, Any],
+    stop_after: float,
+    run_seconds: float,
+    every_step: bool = False,
+    on_event: Callable[[Event], Any] = lambda event: None,
+    **options: Any,
+) -> int:
+    """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds; how many are left.
+
+    With `every_step`, curves have the loss of every step, of recipes that record it. `options` are those of `train`.
+    """
+    deadline = time.monotonic() + stop_after
+    waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
+    while waiting and time.monotonic() + run_seconds <= deadline:
+        recipe, sizes = waiting.pop(0), dict[int, float]()
+        run = train(recipe, root=root, on_event=on_event, observe=partial(measure_gradient, sizes), **options)
+        folder = root / recipe.key
+        curve = [
+            {name: value for name, value in row.items() if every_step or not isinstance(value, list)}
+            | {"gradient_rms": sizes.get(row["epoch"])}
+            for row in read_rows(folder / "metrics.jsonl")
+        ]
+        with (root / FINISHED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve}) + "\n")
+        shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+        print(store.timestamp(), len(waiting), "left", recipe.key, _describe(run), flush=True)
+    return len(waiting)
+
+
+def measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
+    """Store the root mean square of the last step's gradient, without weight decay, under the epoch's number."""
+    gradients = [p.grad for p in training_step.model.parameters() if p.grad is not None]
+    if gradients:
+        total = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().item()
+        sizes[epoch] = math.sqrt(total / sum(gradient.numel() for gradient in gradients))
+
+
+def _describe(run: store.FinishedRun) -> str:
+    names = (
+        "optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "beta_mean", "z_clip", "clip", "injection",
+        "seed",
+    )  # fmt: skip
+    settings = [f"{name}={run.recipe[name]}" for name in names if run.recipe.get(name) is not None]
+    value = run.result.get("test_accuracy", run.result.get("validation_loss"))
+    return " ".join([*settings, run.result["status"], f"{value}, {run.result['seconds']:.1f} s"])
+
+
+# Keeping runs in a repository
+
+
+def read_finished(path: Path) -> dict[str, dict[str, Any]]:
+    """The lines of a finished.jsonl, by key."""
+    return {line["key"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+
+
+def make_row(line: dict[str, Any]) -> dict[str, Any]:
+    """What a repository keeps of a finished run: its evaluations, and of each epoch, or step, the loss."""
+    curve = line["curve"]
+    return {
+        "key": line["key"],
+        "status": line["result"]["status"],
+        "settings": line["recipe"],
+        "metrics": {name: value for name, value in line["result"].items() if name != "status"},
+        "curve": [
+            {name: value for name, value in row.items() if not isinstance(value, list)}
+            for row in curve
+            if any(name.endswith("_loss") for name in row)
+        ],
+        "losses": [_round(loss) for row in curve for loss in row.get("losses", [row["loss"]])],
+        "gradient_rms": [row.get("gradient_rms") for row in curve],
+        "ended": line["ended"],
+        **line["environment"],
+    }
+
+
+def _round(loss: float | None) -> float | None:
+    return None if loss is None else round(loss, 4)
+
+
+def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order: Iterable[str]) -> int:
+    """Add rows to a JSON file, one line each, sorted by their place in `order`; returns how many it has then."""
+    before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    rows = {row["key"]: row for row in before} | dict(new)
+    ordered = [rows[key] for key in dict.fromkeys((*order, *rows)) if key in rows]
+    start = json.dumps({**head, "made": store.timestamp()}, indent=1).removesuffix("\n}")
+    body = ",\n".join(json.dumps(row) for row in ordered)
+    store.write_atomic(path, f'{start},\n "runs": [\n{body}\n]\n}}\n')
+    return len(ordered)
+
+
+def make_parser(description: str | None, queues: Sequence[str]) -> argparse.ArgumentParser:
+    """The arguments of a command that trains queues, or with `export` writes what is finished to results/."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("queue", choices=(*queues, "export"))
+    parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
+    parser.add_argument("--results", type=Path, default=store.RESULTS, help="results of earlier runs")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
+    parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
+    return parser

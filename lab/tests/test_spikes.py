@@ -1,0 +1,206 @@
+"""Bad batches in trainings: what is injected, how runs are compared, and verdicts on generated comparisons."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from texts import write_text
+from torch import nn
+
+from mvngrad_lab.experiments.spikes import recipes, records, run, tasks
+from mvngrad_lab.report.figures import draw
+from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
+from mvngrad_lab.tasks.cifar100 import task as cifar100
+from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens
+from mvngrad_lab.training import queue, step
+
+CPU = torch.device("cpu")
+JUDGES = find_judges()
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch, no_data, letters):
+    """Events in short runs, on few random images and a small network."""
+
+    def load(folder):
+        torch.manual_seed(0)
+        images, labels = torch.randint(0, 255, (50, 3, 32, 32), dtype=torch.uint8), torch.arange(50) % 4
+        return cifar100.data.Cifar100(images[:40], labels[:40], images[40:], labels[40:], source="random")
+
+    def network(classes):
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+    for name, value in (("FIRST", 4), ("EVERY", 16), ("WITHIN", 4), ("BURST", 2), ("CLIP", 0.1)):
+        monkeypatch.setattr(recipes, name, value)
+    monkeypatch.setattr(cifar100.data, "load", load)
+    monkeypatch.setattr(cifar100, "resnet18", network)
+    cifar100._load.cache_clear()
+    yield
+    cifar100._load.cache_clear()
+    step.clear_cache()
+
+
+SMALL_IMAGES = {"batch_size": 10, "epochs": 10, "eval_every": 10, "precision": "float32", "randaugment_operations": 0}
+SMALL_TEXT = {
+    "text": "words", "model": "tiny", "batch_size": 4, "micro_batch_size": 4, "steps": 40, "epoch_steps": 10,
+    "warmup_steps": 2, "precision": "float32",
+}  # fmt: skip
+
+
+def small_image_recipe(**settings):
+    return recipes.image_recipe("mvngrad", **{"seed": 1, **SMALL_IMAGES, **settings})
+
+
+def plans(task, recipe):
+    """The plans of all epochs, as one."""
+    epochs = [task.plan_epoch(recipe, epoch) for epoch in range(recipe.epochs)]
+    return {name: torch.cat([epoch[name] for epoch in epochs]) for name in epochs[0]}
+
+
+def test_queues_pair_every_run_with_one_without_bad_batches():
+    for task, (count, kinds) in {"text": (240, 4), "images": (180, 3)}.items():
+        whole = recipes.make_queue(task)
+        keys = {recipe.key for recipe in whole}
+        assert len(whole) == len(keys) == count
+        assert len({recipe.injection for recipe in whole}) == kinds
+        assert all(dataclasses.replace(recipe, injection="none").key in keys for recipe in whole)
+        assert [recipe.seed for recipe in whole] == sorted(recipe.seed for recipe in whole)
+
+
+@pytest.mark.parametrize("injection", ["labels", "scaled"])
+def test_injection_changes_the_plan_of_bad_images_alone(injection):
+    recipe = small_image_recipe(injection=injection)
+    task = tasks.SpikedImagesTask(recipe, None, CPU)
+    clean, bad = (plans(task, dataclasses.replace(recipe, injection=kind)) for kind in ("none", injection))
+    events = recipes.find_events(1, 40)
+    assert len(events) == 2
+    steps = {event + at for event in events for at in range(2 if injection == "labels" else 1)}
+    assert all(torch.equal(clean[name], bad[name]) for name in ("order", "uniforms", "lam"))
+    assert set(bad["shift"].any(1).nonzero().flatten().tolist()) == (steps if injection == "labels" else set())
+    assert set((bad["scale"] != 1).nonzero().flatten().tolist()) == (steps if injection == "scaled" else set())
+    assert not clean["shift"].any()
+    for at in range(40):
+        before, after = (
+            task.make_batch({name: value[at] for name, value in plan.items()})[1].argmax(1) for plan in (clean, bad)
+        )
+        same = (before == after).float().mean()
+        assert same < 0.5 if injection == "labels" and at in steps else same == 1
+
+
+@pytest.mark.parametrize("injection", ["shuffled", "repeated", "scaled"])
+def test_injection_changes_the_plan_of_bad_text_alone(tmp_path, injection):
+    write_text(tmp_path / "words" / "a.txt", *(f"{n} words and {n * n} more" * 20 for n in range(60)))
+    write_text(tmp_path / "words" / "validation.txt", "some words and more " * 10)
+    name, _ = prepare_folder_tokens(tmp_path / "words", tmp_path / "data", workers=1)
+    recipe = recipes.text_recipe("adam", seed=1, **{**SMALL_TEXT, "text": name}, injection=injection)
+    task = tasks.SpikedTextTask(recipe, tmp_path / "data", CPU)
+    clean, bad = (plans(task, dataclasses.replace(recipe, injection=kind)) for kind in ("none", injection))
+    events = recipes.find_events(1, 40)
+    changed = [at for at in range(40) if not torch.equal(clean["tokens"][at], bad["tokens"][at])]
+    assert changed == ([] if injection == "scaled" else events)
+    for at in changed:
+        windows = bad["tokens"][at]
+        if injection == "repeated":
+            assert torch.equal(windows, clean["tokens"][at][:, :1].expand_as(windows))
+        else:
+            assert torch.equal(windows.flatten().sort().values, clean["tokens"][at].flatten().sort().values)
+    assert bad["scale"][events].tolist() == [recipes.SCALE if injection == "scaled" else 1.0] * 2
+    batch = task.make_batch({key: value[events[0]] for key, value in bad.items()})
+    model = task.build_model()
+    torch.testing.assert_close(task.loss(model, batch), batch[-1] * task.loss(model, (*batch[:-1], torch.ones(()))))
+
+
+def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
+    kinds = ("none", "labels", "scaled")
+    some = [small_image_recipe(injection=kind, **clip) for clip in ({}, {"clip": 0.1}) for kind in kinds]
+    monkeypatch.setattr(recipes, "make_queue", lambda task: some if task == "images" else [])
+    options = {"device": "cpu", "task": tasks.SpikedImagesTask, "every_step": True}
+    assert queue.train_queue(some, tmp_path, finished={}, stop_after=600, run_seconds=0, **options) == 0
+    stored = records.read_runs(tmp_path)
+    assert run.export(tmp_path / queue.FINISHED, tmp_path / "results") == {"spikes-images.json": 6}
+    exported = records.read_runs(tmp_path / "results")
+    assert exported.keys() == stored.keys() == {recipe.key for recipe in some}
+    first = recipes.find_events(1, 40)[0]
+    clean, labels, scaled = (exported[recipe.key]["losses"] for recipe in some[:3])
+    assert len(clean) == 40
+    assert clean[:first] == labels[:first] == scaled[:first], "nothing differs before the first event"
+    assert scaled[first] == pytest.approx(1000 * clean[first], rel=1e-3)
+    assert scaled[first + 1] != clean[first + 1]
+    assert exported[some[3].key]["losses"] != clean, "clipping has its own run without bad batches"
+
+    monkeypatch.setattr(records, "SHOWN", 5)
+    (table,) = records.collect(Sources((tmp_path / "results",), {}, warn=pytest.fail))
+    assert [(row["protection"], row["injection"]) for row in table.result["rows"]] == [
+        (name, kind) for name in ("no clipping", "norm clipping") for kind in ("labels", "scaled")
+    ]
+    row = table.result["rows"][0]
+    metric = "test_accuracy"
+    assert row["damage"] == exported[some[0].key][metric] - exported[some[1].key][metric]
+    assert len(table.result["excess"]["1x"]["mvngrad"]) == 5
+    (figure,) = draw(table)
+    assert len(figure.table.rows) == 4
+
+
+def test_runs_that_differ_in_clipping_share_what_is_compiled():
+    made = [
+        step.get_training_step(small_image_recipe(clip=clip), None, CPU, False, False, tasks.SpikedImagesTask)
+        for clip in (None, 0.5, 0.5)
+    ]
+    assert made[0].compiled is made[1].compiled
+    assert made[0] is not made[1] is made[2]
+    assert [each.clip for each in made] == [math.inf, 0.5, 0.5]
+
+
+# Verdicts
+
+
+def make_rows(recovery=None, damage=None, diverged=(), clipped=1.0, seed=0):
+    """Rows of a whole images queue: by cell a mean, noise of 0.1, and damage multiplied by `clipped` under clipping."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for recipe in recipes.make_queue("images"):
+        if recipe.injection == "none":
+            continue
+        protection = "z_clip" if recipe.z_clip else "norm clipping" if recipe.clip else "no clipping"
+        lost = recipe.optimizer in diverged and protection == "no clipping"
+        factor = 1.0 if protection == "no clipping" else clipped
+        rows.append(
+            {
+                "cell": recipe.optimizer, "protection": protection, "rate": f"{recipe.lr:g}", "seed": recipe.seed,
+                "injection": recipe.injection, "diverged": lost, "comparable": True,
+                "recovery": None if lost else (recovery or {}).get(recipe.optimizer, 10) + rng.normal(0, 0.1),
+                "damage": None if lost else factor * ((damage or {}).get(recipe.optimizer, 1) + rng.normal(0, 0.1)),
+            }
+        )  # fmt: skip
+    return {"rows": rows, "excess": {}, "done": 180, "of": 180}
+
+
+SLOW_FIRST = {"adam": 11, "adabelief": 11}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (make_rows(SLOW_FIRST, clipped=0.5), {"recovery": REPRODUCED, "clipping": REPRODUCED}),
+        (make_rows({"adam": 11}), {"recovery": CAVEAT, "divergence": UNDECIDED}),
+        (make_rows({"laprop": 11, "mvngrad": 11}), {"recovery": NOT_REPRODUCED}),
+        (make_rows(clipped=2.0), {"clipping": NOT_REPRODUCED}),
+        (make_rows(), {"recovery": UNDECIDED, "damage": UNDECIDED}),
+        (make_rows(damage={"adam": 2, "adabelief": 2}), {"damage": REPRODUCED}),
+        (make_rows(diverged=("adam", "adabelief")), {"divergence": REPRODUCED, "recovery": REPRODUCED}),
+        (make_rows(diverged=("mvngrad",)), {"divergence": NOT_REPRODUCED, "damage": NOT_REPRODUCED}),
+        ({**make_rows(), "done": 179}, {"recovery": NOT_RUN, "clipping": NOT_RUN, "divergence": NOT_RUN}),
+    ],
+)  # fmt: skip
+def test_verdicts_follow_the_true_differences(rows, expected):
+    assert {claim: JUDGES[f"spikes-images-{claim}"](rows).status for claim in expected} == expected
+
+
+def test_figure_shows_where_the_median_run_diverged():
+    (figure,) = draw(TableResult("spikes-images", {}, {}, make_rows(diverged=("adam",)), ("a",), 0))
+    table = figure.table
+    lost = {(row[1], name) for row in table.rows for name, cell in zip(table.head, row, strict=True) if "div" in cell}
+    assert lost == {("no clipping", "Adam")}
