@@ -189,7 +189,7 @@ assert pathlib.Path(mvngrad.__file__).is_relative_to(sys.prefix), mvngrad.__file
 assert importlib.util.find_spec("mvngrad_lab") is None
 import mvngrad.diagnostics
 model = torch.nn.Linear(4, 1)
-for name in [n for n in mvngrad.__all__ if n[0].isupper()]:
+for name in {name for name in mvngrad.__all__ if name[0].isupper()}:
     optimizer = getattr(mvngrad, name)(model.parameters(), lr=0.1)
     model(torch.ones(2, 4)).square().mean().backward()
     optimizer.step()

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
         MVNGradW as MVNGradW,
         convert_state_dict as convert_state_dict,
         from_adamw as from_adamw,
+        release_gradients as release_gradients,
         to_adamw as to_adamw,
     )
 
 __version__ = "0.1.0.dev0"
 __all__ = [
     "AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict",
-    "from_adamw", "to_adamw",
+    "from_adamw", "release_gradients", "to_adamw",
 ]  # fmt: skip
 _SUBPACKAGES = ("diagnostics", "optim")
 

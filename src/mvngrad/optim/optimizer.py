@@ -127,6 +127,8 @@ class RuleOptimizer(Optimizer):
         defaults |= {name: OPTIONS[name] for name in self.rule.options}
         defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
+        self.gradient_release: Any = None
+        """Set by `mvngrad.release_gradients`."""
         self._captured: list[Any] = []
         super().__init__(params, defaults)
 
@@ -274,9 +276,16 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        all_inputs = self._collect_inputs()
+        if self.gradient_release is not None:
+            self.gradient_release.finish()
+        self.step_groups(self.param_groups, self._inputs)
+        return loss
+
+    def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
+        """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
+        all_inputs = self._collect_inputs(groups, cached)
         try:
-            for group, inputs in zip(self.param_groups, all_inputs, strict=True):
+            for group, inputs in zip(groups, all_inputs, strict=True):
                 if inputs.params:
                     inputs.step_backend(inputs, make_hyper(group, _read_lr(group, inputs)))
                 if inputs.sharded:  # autograd saw only their local parts change
@@ -284,7 +293,6 @@ class RuleOptimizer(Optimizer):
         finally:
             for inputs in all_inputs:
                 inputs.release()
-        return loss
 
     def _check_capture(self) -> None:
         """torch's check of `capturable`, left out if it can neither raise nor warn: it asks for the accelerator."""
@@ -294,13 +302,12 @@ class RuleOptimizer(Optimizer):
                 return
         getattr(self, _HEALTH_CHECK)()
 
-    def _collect_inputs(self) -> list[StepInputs]:
+    def _collect_inputs(self, groups: list[Group], cached: list[StepInputs]) -> list[StepInputs]:
         """Collect the inputs of all groups before any group steps, so that one bad gradient stops the whole step."""
         if torch.compiler.is_compiling():
-            return [self._collect_group(i, group) for i, group in enumerate(self.param_groups)]
-        cached = self._inputs
-        del cached[len(self.param_groups) :]
-        for i, group in enumerate(self.param_groups):
+            return [self._collect_group(i, group) for i, group in enumerate(groups)]
+        del cached[len(groups) :]
+        for i, group in enumerate(groups):
             if i == len(cached) or not cached[i].refresh(group, self.state):
                 cached[i : i + 1] = [self._collect_group(i, group)]
             cached[i].grad_scale = getattr(self, "grad_scale", None)  # GradScaler sets both
@@ -344,7 +351,7 @@ class RuleOptimizer(Optimizer):
         # instead of tracing it, and makes a constant of its result, the rounding seed.
         names = self._get_stored_names(group)
         differentiable = group["differentiable"]
-        for i, param in enumerate(group["params"]):
+        for i, param in zip(group.get("param_indices") or range(len(group["params"])), group["params"], strict=True):
             grad = param.grad
             if grad is None:
                 continue
@@ -360,9 +367,9 @@ class RuleOptimizer(Optimizer):
             steps.append(state["step"])
             for name, tensors in zip(names, stored, strict=True):
                 tensors.append(state[name] if differentiable else get_local(state[name]))
-        return self._get_rounding_seed(group)
+        return self.get_rounding_seed(group)
 
-    def _get_rounding_seed(self, group: Group) -> int:
+    def get_rounding_seed(self, group: Group) -> int:
         """The rounding seed of a group, chosen and kept in the group if it is None and rounding needs one.
 
         Replicas choose the same one, because their parameters are equal when they step; a resumed run loads it.
@@ -406,7 +413,7 @@ class RuleOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._inputs, self._captured = [], getattr(self, "_captured", [])
+        self._inputs, self._captured, self.gradient_release = [], getattr(self, "_captured", []), None
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -1,0 +1,164 @@
+"""Gradient release: step parameters inside backward and free each gradient as soon as it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mvngrad.optim.inputs import StepInputs
+from mvngrad.optim.optimizer import RuleOptimizer
+from mvngrad.optim.tensors import get_local, is_sharded
+
+BUCKET_BYTES = 2**25
+"""Gradients that are collected before a step: enough for one launch to serve many tensors, little beside a model."""
+
+
+class ReleasedGradient(Tensor):
+    """Stands in `param.grad` for a gradient that was used and freed. It has no memory, and using it raises."""
+
+    @staticmethod
+    def __new__(cls, param: Tensor) -> ReleasedGradient:
+        return Tensor._make_wrapper_subclass(cls, param.shape, dtype=param.dtype, device=param.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"{func}: this gradient was used and freed in backward (release_gradients). Clipping by norm, gradient "
+            "scaling and accumulation over several backward passes need all gradients at once: use z_clip, which needs "
+            "no norm; bfloat16, which needs no scaling; optimizer.step() after every backward. Or call remove() on "
+            "what release_gradients returned"
+        )
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"ReleasedGradient(shape={tuple(self.shape)})"
+
+
+class GradientRelease:
+    """The hooks of `release_gradients`; `remove` takes them away."""
+
+    def __init__(self, optimizer: RuleOptimizer, bucket_bytes: int) -> None:
+        self.optimizer, self.bucket_bytes = optimizer, bucket_bytes
+        self.released: list[Tensor] = []
+        """The parameters whose gradients stand for freed ones."""
+        self._bucket: list[tuple[int, int, Tensor]] = []
+        self._bytes = 0
+        self._inputs: dict[tuple[tuple[int, int], ...], list[StepInputs]] = {}
+        """The inputs of each bucket, by what is in it: backward makes the same buckets at every step."""
+        self._placeholders: dict[Tensor, ReleasedGradient] = {}
+        self._handles = []
+        for number, group in enumerate(optimizer.param_groups):
+            for index, param in enumerate(group["params"]):
+                if param.requires_grad:
+                    self._placeholders[param] = ReleasedGradient(param)
+                    hook = self._make_hook(number, index)
+                    self._handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def remove(self) -> None:
+        """Take the hooks away: gradients stay until `zero_grad`, as without them."""
+        for handle in self._handles:
+            handle.remove()
+        self.finish()
+        self.optimizer.gradient_release = None
+
+    def finish(self) -> None:
+        """Step what is left, and forget that gradients were released: the next backward is of the next step."""
+        self.flush()
+        for param in self.released:
+            if isinstance(param.grad, ReleasedGradient):
+                param.grad = None
+        self.released = []
+
+    def flush(self) -> None:
+        """Step the parameters of the bucket and free their gradients."""
+        bucket = [
+            entry for entry in self._bucket if entry[2].grad is not None
+        ]  # None: zero_grad after a failed backward
+        self._bucket, self._bytes = [], 0
+        if not bucket:
+            return
+        groups = [
+            {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.get_rounding_seed(group)}
+            for group in self.optimizer.param_groups
+        ]
+        for number, index, param in bucket:
+            groups[number]["params"].append(param)
+            groups[number]["param_indices"].append(index)
+        key = tuple((number, index) for number, index, _ in bucket)
+        with torch.no_grad():
+            self.optimizer.step_groups(groups, self._inputs.setdefault(key, []))
+        for _, _, param in bucket:
+            param.grad = self._placeholders[param]
+            self.released.append(param)
+
+    def _make_hook(self, number: int, index: int) -> Any:
+        def on_gradient(param: Tensor) -> None:
+            _check_processes(param)
+            if param.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "release_gradients: backward cannot be captured in a CUDA graph with it; call remove()"
+                )
+            self._bucket.append((number, index, param))
+            grad = get_local(param.grad)  # type: ignore[arg-type]
+            self._bytes += grad.numel() * grad.element_size()
+            if self._bytes >= self.bucket_bytes:
+                self.flush()
+            else:  # every time: another backward may have failed before its end
+                torch.autograd.Variable._execution_engine.queue_callback(self.flush)
+
+        return on_gradient
+
+
+def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BYTES) -> GradientRelease:
+    """Step parameters inside backward, a bucket at a time, and free their gradients, so that not all exist at once.
+
+    The loop stays as it is: `loss.backward(); optimizer.step(); optimizer.zero_grad()`. `step` then only ends the step
+    (hooks and schedulers see it as before), and results are bit-identical to those without release. While backward
+    runs, parameters that are done already have their new values: a module used after its own backward is not
+    possible, as for every optimizer in backward.
+
+    Refused with an error, because they need all gradients at once: accumulation over several backward passes, gradient
+    scaling, clipping by norm (use `z_clip`), DistributedDataParallel; also capture in a CUDA graph. FSDP2 works: a
+    gradient is stepped when it has been reduced, and unsharded gradients can be accumulated before that.
+
+    Args:
+        optimizer: an optimizer of mvngrad that has all its parameters; later ones keep their gradients until `step`.
+        bucket_bytes: gradients that are collected before a step.
+
+    Returns an object whose `remove()` takes it back.
+
+    >>> from mvngrad import MVNGradW
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = MVNGradW(model.parameters())
+    >>> release = release_gradients(optimizer)
+    >>> model(torch.ones(4)).sum().backward()
+    >>> model.weight.grad
+    ReleasedGradient(shape=(1, 4))
+    >>> optimizer.step()
+    >>> model.weight.grad is None
+    True
+    """
+    if not isinstance(optimizer, RuleOptimizer):
+        raise TypeError(f"release_gradients needs an optimizer of mvngrad, not {type(optimizer).__name__}")
+    if bucket_bytes < 1:
+        raise ValueError(f"release_gradients: bucket_bytes={bucket_bytes!r} is invalid; it must be at least 1")
+    if optimizer.gradient_release is not None:
+        raise ValueError("release_gradients: this optimizer releases gradients already; call remove() on that first")
+    for group in optimizer.param_groups:
+        if group["differentiable"]:
+            raise ValueError("release_gradients: differentiable=True needs the gradients; leave it out")
+        for param in group["params"]:
+            _check_processes(param)
+    release = optimizer.gradient_release = GradientRelease(optimizer, bucket_bytes)
+    return release
+
+
+def _check_processes(param: Tensor) -> None:
+    """Refuse what only DistributedDataParallel or nothing keeps equal on several processes."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not is_sharded(param):
+        raise RuntimeError(
+            "release_gradients: DistributedDataParallel reduces gradients after they are released; shard the model "
+            "with FSDP2 (fully_shard), which reduces them before"
+        )

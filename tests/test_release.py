@@ -1,0 +1,220 @@
+"""Gradients that are used and freed inside backward."""
+
+import copy
+
+import pytest
+import torch
+from family import OPTIMIZERS
+from test_sharded import on_two_ranks
+from torch.distributed.fsdp import fully_shard
+from torch.nn import Linear, ReLU, Sequential
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+import mvngrad
+from mvngrad import release_gradients
+from mvngrad.optim.release import ReleasedGradient
+
+X = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+FORMATS = [
+    pytest.param({}, id="float32"),
+    pytest.param({"state_dtype": torch.bfloat16, "stochastic_rounding": True}, id="bf16"),
+    pytest.param({"state_dtype": "int8"}, id="int8"),
+    pytest.param({"state_dtype": "int8", "lean": True}, id="lean"),
+]
+
+
+def make_model(dtype=torch.float32):
+    torch.manual_seed(0)
+    layers = [Linear(16, 40), ReLU(), Linear(40, 24), ReLU(), Linear(24, 16), ReLU(), Linear(16, 1)]
+    return Sequential(*layers).to(dtype)
+
+
+def make_groups(model):
+    """Biases in a group of their own, one parameter frozen."""
+    model[2].weight.requires_grad = False
+    weights = [param for param in model.parameters() if param.ndim > 1]
+    return [{"params": weights}, {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+
+
+def train(model, optimizer, steps=12, scheduler=None):
+    for _ in range(steps):
+        model(X.to(model[0].weight.dtype)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1500, 2**25])
+@pytest.mark.parametrize("options", FORMATS)
+def test_results_are_bit_identical_to_those_without_release(options, bucket_bytes):
+    dtype = torch.bfloat16 if "stochastic_rounding" in options else torch.float32
+    results = []
+    for release in (False, True):
+        model = make_model(dtype)
+        optimizer = mvngrad.MVNGradW(make_groups(model), lr=1e-2, **options)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        if release:
+            release_gradients(optimizer, bucket_bytes=bucket_bytes)
+        train(model, optimizer, scheduler=scheduler)
+        results.append((model.state_dict(), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_every_optimizer_can_release(make):
+    models = make_model(), make_model()
+    for model in models:
+        optimizer = make(model.parameters(), lr=1e-2)
+        if model is models[1]:
+            release_gradients(optimizer)
+        train(model, optimizer, 3)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
+
+
+def test_only_a_bucket_of_gradients_exists_at_a_time():
+    """20 layers of 4 KB; buckets of two layers."""
+    model = Sequential(*(Linear(32, 32, bias=False) for _ in range(20)))
+    optimizer, alive = mvngrad.MVNGradW(model.parameters()), []
+    release_gradients(optimizer, bucket_bytes=2 * 4096)
+
+    def count(param):
+        grads = (p.grad for p in model.parameters())
+        alive.append(sum(not isinstance(grad, ReleasedGradient) for grad in grads if grad is not None))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(count)
+    model(torch.randn(4, 32)).sum().backward()
+    assert len(alive) == 20
+    assert max(alive) <= 2
+    assert all(isinstance(param.grad, ReleasedGradient) for param in model.parameters())
+    assert all(optimizer.state[param]["step"] == 1 for param in model.parameters())
+
+
+@pytest.mark.parametrize("use", ["second backward", "clip", "unscale", "scaler step", "read", "zero in place"])
+def test_what_needs_all_gradients_is_refused_with_the_remedy(use):
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    release_gradients(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(X).mean()).backward()
+    actions = {
+        "second backward": lambda: model(X).mean().backward(),
+        "clip": lambda: clip_grad_norm_(model.parameters(), 1.0),
+        "unscale": lambda: scaler.unscale_(optimizer),
+        "scaler step": lambda: scaler.step(optimizer),
+        "read": lambda: model[0].weight.grad.norm(),
+        "zero in place": lambda: optimizer.zero_grad(set_to_none=False),
+    }
+    with pytest.raises(RuntimeError, match=r"used and freed in backward .* use z_clip"):
+        actions[use]()
+
+
+def test_gradients_that_backward_did_not_make_are_stepped_by_step():
+    models = make_model(), make_model()
+    for model in models:
+        optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2)
+        if model is models[1]:
+            release_gradients(optimizer)
+        late = torch.nn.Parameter(torch.ones(3))
+        optimizer.add_param_group({"params": [late], "weight_decay": 0.0})
+        for _ in range(3):
+            model(X).square().mean().backward()
+            late.grad = torch.arange(3.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert (late != 1).tolist() == [False, True, True]
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
+
+
+def test_after_a_failed_backward_training_continues():
+    class Fail(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("on purpose")
+
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    release_gradients(optimizer)
+    before = copy.deepcopy(model[0].state_dict())
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        model[1:](Fail.apply(model[0](X))).sum().backward()
+    torch.testing.assert_close(model[0].state_dict(), before)
+    optimizer.zero_grad()
+    train(model, optimizer, 2)
+    assert optimizer.state[model[0].weight]["step"] == 2
+
+
+def test_remove_and_copies_release_nothing():
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    release = release_gradients(optimizer)
+    with pytest.raises(ValueError, match="already; call remove"):
+        release_gradients(optimizer)
+    assert copy.deepcopy(optimizer).gradient_release is None
+    release.remove()
+    model(X).mean().backward()
+    assert not any(isinstance(param.grad, ReleasedGradient) for param in model.parameters())
+    with pytest.raises(TypeError, match="not SGD"):
+        release_gradients(torch.optim.SGD(model.parameters()))
+    with pytest.raises(ValueError, match="differentiable=True needs the gradients"):
+        release_gradients(mvngrad.MVNGradW(model.parameters(), differentiable=True))
+
+
+def train_on_two_ranks(_):
+    """FSDP2 with release equals FSDP2 without, also with accumulation before reducing; DDP is refused."""
+    results = []
+    for release in (False, True):
+        model = make_model()
+        for layer in (model[0], model[2], model):
+            fully_shard(layer)
+        optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2, state_dtype="int8")
+        if release:
+            release_gradients(optimizer, bucket_bytes=1000)
+        for _ in range(4):
+            for part, rows in enumerate(X.chunk(2)):
+                model.set_requires_gradient_sync(part == 1)
+                model(rows).square().mean().backward()
+            if release:
+                assert all(isinstance(param.grad, ReleasedGradient) for param in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([param.full_tensor() for param in model.parameters()])
+    assert all(map(torch.equal, *results))
+    model = DistributedDataParallel(make_model())
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    with pytest.raises(RuntimeError, match="shard the model with FSDP2"):
+        release_gradients(optimizer)
+
+
+def test_fsdp_releases_and_ddp_is_refused(tmp_path):
+    on_two_ranks(train_on_two_ranks, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", FORMATS)
+def test_release_lowers_the_peak_by_the_bytes_of_the_gradients(options):
+    peaks, results = [], []
+    for release in (False, True):
+        torch.manual_seed(0)
+        model = Sequential(*(Linear(1024, 1024, bias=False) for _ in range(16))).cuda()  # 64 MiB
+        optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2, **options)
+        if release:
+            release_gradients(optimizer, bucket_bytes=2**23)
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            model(torch.ones(8, 1024, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            peak = torch.cuda.max_memory_allocated()
+        peaks.append(peak)
+        state = [value for state in optimizer.state.values() for value in state.values()]
+        results.append([tensor.cpu() for tensor in (*model.parameters(), *state)])
+        del model, optimizer, state
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert peaks[0] - peaks[1] >= 2**26 - 2**23 - 2**22 - 2**21  # a bucket, and what is below the allocator's grain
