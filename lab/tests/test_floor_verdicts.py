@@ -13,7 +13,7 @@ from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.recipe import RULES
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.records import Sources
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
+from mvngrad_lab.report.verdicts import CAVEAT, COMPARED, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 JUDGES = find_judges()
@@ -194,7 +194,7 @@ def test_runs_without_decay_are_compared_with_the_same_rates_of_the_grid(tmp_pat
         results.append((recipe, {"test_accuracy": gains[arm] - abs(recipe.lr - 4e-3)}))
     write_runs(tmp_path, results)
     verdict = judge(tmp_path, "floor-decay-none", "floor-decay")
-    assert verdict.status == UNDECIDED
+    assert verdict.status == COMPARED
     assert "Adam +2.50 without decay" in verdict.measured
     assert "MVN-Grad +0.20 without decay, not seen" in verdict.measured
     write_runs(tmp_path, results[:-1])

@@ -3,10 +3,13 @@
 import dataclasses
 import itertools
 import json
+import math
+import os
 import re
 import subprocess
 import sys
 from html import unescape
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,12 +18,16 @@ import samples
 from browser import Browser, Page, chromium
 
 from mvngrad.diagnostics import diagnose
+from mvngrad_lab import report
 from mvngrad_lab.report import figures, page
-from mvngrad_lab.report.claims import Claim, load_claims
+from mvngrad_lab.report.claims import KINDS, Claim, load_claims
 from mvngrad_lab.report.figures import style
-from mvngrad_lab.report.verdicts import STATUSES, Verdict
+from mvngrad_lab.report.findings import summarize
+from mvngrad_lab.report.records import load_records
+from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict, find_latest, judge
 from mvngrad_lab.store import FinishedRun
 
+RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=\"document.title='taken'\">"
 WIDTHS, THEMES = (390, 1440), ("light", "dark")
 PAPER = {"light": "#fcfbf9", "dark": "#15171b"}
@@ -39,9 +46,11 @@ def records():
 @pytest.fixture(scope="module")
 def judged(runs):
     """All claims of the paper with verdicts in turn."""
-    names, turn = {run.name for run in runs}, itertools.cycle(STATUSES[:4])
+    names, turn = {run.name for run in runs}, itertools.cycle(STATUSES[:5])
+    rows = (Estimate("Adam", 77.9, (77.0, 79.0), 3, 78.26), Estimate("MVN-Grad", math.inf))
+    strip = Strip("test accuracy, %", rows)
     return [
-        (claim, Verdict(next(turn), "largest 1.2e+05, bound 1e5", "It holds elsewhere."))
+        (claim, Verdict(next(turn), "largest 1.2e+05, bound 1e5", "It holds elsewhere.", strip))
         if claim.target in names
         else (claim, Verdict("not run", "", "It needs a GPU."))
         for claim in load_claims()
@@ -56,6 +65,7 @@ def render(judged, runs):
 def pages(judged, runs, records, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     (folder / "report.html").write_text(render(judged, runs), encoding="utf-8")
+    report.build(RESULTS, out=folder / "stored.html", warn=pytest.fail)
     diagnosed = page.render_diagnosis(records, diagnose(records), source="monitor.jsonl")
     (folder / "diagnosis.html").write_text(diagnosed, encoding="utf-8")
     return folder
@@ -147,9 +157,12 @@ def test_every_claim_is_on_the_page_once_and_those_not_run_last(judged, runs, pa
     open_ones = html.index('<section id="not-run"')
     for claim, verdict in judged:
         assert (html.index(f'id="{claim.id}"') > open_ones) == (verdict.status == "not run")
-    counted = {name: int(count) for count, name in re.findall(r"<b>(\d+)</b><span>(?:<svg.*?</svg> )?([a-z ]+)<", html)}
-    assert counted.pop("all claims") == len(judged)
-    assert counted == {status: sum(verdict.status == status for _, verdict in judged) for status in STATUSES}
+    rows = re.findall(r'<input type="radio"[^>]*>(?:<svg.*?</svg> )?([a-z ]+)</label></th>(.*?)</tr>', html)
+    counted = {name: [int(n) if n != "·" else 0 for n in re.findall(r"<td>(.*?)</td>", cells)] for name, cells in rows}
+    assert sum(counted.pop("all claims")) == len(judged)
+    assert counted == {
+        status: [sum((c.kind, v.status) == (kind, status) for c, v in judged) for kind in KINDS] for status in STATUSES
+    }
     assert all(run.key in html for run in runs)
 
 
@@ -244,6 +257,73 @@ print(sweep.count("<figure"), html.count('class="verdict reproduced'), diagnosis
     assert in_diagnosis > 0
 
 
+def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
+    """From the runs in results/, whatever they say: each number of a sentence is that of its verdict or record."""
+    records = load_records(RESULTS, warn=pytest.fail)
+    judged = judge(records)
+    html = render(judged, records)
+    found = re.findall(r'<li>(.*?) <a href="#([^"]+)"', html.split('<ol class="found">')[1].split("</ol>")[0])
+    assert 4 <= len(found) <= 5
+    ids = re.findall(r'\bid="([^"]*)"', html)
+    assert all(anchor in ids for _, anchor in found)
+    by_claim = {claim.id: verdict for claim, verdict in judged}
+    first = words(found[0][0])
+    for batch in ("128", "1024"):
+        value = next(row.value for row in by_claim[f"cifar-order-{batch}"].strip.rows if row.label == "MVN-Grad")
+        assert f"{value:.2f}% at batch {batch}" in first
+    assert "as the paper says" in first
+    ahead = dataclasses.replace(by_claim["stand-in-order"], status=STATUSES[1])
+    changed = [(claim, ahead if claim.id == "stand-in-order" else verdict) for claim, verdict in judged]
+    assert "no optimizer is shown to be ahead" in words(html)
+    assert "no optimizer is shown to be ahead" not in words(render(changed, records))
+    assert summarize(judged, find_latest(records))[0].startswith("49 claims, the paper's: ")
+
+
+def test_the_command_ends_with_counts_findings_and_the_path_and_opens_it(runs, tmp_path):
+    memory = next(run for run in runs if run.name == "memory")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "runs.jsonl").write_text(json.dumps(vars(memory)) + "\n")
+    (tmp_path / "results").symlink_to(RESULTS)
+    browser = tmp_path / "browser"
+    browser.write_text('#!/bin/sh\necho "$1" > opened\n')
+    browser.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "mvngrad_lab", "report", "--open"],
+        cwd=tmp_path,
+        env={**os.environ, "BROWSER": str(browser)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *counts, path = (line for line in done.stdout.splitlines() if not line.startswith("- "))
+    assert [line.split(":")[0].split(", ")[1] for line in counts] == list(KINDS)
+    assert sum(int(line.split()[0]) for line in counts) == len(load_claims())
+    assert any(line.startswith("- On CIFAR-100, MVN-Grad reaches ") for line in done.stdout.splitlines())
+    assert "**" not in done.stdout
+    assert path == str(tmp_path / "runs" / "report.html")
+    assert (tmp_path / "opened").read_text().strip() == Path(path).as_uri()
+
+
+def test_theorems_come_after_trainings_and_figures_before_claims(judged, runs):
+    html = render(judged, runs)
+    sections = re.findall(r'<section class="group" id="group-([^"]+)"', html)
+    assert sections.index("cifar-100-table-1") < sections.index("spikes")
+    assert sections.index("language-models-on-the-stand-in") < sections.index("spikes")
+    for section in html.split("<section")[1 : 1 + len(sections)]:
+        assert section.index("<figure") < section.index('<ul class="claims">')
+    labels = re.findall(r'id="figure-(\d+)">\s*<h3 class="title"><span>(?:Figure|Table) (\d+)</span>', html)
+    assert [int(number) for number, _ in labels] == list(range(1, len(labels) + 1))
+    assert all(anchor == shown for anchor, shown in labels)
+    item = html[html.index('id="spike-mvngrad"') :].split("</li>")[0]
+    assert '<a href="https://arxiv.org/abs/2602.10204">Theorem 3.3</a>' in item
+    assert re.search(r'href="#figure-\d+">Figure \d+</a>', item)
+
+
+def test_numbers_in_a_column_are_aligned_on_the_point():
+    assert page.align_column(["1.25", "**10**", "to come"]) == ["1.25", "**10**\u2008\u2007\u2007", "to come"]
+    assert page.align_column(["Adam", "3", "LaProp"]) is None
+
+
 # In a browser
 
 
@@ -292,15 +372,20 @@ OUTSIDE = """[...document.querySelectorAll(".panel svg")].map(svg => svg.getBoun
   .filter(box => !(box.width > 200 && box.height > 100 && box.left >= 0 && box.right <= innerWidth + .5)).length"""
 
 
+CLIPPED = """[...document.querySelectorAll("table, pre, .track")].map(e => e.getBoundingClientRect())
+  .filter(box => box.left < -.5 || box.right > innerWidth + .5).length"""
+
+
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["report", "diagnosis"])
+@pytest.mark.parametrize("name", ["report", "stored", "diagnosis"])
 def test_pages_in_a_browser(browser, pages, name, width, theme):
     shown = Page(browser, pages / f"{name}.html", width, theme)
     assert shown.complaints == []
     assert shown.requests == [shown.url]
     assert shown.evaluate("document.querySelectorAll('.panel svg').length") > 4
     assert shown.evaluate(OUTSIDE) == 0
+    assert shown.evaluate(CLIPPED) == 0
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     assert shown.evaluate(LOW_CONTRAST) == []
     background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -337,7 +422,7 @@ def test_hostile_data_do_nothing_in_a_browser(browser, runs, tmp_path):
     path = tmp_path / "hostile.html"
     path.write_text(render(*hostile(runs)), encoding="utf-8")
     shown = Page(browser, path)
-    assert shown.evaluate("document.title") == "MVN-Grad, claim by claim"
+    assert shown.evaluate("document.title") == "What we found about MVN-Grad"
     assert shown.complaints == []
     assert shown.requests == [shown.url]
     assert shown.evaluate("document.querySelectorAll('script, img').length") == 0

@@ -16,7 +16,16 @@ from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.records import BenchmarkFile, keep_runs, load_records
 from mvngrad_lab.report.statistics import variance_above, welch, worse_by_at_most
 from mvngrad_lab.report.tables import OPTIMIZERS
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
+from mvngrad_lab.report.verdicts import (
+    CAVEAT,
+    COMPARED,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    UNDERPOWERED,
+    judge,
+)
 from mvngrad_lab.tasks.cifar100.recipe import SELECTED
 from mvngrad_lab.training import train as training
 
@@ -82,6 +91,19 @@ def test_accuracies_are_judged_by_their_band_and_order(shift, expected):
     assert {name: verdicts[f"cifar-{name}"].status for name in expected} == expected
 
 
+def test_an_order_that_the_papers_own_means_would_not_show_is_undecided():
+    """The same means as in the paper, and ten times the deviation: not a failure to reproduce."""
+
+    def spread(recipe):
+        return 10.0 * (recipe.seed - 1) if recipe.batch_size == 1024 else 0.0
+
+    verdicts = get_verdicts(make_runs(spread))
+    assert (verdicts["cifar-order-1024"].status, verdicts["cifar-order-1024"].note) == (UNDECIDED, UNDERPOWERED)
+    assert verdicts["cifar-order-128"].status == REPRODUCED
+    level = get_verdicts(make_runs(lambda r: -2.0 if r.optimizer in ("mvngrad", "adabelief") else 0.0))
+    assert level["cifar-order-1024"].status == NOT_REPRODUCED, "a small deviation could have shown it"
+
+
 def test_notes_name_what_is_outside_and_how_far_the_lead_is():
     verdicts = get_verdicts(make_runs(shift_one("adam", 128, -1.0)))
     assert verdicts["cifar-test-128"].note == "Outside 0.6 points: Adam."
@@ -92,8 +114,11 @@ def test_notes_name_what_is_outside_and_how_far_the_lead_is():
 def test_seconds_are_compared_and_not_judged():
     runs = [dataclasses.replace(r, result={**r.result, "seconds": 50.0 + i}) for i, r in enumerate(make_runs())]
     verdict = get_verdicts(runs)["time-cifar"]
-    assert verdict.status == UNDECIDED
-    assert "56 s at batch 128 (n=12); 68 s at batch 1024 (n=12)" in verdict.measured
+    assert verdict.status == COMPARED
+    assert [(row.label, row.value, row.n) for row in verdict.strip.rows] == [
+        ("batch 128", 55.5, 12),
+        ("batch 1024", 67.5, 12),
+    ]
     assert get_verdicts([beside(run) for run in runs])["time-cifar"].status == NOT_RUN
 
 
@@ -130,7 +155,9 @@ def test_rows_have_times_of_runs_alone_on_a_gpu_and_count_diverged_ones(changes,
     row = figure.table.rows[0]
     assert (row[1], *row[2:4], row[5], row[7]) == ("Adam", *expected)
     assert len(figure.table.rows) == 2 * len(OPTIMIZERS)
-    assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "79.63 ± 0.02", "79.63")
+    assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "**79.63 ± 0.02**", "79.63")
+    assert [panel.title for panel in figure.panels] == ["Batch 128", "Batch 1024"]
+    assert "MVN-Grad 79.63 ± 0.02 (paper 79.63)" in figure.panels[1].svg
 
 
 def test_stored_runs_have_the_keys_of_the_tables():
@@ -160,7 +187,7 @@ def test_three_of_nine_runs_are_of_table_1():
         ({"int8": 1.0}, REPRODUCED, ""),
         ({"int8": -0.25}, CAVEAT, "Only bf16."),  # the mean is within the margin, the bound is not
         ({"int8": -0.25, "bf16": -0.5}, NOT_REPRODUCED, ""),
-        ({"noise": 0.4}, NOT_REPRODUCED, "Seeds vary so much that equal means would fail too."),
+        ({"noise": 0.4}, UNDECIDED, UNDERPOWERED),
     ],
 )
 def test_the_bound_decides_and_not_the_mean(options, expected, note):
@@ -259,25 +286,26 @@ def load_benchmarks():
     return {record.name: record for record in records if isinstance(record, BenchmarkFile)}
 
 
-def test_step_times_are_judged_and_hours_compared():
+def test_step_times_and_hours_are_compared_and_not_judged():
     record = load_benchmarks()["throughput-gpt2"]
     rows = record.result["overhead"]["124M"]["rows"]
-    slow = next(row for row in rows if row["name"] == "LaPropW float32")
+    laprop = next(row for row in rows if row["name"] == "LaPropW float32")
     (ours,) = (row for row in record.result["throughput"]["30M"] if row["name"] == "ours")
 
-    def get_status(claim):
-        return {each.id: verdict for each, verdict in judge([record])}[claim].status
+    def compare(claim):
+        return {each.id: verdict for each, verdict in judge([record])}[claim]
 
-    assert get_status("time-openwebtext") == REPRODUCED
-    slow["step_seconds"] *= 1.06
-    assert get_status("time-openwebtext") == NOT_REPRODUCED
-    rows.remove(slow)
-    assert get_status("time-openwebtext") == NOT_RUN
-    measured = {claim.id: verdict.measured for claim, verdict in judge([record])}["time-wikitext"]
-    assert get_status("time-wikitext") == UNDECIDED
-    assert measured.startswith(f"{ours['projected_seconds'] / 3600:.2f} h")
+    steps = compare("time-openwebtext")
+    assert steps.status == compare("time-wikitext").status == COMPARED
+    ratios = {row.label: (row.value, row.reference) for row in steps.strip.rows}
+    assert ratios["AdamW"] == (1.0, 1.0)
+    adam = next(row for row in rows if row["name"] == "AdamW float32")
+    assert ratios["LaPropW"] == (laprop["step_seconds"] / adam["step_seconds"], 47.4 / 46.2)
+    (hours,) = compare("time-wikitext").strip.rows
+    assert (hours.value, hours.reference) == (ours["projected_seconds"] / 3600, 4.0)
+    rows.remove(laprop)
     del record.result["throughput"]["30M"]
-    assert get_status("time-wikitext") == NOT_RUN
+    assert compare("time-openwebtext").status == compare("time-wikitext").status == NOT_RUN
 
 
 def test_every_row_of_a_benchmark_is_in_a_table():

@@ -28,6 +28,7 @@ DESCRIPTION = (
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
 STDOUT = 1
+Open = Annotated[bool, arg(help="show the report in a browser", help_behavior_hint="")]
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Reproduce:
     quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False
     data: DataOrSample = None
     runs: Runs = store.ROOT
+    open: Open = False
 
     def __call__(self) -> int:
         from rich.console import Console
@@ -60,7 +62,7 @@ class Reproduce:
         except KeyboardInterrupt:
             console.print("Interrupted. Finished results are stored; run the same command to continue.")
             return 130
-        Report(runs=self.runs)()
+        Report(runs=self.runs, open=self.open)()
         return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
@@ -82,7 +84,11 @@ class Report:
         ),
     ] = None
 
+    open: Open = False
+
     def __call__(self) -> int:
+        import webbrowser
+
         from mvngrad_lab.report import build, print_warning
         from mvngrad_lab.report.records import keep_runs
 
@@ -92,8 +98,10 @@ class Report:
             print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
         if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
             print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
-        path = build(self.runs, store.RESULTS, out=self.out or self.runs / REPORT)
-        print(path.resolve())
+        path = build(self.runs, store.RESULTS, out=self.out or self.runs / REPORT, say=print).resolve()
+        print(path)
+        if self.open and not webbrowser.open(path.as_uri()):
+            print_warning("no browser could be started; open the file above by hand")
         return 0
 
 

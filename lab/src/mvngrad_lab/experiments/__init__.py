@@ -6,7 +6,7 @@ A folder mvngrad_lab/experiments/<topic>/ is found here and in every other folde
     run.py        make_recipe and run, or train_all for an experiment that needs a GPU: see RunModule
     records.py    collect(sources): what the report reads besides the results of run.py, such as tables
     judge.py      one function for each claim, marked with `mvngrad_lab.report.verdicts.judges`
-    figure.py     FIGURES: a function for each record that it draws
+    figure.py     FIGURES: a function for each record that it draws; FINDINGS, LEAD: see mvngrad_lab.report.findings
     claims.toml   the claims and their rules, as `mvngrad_lab.report.claims` reads them
     README.md     the question, what runs, what decides
 

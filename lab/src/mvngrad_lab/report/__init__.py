@@ -17,17 +17,29 @@ def print_warning(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
-def build(*folders: str | Path, out: str | Path, warn: Callable[[str], object] = print_warning) -> Path:
+def build(
+    *folders: str | Path,
+    out: str | Path,
+    warn: Callable[[str], object] = print_warning,
+    say: Callable[[str], object] = lambda line: None,
+) -> Path:
     """Judge every claim by the results in `folders`, write the report to `out` and return its path.
 
-    If two folders have a run with the same key, the first folder's is taken. Files that cannot be read are passed to
-    `warn` and left out.
+    Sweeps that no claim is about get a page of their own next to it. If two folders have a run with the same key, the
+    first folder's is taken. Files that cannot be read are passed to `warn` and left out. `say` is called with each line
+    of a summary: how many claims of each kind hold, and what we found.
     """
     from mvngrad_lab import __version__, store
-    from mvngrad_lab.report.page import render
+    from mvngrad_lab.report.findings import summarize
+    from mvngrad_lab.report.page import find_own, get_slug, render, render_own
     from mvngrad_lab.report.records import load_records
-    from mvngrad_lab.report.verdicts import judge
+    from mvngrad_lab.report.verdicts import find_latest, judge
 
-    records = load_records(*map(Path, folders), warn=warn)
-    store.write_atomic(Path(out), render(judge(records), records, version=__version__, made=store.timestamp()))
-    return Path(out)
+    records, made, path = load_records(*map(Path, folders), warn=warn), store.timestamp(), Path(out)
+    judged, by_name = judge(records), find_latest(records)
+    store.write_atomic(path, render(judged, records, version=__version__, made=made))
+    for name, record in find_own(judged, by_name).items():
+        store.write_atomic(path.with_name(f"{get_slug(name)}.html"), render_own(record, version=__version__, made=made))
+    for line in summarize(judged, by_name):
+        say(line)
+    return path

@@ -20,6 +20,46 @@ else:
     import tomli as tomllib
 
 
+PAPER, TRANSFERRED, OURS = KINDS = ("the paper's", "transferred", "ours")
+"""Transferred: a claim of the paper, tested on a stand-in or at a smaller size."""
+ARXIV = "https://arxiv.org/abs/2602.10204"
+NUMBERS = {
+    "app: compute resources": "Appendix C.1",
+    "app:mnist-vgap": "Appendix C.3",
+    "cor:multi_spike": "Corollary 3.3.1",
+    "eq:cov_bound": "Equation 17",
+    "eq:general_rate": "Equation 3",
+    "eq:one_step_descent": "Equation 7",
+    "fig:loss_largebatch": "Figure 1b",
+    "fig:loss_smallbatch": "Figure 1a",
+    "fig:robust-train-cifar1024": "Figure 5e",
+    "fig:robust-val": "Figure 5",
+    "fig:robust-val-cifar1024": "Figure 5b",
+    "fig:robust-val-cifar128": "Figure 5a",
+    "fig:robust-val-owt": "Figure 5c",
+    "fig:thm_ssr_1": "Figure 3",
+    "fig:thm_ssr_1_1": "Figure 3a",
+    "fig:thm_ssr_1_2": "Figure 3b",
+    "fig:thm_vgap_ada_prop": "Figure 2",
+    "fig:thm_vgap_ada_prop_cifar": "Figure 4",
+    "lem:laprop_finite_horizon": "Lemma B.4",
+    "lem:mvn_to_hb_stoch": "Lemma B.1",
+    "prop:approx_mean": "Proposition 3.2",
+    "rem:adam_bound": "Remark 3.1",
+    "subsec:cond-moments": "Section 3.1",
+    "subsec:lm": "Section 4.2",
+    "tab:GPT-Open-loss": "Table 2",
+    "tab:GPT-Wiki": "Table 2",
+    "tab:cifar-bs128": "Table 1",
+    "thm:laprop_omega_d_eps2": "Theorem B.5",
+    "thm:mvngrad_convergence": "Theorem 3.5",
+    "thm:separation_MVN-Grad_LaProp_smallvar": "Theorem 3.4",
+    "thm:spike": "Theorem 3.3",
+    "thm:var_adabelief_mvngrad": "Theorem 3.1",
+}
+"""Label in the paper's source -> number in print, as docs/paper-map.md counts them."""
+
+
 @dataclass(frozen=True)
 class Claim:
     id: str
@@ -38,6 +78,8 @@ class Claim:
     """Whether the rule was written after a first look at the numbers; else before."""
     values: dict[str, float] = field(default_factory=dict)
     """The paper's numbers by optimizer, if it has a column of them."""
+    kind: str = PAPER
+    """One of KINDS; claims without labels are ours."""
 
 
 @cache
@@ -49,7 +91,8 @@ def load_claims() -> tuple[Claim, ...]:
         shared = {name: value for name, value in group.items() if name not in ("name", "order", "claim")}
         for entry in group["claim"]:
             fields = {"where": (), **shared, **entry, "group": group["name"]}
-            claims.append(Claim(**{**fields, "where": tuple(fields["where"])}))
+            kind = fields.get("kind", PAPER if fields["where"] else OURS)
+            claims.append(Claim(**{**fields, "where": tuple(fields["where"]), "kind": kind}))
     return tuple(claims)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mvngrad.diagnostics.diagnosis import Diagnosis, GroupDiagnosis
-from mvngrad_lab.report.claims import Claim
+from mvngrad_lab.report import findings
+from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import draw, monitor, style
-from mvngrad_lab.report.figures.svg import Figure
+from mvngrad_lab.report.figures.svg import Figure, Table
 from mvngrad_lab.report.records import Record, Summary
 from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Verdict, find_latest
 
@@ -26,24 +29,41 @@ MARKERS = {
     "D": "M13 1l4 4-4 4-4-4z",
 }
 """matplotlib's markers as SVG paths."""
+NUMBER = re.compile(r"\**[−+-]?[\d,]+(?:\.(?P<decimals>\d+))?(?P<rest>%|[ ×].*)?\**")
+"""A cell of a table that starts with a number."""
 
 Judged = tuple[Claim, Verdict]
-Drawn = tuple[Record, list[Figure]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure with its number on the page."""
+
+    figure: Figure
+    number: int
+
+    @property
+    def label(self) -> str:
+        return f"{'Figure' if self.figure.panels else 'Table'} {self.number}"
+
+    @property
+    def anchor(self) -> str:
+        return f"figure-{self.number}"
 
 
 @dataclass
 class Group:
-    """A heading, the judged claims under it, and the records that decide them and are not drawn before."""
+    """A heading, the records under it that are not drawn before, and the claims that they decide."""
 
     name: str
     position: int
     """Of its first claim among all; groups are sorted by it."""
     claims: list[Judged] = field(default_factory=list)
-    records: list[Drawn] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
-        return "group-" + re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return f"group-{get_slug(self.name)}"
 
     @property
     def known(self) -> bool:
@@ -58,30 +78,64 @@ class Group:
 def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str) -> str:
     """The report. Claims without a verdict come last, with the reason; then records that decide no claim.
 
-    Tables and sweeps that are not done have no verdict yet: they get a heading where their claims will be. Those of
-    users have no claims: they come after all others.
+    Tables and sweeps that are not done have no verdict yet: they get a heading where their claims will be. Those that
+    no claim is about have a page of their own (`render_own`), which the report links to.
     """
-    counts = Counter(verdict.status for _, verdict in judged)
     by_name = find_latest(records)
-    groups = _make_groups(judged, by_name)
-    shown = {record.name: record.key for group in groups for record, _ in group.records}
-    for name, record in sorted(by_name.items()):
-        if isinstance(record, Summary) and record.run_keys and name not in shown:
-            targets = [claim.target for claim, _ in judged]
-            position = next((i for i, t in enumerate(targets) if t == name or t.startswith(f"{name}-")), len(targets))
-            groups.append(Group(record.title, position, records=[(record, draw(record))]))
-            shown[name] = record.key
-    groups.sort(key=lambda group: group.position)
+    groups, numbers = _make_groups(judged, by_name), itertools.count(1)
+    shown = {
+        record.name: [Shown(figure, next(numbers)) for figure in draw(record)]
+        for group in groups
+        for record in group.records
+    }
+    own = find_own(judged, by_name)
     summarized = {key for record in records if isinstance(record, Summary) for key in record.run_keys}
-    others = [record for record in records if record.key not in {*shown.values(), *summarized}]
+    used = {by_name[name].key for name in (*shown, *own)} | summarized
+    others = [record for record in records if record.key not in used]
     return TEMPLATES.get_template("page.html").render(
         version=version,
         made=made,
-        counts={status: counts[status] for status in STATUSES},
+        found=[(f.text, _find_anchor(f.target, groups, judged)) for f in findings.find(judged, by_name)],
+        lead=findings.draw_lead(by_name),
+        counts=findings.count(judged),
         groups=groups,
+        shown=shown,
         not_run=_group_by_reason([pair for pair in judged if pair[1].status == NOT_RUN]),
-        other_records=[(record, [] if record.name in shown else draw(record)) for record in others],
+        own={name: f"{get_slug(name)}.html" for name in own},
+        other_records=[
+            (record, [] if record.name in shown else [Shown(figure, next(numbers)) for figure in draw(record)])
+            for record in others
+        ],
     )
+
+
+def find_own(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> dict[str, Record]:
+    """Sweeps and tables that no claim is about: a user's own."""
+    targets = {claim.target for claim, _ in judged}
+    return {
+        name: record
+        for name, record in sorted(by_name.items())
+        if isinstance(record, Summary) and record.run_keys and _first_claim(name, targets) is None
+    }
+
+
+def render_own(record: Record, *, version: str, made: str) -> str:
+    """The page of one sweep or table that no claim is about."""
+    shown = [Shown(figure, number) for number, figure in enumerate(draw(record), start=1)]
+    title = record.title if isinstance(record, Summary) else record.name
+    return TEMPLATES.get_template("own.html").render(
+        title=title, record=record, shown=shown, version=version, made=made
+    )
+
+
+def _first_claim(name: str, targets: Iterable[str]) -> int | None:
+    return next((i for i, target in enumerate(targets) if target == name or target.startswith(f"{name}-")), None)
+
+
+def _find_anchor(target: str, groups: Sequence[Group], judged: Sequence[Judged]) -> str:
+    """Of the group that shows the record, or of the first claim about it."""
+    group = next((each for each in groups if target in (record.name for record in each.records)), None)
+    return group.anchor if group else next(claim.id for claim, _ in judged if claim.target == target)
 
 
 def _make_groups(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> list[Group]:
@@ -94,9 +148,13 @@ def _make_groups(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> lis
         group.claims.append((claim, verdict))
         if claim.target in by_name and claim.target not in drawn:
             drawn.add(claim.target)
-            record = by_name[claim.target]
-            group.records.append((record, draw(record)))
-    return list(groups.values())
+            group.records.append(by_name[claim.target])
+    targets = [claim.target for claim, _ in judged]
+    for name, record in sorted(by_name.items()):
+        first = _first_claim(name, targets)
+        if isinstance(record, Summary) and record.run_keys and name not in drawn and first is not None:
+            groups[name] = Group(record.title, first, records=[record])
+    return sorted(groups.values(), key=lambda group: group.position)
 
 
 def _group_by_reason(judged: Sequence[Judged]) -> dict[str, dict[str, list[Claim]]]:
@@ -147,15 +205,55 @@ def render_diagnosis(records: Sequence[dict[str, Any]], diagnosis: Diagnosis, *,
     )
 
 
-def mark_code(text: str) -> Markup:
-    """Escape a text, and put what is between backticks in <code>.
+def get_slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
-    >>> mark_code("1 < 2, says `mvngrad report`")
-    Markup('1 &lt; 2, says <code>mvngrad report</code>')
+
+def mark_up(text: str) -> Markup:
+    """Escape a text; what is between backticks is code, between double asterisks bold.
+
+    >>> mark_up("1 < 2, says `mvngrad report`: **done**")
+    Markup('1 &lt; 2, says <code>mvngrad report</code>: <b>done</b>')
     """
-    parts = str(escape(text)).split("`")
-    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
-    return Markup("".join(parts))
+    marked = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", marked))
+
+
+def align_column(cells: Sequence[str]) -> list[str] | None:
+    """Numbers padded on the right with spaces as wide as digits, so that their points are aligned; None for words.
+
+    >>> [cell.replace("\u2007", "_").replace("\u2008", ".") for cell in align_column(["1.25", "**10**", "to come"])]
+    ['1.25', '**10**.__', 'to come']
+    """
+    numbers = [NUMBER.fullmatch(cell) for cell in cells]
+    if sum(number is not None for number in numbers) <= len(cells) / 2:
+        return None
+    longest = max(len(number["decimals"] or "") for number in numbers if number)
+
+    def pad(number: re.Match[str]) -> str:
+        decimals = len(number["decimals"] or "")
+        return "\u2008" * (decimals == 0 < longest) + "\u2007" * (longest - decimals)
+
+    return [
+        cell + (pad(number) if number and not number["rest"] else "")
+        for cell, number in zip(cells, numbers, strict=True)
+    ]
+
+
+def format_digits(value: float, digits: int | None) -> str:
+    """With so many decimals; None for four significant digits."""
+    if not math.isfinite(value):
+        return "failed"
+    return style.number(value, 4) if digits is None else f"{value:,.{digits}f}".replace("-", "−")
+
+
+def lay_out(table: Table) -> list[tuple[str, bool, list[str]]]:
+    """The columns: head, whether numbers are aligned, cells."""
+    columns = []
+    for head, cells in zip(table.head, zip(*table.rows, strict=True), strict=True):
+        aligned = align_column(cells)
+        columns.append((head, aligned is not None, aligned or list(cells)))
+    return columns
 
 
 def list_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -178,5 +276,21 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"code": mark_code, "lines": list_values, "slug": lambda status: status.replace(" ", "-")}
-TEMPLATES.globals |= {"marks": style.MARKS, "light": style.LIGHT, "dark": style.DARK, "markers": MARKERS}
+TEMPLATES.filters |= {
+    "code": mark_up,
+    "lines": list_values,
+    "slug": get_slug,
+    "columns": lay_out,
+    "digits": format_digits,
+}
+TEMPLATES.tests["finite"] = math.isfinite
+TEMPLATES.globals |= {
+    "marks": style.MARKS,
+    "mark": style.cell_mark,
+    "light": style.LIGHT,
+    "dark": style.DARK,
+    "markers": MARKERS,
+    "arxiv": ARXIV,
+    "numbers": NUMBERS,
+    "statuses": STATUSES,
+}

@@ -25,6 +25,23 @@ def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
     return f"{fmean(values):.{digits}f}{deviation}"
 
 
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Student's interval of the mean; None for a single value.
+
+    >>> [round(end, 3) for end in mean_interval([1.0, 2.0, 3.0])]  # 2 -+ 4.303 / sqrt(3)
+    [-0.484, 4.484]
+    """
+    if len(values) < 2:
+        return None
+    half = float(stats.t.isf((1 - level) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def shift_to(values: Sequence[float], mean: float) -> list[float]:
+    """The values with another mean and the same spread."""
+    return [value - fmean(values) + mean for value in values]
+
+
 def welch(low: Sequence[float], high: Sequence[float]) -> float:
     """The p-value of Welch's one-sided test that the mean of `low` is below that of `high`; nan for a single value.
 

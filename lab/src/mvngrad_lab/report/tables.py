@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from mvngrad.rule import CELLS
 from mvngrad_lab.recipe import RULES, TrainingRecipe
 from mvngrad_lab.report.records import Sources, TableResult
-from mvngrad_lab.report.statistics import mean_and_deviation
-from mvngrad_lab.report.verdicts import NOT_RUN, Verdict, decide
+from mvngrad_lab.report.statistics import mean_and_deviation, mean_interval
+from mvngrad_lab.report.verdicts import NOT_RUN, Estimate, Strip, Verdict, decide
 
 OPTIMIZERS = {rule.name: name for name, rule in sorted(RULES.items(), key=lambda named: named[1].centered)}
 """Name in the paper -> name in recipes, in the order of the paper's tables."""
@@ -19,6 +20,7 @@ SECOND_MOMENT = tuple(rule.name for rule in CELLS if not rule.centered)
 
 Row = dict[str, Any]
 """Lists with a value for each seed that is done, and counts: `to_come`, `diverged`."""
+LEADING = re.compile(r"[−-]?\d+(\.\d+)?")
 MakeRow = Callable[[Sequence[TrainingRecipe]], Row]
 
 
@@ -86,7 +88,33 @@ def describe(values: Mapping[str, Sequence[float]], digits: int = 2) -> str:
     return ", ".join(f"{name} {mean_and_deviation(of, digits)} (n = {len(of)})" for name, of in values.items() if of)
 
 
+def make_strip(
+    what: str, values: Mapping[str, Sequence[float]], paper: Mapping[str, float] | None = None, digits: int | None = 2
+) -> Strip:
+    """Means over seeds with their 95% intervals, and the paper's numbers."""
+    rows = tuple(
+        Estimate(name, fmean(of), mean_interval(of), len(of), (paper or {}).get(name))
+        for name, of in values.items()
+        if of
+    )
+    return Strip(f"{what}, mean over seeds and 95% interval", rows, digits)
+
+
 # Cells of a printed table
+
+
+def bold_best(cells: Sequence[str], higher: bool = True) -> list[str]:
+    """The cells, with asterisks around those whose leading number is best.
+
+    >>> bold_best(["79.25 ± 0.15", "79.44 ± 0.29", "to come"])
+    ['79.25 ± 0.15', '**79.44 ± 0.29**', 'to come']
+    """
+    numbers = [float(found[0].replace("−", "-")) if (found := LEADING.match(cell)) else None for cell in cells]
+    best = (max if higher else min)((number for number in numbers if number is not None), default=None)
+    return [
+        f"**{cell}**" if number is not None and number == best else cell
+        for cell, number in zip(cells, numbers, strict=True)
+    ]
 
 
 def format_count(row: Row) -> str:

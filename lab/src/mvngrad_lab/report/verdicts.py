@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mvngrad_lab.experiments import import_all
 from mvngrad_lab.report.claims import Claim, load_claims
 from mvngrad_lab.report.records import Record, Summary
 
-REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, NOT_RUN = STATUSES = (
+REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
     "reproduced",
     "reproduced with a caveat",
     "not reproduced",
     "undecided",
+    "compared",
     "not run",
 )
 
 
 SAMPLE = "-5k"
 """Ends the name of a data set or sweep that is a sample of another. It decides claims only without the other."""
-COMPARED = "A comparison, not a verdict: another GPU and another loop."
-"""The note on a claim that is compared and not judged."""
+UNDERPOWERED = "Underpowered: with this n and this spread, a result exactly as claimed would not pass the test either."
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One line of a strip: our value, and the paper's or a bound's."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None = None
+    n: int | None = None
+    reference: float | None = None
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Measured values on one scale, as dots and intervals."""
+
+    what: str
+    """The quantity; and what its intervals are, if it has some."""
+    rows: tuple[Estimate, ...]
+    digits: int | None = 2
+    """Decimals; None for significant digits."""
+    reference: str = "paper"
+    """What the references are."""
+
+    def position(self, value: float) -> float:
+        """From 0 to 100 along the scale, which is logarithmic if the values are positive and span a factor of 30."""
+        numbers = [x for row in self.rows for x in (row.value, row.reference, *(row.interval or ())) if x is not None]
+        finite = [x for x in numbers if math.isfinite(x)]
+        low, high = min(finite), max(finite)
+        scale = math.log if low > 0 and high > 30 * low else float
+        width = scale(high) - scale(low)
+        return 100 * (scale(value) - scale(low)) / width if width else 50.0
 
 
 @dataclass(frozen=True)
@@ -30,8 +64,10 @@ class Verdict:
     status: str
     """One of STATUSES."""
     measured: str
+    """What a strip does not show, such as p-values."""
     note: str = ""
     """The caveat, a remark on another verdict, or why it was not run."""
+    strip: Strip | None = None
 
 
 Judge = Callable[[Any], Verdict]
@@ -56,22 +92,30 @@ def find_judges() -> dict[str, Judge]:
     return JUDGES
 
 
-def decide(holds: bool, measured: str, caveat: str = "") -> Verdict:
-    """Reproduced if the rule holds, with a caveat if there is one; else not reproduced."""
+def decide(
+    holds: bool, measured: str, caveat: str = "", strip: Strip | None = None, could_hold: bool = True
+) -> Verdict:
+    """Reproduced if the rule holds, with a caveat if there is one; else not reproduced.
+
+    Undecided if the rule does not hold, and would not have held (`could_hold`) if the means had been exactly those of
+    the claim, with the n and the spread of these runs.
+    """
+    if not (holds or could_hold):
+        return Verdict(UNDECIDED, measured, UNDERPOWERED, strip)
     status = (CAVEAT if caveat else REPRODUCED) if holds else NOT_REPRODUCED
-    return Verdict(status, measured, caveat if holds else "")
+    return Verdict(status, measured, caveat if holds else "", strip)
 
 
-def decide_transferred(holds: bool, fails: bool, measured: str, note: str) -> Verdict:
+def decide_transferred(holds: bool, fails: bool, measured: str, note: str, strip: Strip | None = None) -> Verdict:
     """The verdict on a claim of the paper that is tested on another task: reproduced with a caveat at best."""
-    return Verdict(CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED, measured, note)
+    return Verdict(CAVEAT if holds else NOT_REPRODUCED if fails else UNDECIDED, measured, note, strip)
 
 
 def mark_as_quick(verdict: Verdict) -> Verdict:
     """The verdict of a run with --quick: small sizes can show that a claim holds, but not that it fails."""
     if verdict.status == NOT_REPRODUCED:
-        return Verdict(NOT_RUN, verdict.measured, "Undecided at small sizes (--quick): run it in full.")
-    return Verdict(verdict.status, verdict.measured, f"{verdict.note} Small sizes (--quick).".strip())
+        return replace(verdict, status=NOT_RUN, note="Undecided at small sizes (--quick): run it in full.")
+    return replace(verdict, note=f"{verdict.note} Small sizes (--quick).".strip())
 
 
 def find_latest(records: Iterable[Record]) -> dict[str, Record]:

@@ -2,36 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.figures.style import LIGHT, cell_mark, draw_band, draw_curve, make_axes
-from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
-from mvngrad_lab.report.tables import format_count, format_mean, format_seconds
+from mvngrad_lab.report.figures.style import LIGHT, cell_mark, draw_band, draw_curve, label_rows, make_axes
+from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
+from mvngrad_lab.report.statistics import mean_and_deviation, mean_interval
+from mvngrad_lab.report.tables import (
+    SECOND_MOMENT,
+    Row,
+    bold_best,
+    format_count,
+    format_mean,
+    format_seconds,
+    get_values,
+)
+from mvngrad_lab.report.verdicts import CAVEAT, REPRODUCED, Verdict
 
 
 def draw_table(result: dict[str, Any]) -> list[Figure]:
     paper = {claim.id: claim.values for claim in load_claims()}
     rows = []
     for batch, cells in result["cells"].items():
-        for cell, row in cells.items():
-            test, train = (
-                (format_mean(row, f"{kind}_accuracy"), f"{paper[f'cifar-{kind}-{batch}'][cell]:.2f}")
-                for kind in ("test", "train")
-            )
-            rows.append((batch, cell, format_count(row), *test, *train, format_seconds(row)))
+        tests = bold_best([format_mean(row, "test_accuracy") for row in cells.values()])
+        for (cell, row), test in zip(cells.items(), tests, strict=True):
+            ours = test, format_mean(row, "train_accuracy")
+            papers = (f"{paper[f'cifar-{kind}-{batch}'][cell]:.2f}" for kind in ("test", "train"))
+            pairs = (number for pair in zip(ours, papers, strict=True) for number in pair)
+            rows.append((batch, cell, format_count(row), *pairs, format_seconds(row)))
     head = ("batch", "optimizer", "seeds", "test", "paper", "train, clean images", "paper", "seconds")
     caption = (
-        f"{result['done']} of {result['of']} runs of 200 epochs are done. Mean ± standard deviation over seeds. The "
+        f"{result['done']} of {result['of']} runs of 200 epochs are done. Dot and line: mean over seeds and its 95% "
+        "interval; small marks: seeds; hollow diamond: the paper's mean. In the table, mean ± standard deviation. The "
         "paper does not say how it measures train accuracy under MixUp; ours is on clean images. Seconds do not "
         "include compilation, and are of runs that had the GPU to themselves. With the paper's εₛ of 10⁻⁸ the root of "
-        "s is at least 0.001, which is most of what AdaBelief and MVN-Grad divide by here (docs/log.md). "
-        f"{result['data']}"
+        f"s is at least 0.001, which is most of what AdaBelief and MVN-Grad divide by here. {result['data']}"
     )
-    return [Figure("ResNet-18 on CIFAR-100", caption, table=Table("Accuracy, %", head, tuple(rows)))]
+    panels = tuple(
+        _draw_forest(f"Batch {batch}", cells, paper[f"cifar-test-{batch}"]) for batch, cells in result["cells"].items()
+    )
+    return [Figure("ResNet-18 on CIFAR-100", caption, panels, table=Table("Accuracy, %", head, tuple(rows)))]
+
+
+def _draw_forest(title: str, cells: Mapping[str, Row], paper: Mapping[str, float]) -> Panel:
+    """Test accuracy of each optimizer, one line each."""
+    at, parts = make_axes("test accuracy, %", "", size=(5.0, 2.5), left=0.86), []
+    for index, (cell, row) in enumerate(cells.items()):
+        values, mark = get_values(row, "test_accuracy"), cell_mark(cell)
+        at.plot(paper[cell], index, **{**mark.points, "marker": "D", "markersize": 8, "markerfacecolor": "none"})
+        if values:
+            at.plot(mean_interval(values) or [fmean(values)] * 2, [index] * 2, color=LIGHT[mark.color], linewidth=1.6)
+            at.plot(values, [index] * len(values), **{**mark.points, "marker": "|", "markersize": 7})
+            at.plot(fmean(values), index, **{**mark.points, "marker": "o", "markersize": 6})
+            parts.append(f"{cell} {mean_and_deviation(values)} (paper {paper[cell]:.2f})")
+    label_rows(at, list(cells))
+    return make_panel(at, title, f"{'; '.join(parts)}.")
+
+
+def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
+    """The finding of Table 1, once all its runs are done."""
+    order = [verdicts[f"cifar-order-{batch}"] for batch in result["cells"]]
+    if any(verdict.strip is None for verdict in order):
+        return ""
+    ours = {batch: verdict.strip.rows for batch, verdict in zip(result["cells"], order, strict=True) if verdict.strip}
+    means = {batch: {row.label: row.value for row in rows} for batch, rows in ours.items()}
+    reached = [
+        f"**{row.value:.2f}%** at batch {batch} (paper {row.reference:.2f}, n = {row.n})"
+        for batch, rows in ours.items()
+        for row in rows
+        if row.label == "MVN-Grad"
+    ]
+    leads = [of["MVN-Grad"] - of[cell] for of in means.values() for cell in SECOND_MOMENT]
+    holds = all(verdict.status in (REPRODUCED, CAVEAT) for verdict in order)
+    lead = (
+        f"{min(leads):.1f} to {max(leads):.1f} points above Adam and LaProp, as the paper says"
+        if holds
+        else f"{min(leads):+.1f} to {max(leads):+.1f} points from Adam and LaProp, not as the paper says"
+    )
+    return f"On CIFAR-100, MVN-Grad reaches {' and '.join(reached)}: {lead}."
 
 
 def draw_gap(result: dict[str, Any]) -> list[Figure]:
@@ -62,3 +115,4 @@ def draw_gap(result: dict[str, Any]) -> list[Figure]:
 
 
 FIGURES = {"table1": draw_table, "cifar-gap": draw_gap}
+FINDINGS = {"table1": (10, describe_table)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mvngrad_lab.report.verdicts import Verdict, decide, judges
+from mvngrad_lab.report.verdicts import Estimate, Strip, Verdict, decide, judges
 
 
 @judges("convergence-bound")
@@ -31,12 +31,14 @@ def _(result: dict[str, Any]) -> Verdict:
     powers = {name: floor["exponent"] for name, floor in result["floors"].items() if floor["exponent"] is not None}
     linear = [name for name, power in powers.items() if abs(power - 1) <= 0.15]
     without = [name for name in result["floors"] if name not in powers]
-    text = ", ".join(f"{name} noise (1−β₂)^{power:.2f}" for name, power in powers.items())
+    rows = tuple(Estimate(f"{name} noise", power, reference=1.0) for name, power in powers.items())
     caveat = (
         f"Linear only for {', '.join(linear)} noise, spikes that s forgets before the next one; otherwise the floor "
         f"falls faster, and for {', '.join(without)} noise there is none. The bound holds for all."
     )
-    return decide(bool(linear), text, caveat if len(linear) < len(powers) else "")
+    return decide(
+        bool(linear), "", caveat if len(linear) < len(powers) else "", Strip("exponent of 1−β₂ in the floor", rows)
+    )
 
 
 @judges("convergence-covariance")
@@ -45,5 +47,6 @@ def _(result: dict[str, Any]) -> Verdict:
         name: (np.array(floor["covariance"]) / floor["covariance_bound"]).max()
         for name, floor in result["floors"].items()
     }
-    text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-    return decide(bool(max(shares.values()) <= 1), f"largest |Cov|, of the bound: {text}")
+    rows = tuple(Estimate(f"{name} noise", share, reference=1.0) for name, share in shares.items())
+    strip = Strip("largest |Cov|, of the bound", rows, 3, "bound")
+    return decide(bool(max(shares.values()) <= 1), "", strip=strip)

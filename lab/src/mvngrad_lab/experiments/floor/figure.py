@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
 from mvngrad_lab.experiments.floor.judge import MARGIN, compute_effects
-from mvngrad_lab.report.figures.style import BOUND, LIGHT, MARKS, Mark, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.style import (
+    BOUND,
+    LIGHT,
+    MARKS,
+    Mark,
+    draw_curve,
+    draw_vertical,
+    label_rows,
+    make_axes,
+    number,
+)
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import mean_and_deviation
-from mvngrad_lab.report.tables import OPTIMIZERS
+from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
+from mvngrad_lab.report.verdicts import NOT_RUN, Verdict
 
 NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
 SGD = BOUND.with_label("SGD at 1,000 times the rate")
@@ -163,4 +177,82 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     return [Figure("The dial on MNIST", caption, (panel,), tuple(MARKS.values()))]
 
 
+# The first screen
+
+
+def get_accuracy(result: dict[str, Any], arm: str) -> float:
+    """Of an arm at 200 epochs, the mean over seeds; of an arm of the grid, the best; nan without a run."""
+    rows = result["arms"].get(arm)
+    if isinstance(rows, dict):
+        values = [value for value in rows.values() if value is not None]
+        return fmean(values) if values else math.nan
+    return float(_best(rows)["test_accuracy"]) if rows else math.nan
+
+
+def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Keys none and floor -> optimizer -> accuracy."""
+    return {
+        kind: {name: get_accuracy(result, f"{cell}-{kind}") for name, cell in OPTIMIZERS.items()}
+        for kind in ("none", "floor")
+    }
+
+
+def is_complete(accuracies: dict[str, dict[str, float]]) -> bool:
+    return all(math.isfinite(value) for of in accuracies.values() for value in of.values())
+
+
+def describe_runs(result: dict[str, Any]) -> str:
+    if "selected" not in result:
+        return "30 epochs, seed 0, the best of 16 settings"
+    return f"200 epochs, {min(len(result['arms'][arm]) for arm in GRID_ARMS)} seeds"
+
+
+def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
+    """What the floor does; at 200 epochs, once that is judged, and not in the grid any more."""
+    accuracies, sgd, main = get_accuracies(result), get_accuracy(result, "sgd"), verdicts["floor-main"]
+    if not is_complete(accuracies) or ("selected" in result) != (main.status != NOT_RUN):
+        return ""
+    low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
+    with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
+    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} ({describe_runs(result)})"
+    if min(accuracies["floor"].values()) > max(accuracies["none"].values()):
+        return f"**The epsilon floor does the work**, not the variance or the order of momentum: {numbers}."
+    return f"An epsilon floor does not explain all of the lead: {numbers}."
+
+
+def draw_lead(result: dict[str, Any]) -> Figure | None:
+    """Each optimizer with and without a floor; what the paper compares is filled."""
+    accuracies, sgd = get_accuracies(result), get_accuracy(result, "sgd")
+    if not is_complete(accuracies):
+        return None
+    at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
+    for row, name in enumerate(OPTIMIZERS):
+        mark, ends = MARKS[name], [of[name] for of in accuracies.values()]
+        at.plot(ends, [row, row], color=LIGHT[mark.color], linewidth=1.6, zorder=1)
+        for end, side, is_papers in zip(ends, (-1, 1), (name not in VARIANCE, name in VARIANCE), strict=True):
+            fill = {} if is_papers else {"markerfacecolor": LIGHT["paper"]}
+            at.plot(end, row, **{**mark.points, "markersize": 8, **fill})
+            place: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right"}
+            at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", **place)
+    if math.isfinite(sgd):
+        draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.06, side="right")
+    centers = {kind: fmean(of.values()) for kind, of in accuracies.items()}
+    for kind, words in (("none", "no floor"), ("floor", "floor of 10⁻³")):
+        at.annotate(words, (centers[kind], -0.62), ha="center", va="center", color=LIGHT["muted"])
+    everything = [value for of in accuracies.values() for value in of.values()]
+    at.set_xlim(min(everything) - 0.7, max(everything) + 0.7)
+    label_rows(at, list(OPTIMIZERS), top=0.95)
+    spread = max(max(of.values()) - min(of.values()) for of in accuracies.values())
+    gain = centers["floor"] - centers["none"]
+    title = f"An epsilon floor is worth {gain:.1f} points, the choice of optimizer at most {spread:.1f}"
+    parts = [f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in of.items())}" for kind, of in accuracies.items()]
+    caption = (
+        f"ResNet-18 on CIFAR-100, batch 1024, {describe_runs(result)}. Filled: as in the paper, which compares Adam "
+        "and LaProp without a floor with AdaBelief and MVN-Grad with one."
+    )
+    return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
+
+
 FIGURES = {"floor-mnist": draw_mnist, "floor": draw, "floor-table": draw_effects, "floor-dial": draw_dial}
+FINDINGS = {"floor": (20, describe), "floor-table": (20, describe)}
+LEAD = {"floor-table": draw_lead, "floor": draw_lead}

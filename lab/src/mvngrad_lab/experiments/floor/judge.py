@@ -18,6 +18,7 @@ from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
+    COMPARED,
     NOT_REPRODUCED,
     NOT_RUN,
     REPRODUCED,
@@ -230,7 +231,7 @@ def compare_without_decay(result: dict[str, Any]) -> Verdict:
         share = f", {gains[0] / gains[1]:.0%} of it" if gains[1] > 0 else ""
         seen = "" if abs(gains[0]) > SEEN else ", not seen"
         texts.append(f"{NAMES[cell]} {gains[0]:+.2f} without decay{share}{seen}, {gains[1]:+.2f} with it")
-    return Verdict(UNDECIDED, f"gain by the floor: {'; '.join(texts)} (n = 1 seed)", ONE_SEED)
+    return Verdict(COMPARED, f"gain by the floor: {'; '.join(texts)} (n = 1 seed)", ONE_SEED)
 
 
 def _find_missing(tried: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
@@ -333,7 +334,7 @@ def compare_beta_mean(result: dict[str, Any]) -> Verdict:
         difference = pair["changed"]["best"] - pair["default"]["best"]
         seen = "seen" if abs(difference) > limit else "not seen"
         texts.append(f"{kind} {pair['changed']['best']:.{digits}f}, {difference:+.{digits}f} from the default ({seen})")
-    return Verdict(UNDECIDED, f"{'; '.join(texts)} (n = 1 seed)", ONE_SEED)
+    return Verdict(COMPARED, f"{'; '.join(texts)} (n = 1 seed)", ONE_SEED)
 
 
 @judges("floor-mnist")

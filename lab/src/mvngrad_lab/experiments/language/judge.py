@@ -7,10 +7,29 @@ from functools import partial
 from typing import Any
 
 from mvngrad_lab.experiments.language.recipes import table2
-from mvngrad_lab.report import verdicts
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import variance_above, welch
-from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE, Row, count_runs, describe, get_values
-from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict, decide, decide_transferred, judges
+from mvngrad_lab.report.tables import (
+    OPTIMIZERS,
+    SECOND_MOMENT,
+    VARIANCE,
+    Row,
+    count_runs,
+    describe,
+    get_values,
+    make_strip,
+)
+from mvngrad_lab.report.verdicts import (
+    COMPARED,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    UNDECIDED,
+    Estimate,
+    Strip,
+    Verdict,
+    decide_transferred,
+    judges,
+)
 
 LEVEL, LEVEL_OF_SPREAD = 0.01, 0.05
 STAND_IN = (
@@ -22,8 +41,6 @@ CUT_SHORT = Verdict(NOT_RUN, "", "`python -m benchmarks.language` was cut short 
 COMMON_RATE = f"{table2()[0].lr:g}"
 """The learning rate at which all four are compared."""
 OTHERS = [cell for cell in OPTIMIZERS if cell != "MVN-Grad"]
-WITHIN = 0.05
-"""The share by which times of the optimizers may differ."""
 
 
 def get_losses(rows: dict[str, Row]) -> dict[str, list[float]]:
@@ -32,6 +49,10 @@ def get_losses(rows: dict[str, Row]) -> dict[str, list[float]]:
 
 def describe_losses(losses: dict[str, list[float]]) -> str:
     return f"validation loss on the stand-in: {describe(losses, 4) or 'none yet'}"
+
+
+def draw_losses(losses: dict[str, list[float]]) -> Strip:
+    return make_strip("validation loss on the stand-in", losses, digits=4)
 
 
 def check_runs(table: dict[str, Row], better: Sequence[str], others: Sequence[str]) -> Verdict | None:
@@ -65,9 +86,9 @@ def judge_below(result: dict[str, Any], low: Sequence[str], high: Sequence[str],
         return Verdict(NOT_RUN, describe_losses(losses), NOT_BEST)
     pairs = [(losses[one], losses[other]) for one in low for other in high]
     p_for, p_against = max(welch(*pair) for pair in pairs), min(welch(*reversed(pair)) for pair in pairs)
-    text = f"{describe_losses(losses)}; largest p for it {p_for:.2g}, smallest against it {p_against:.2g}"
+    text = f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}"
     note = f"{STAND_IN} {describe_rates(result) if table == 'cells' else ''}".strip()
-    return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note)
+    return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note, draw_losses(losses))
 
 
 judges("stand-in-adam")(partial(judge_below, low=["MVN-Grad"], high=["Adam"]))
@@ -83,19 +104,21 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
         return verdict
     losses = get_losses(result["cells"])
     p = variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
-    text = f"{describe_losses(losses)}; p that LaProp varies more {p:.2g}"
-    return decide_transferred(p < LEVEL_OF_SPREAD, 1 - p < LEVEL_OF_SPREAD, text, STAND_IN)
+    text = f"p that LaProp varies more {p:.2g}"
+    return decide_transferred(p < LEVEL_OF_SPREAD, 1 - p < LEVEL_OF_SPREAD, text, STAND_IN, draw_losses(losses))
 
 
 @judges("time-openwebtext")
-def judge_step_times(result: dict[str, Any]) -> Verdict:
+def compare_step_times(result: dict[str, Any]) -> Verdict:
     rows = {row["name"]: row for row in result["overhead"].get("124M", {}).get("rows", [])}
     names = {cell: f"{cell.replace('-', '')} float32" for cell in ("AdamW", "MVN-GradW", "LaPropW", "AdaBeliefW")}
     if not set(names.values()) <= rows.keys():
         return CUT_SHORT
+    paper = next(claim.values for claim in load_claims() if claim.id == "time-openwebtext")
     steps = {cell: rows[name]["step_seconds"] for cell, name in names.items()}
-    text = "seconds a step: " + ", ".join(f"{cell} {seconds:.4f}" for cell, seconds in steps.items())
-    return decide(all(abs(seconds / steps["AdamW"] - 1) <= WITHIN for seconds in steps.values()), text)
+    of_adamw = [Estimate(c, s / steps["AdamW"], None, None, paper[c] / paper["AdamW"]) for c, s in steps.items()]
+    strip = Strip("time of a training step, of AdamW's", tuple(of_adamw), 3)
+    return Verdict(COMPARED, f"a step with AdamW takes {steps['AdamW']:.4f} s", strip=strip)
 
 
 @judges("time-wikitext")
@@ -103,5 +126,5 @@ def compare_hours(result: dict[str, Any]) -> Verdict:
     ours = next((row for row in result["throughput"].get("30M", []) if row["name"] == "ours"), None)
     if ours is None:
         return CUT_SHORT
-    hours = f"{ours['projected_seconds'] / 3600:.2f} h, evaluations not counted"
-    return Verdict(UNDECIDED, hours, verdicts.COMPARED)
+    row = Estimate("100k steps", ours["projected_seconds"] / 3600, reference=4.0)
+    return Verdict(COMPARED, "", "Another GPU and another loop.", Strip("hours, evaluations not counted", (row,)))

@@ -12,8 +12,7 @@ from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
 from mvngrad_lab.tasks.language.recipe import Language
 
 METRICS = (
-    "validation_loss", "validation_perplexity", "wikitext103_loss", "wikitext103_perplexity", "train_loss",
-    "loss_spikes", "norm_spikes", "nonfinite_steps", "curve",
+    "validation_loss", "wikitext103_loss", "train_loss", "loss_spikes", "norm_spikes", "nonfinite_steps", "curve",
 )  # fmt: skip
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.ticker import FixedLocator, FuncFormatter
-
-from mvngrad_lab.report.figures.style import LIGHT, MVNGRAD, cell_mark, make_axes, number
+from mvngrad_lab.report.figures.style import LIGHT, MVNGRAD, cell_mark, label_rows, make_axes, number
 from mvngrad_lab.report.figures.svg import Figure, make_panel
 
 
@@ -18,11 +16,8 @@ def draw(result: dict[str, Any]) -> list[Figure]:
         mark, alpha = (MVNGRAD, 0.55) if name in smaller else (cell_mark(name), 1.0)
         at.barh(row, size, height=0.62, color=LIGHT[mark.color], alpha=alpha)
         at.annotate(number(size), (size, row), xytext=(4, 0), textcoords="offset points", va="center")
-    at.yaxis.set_major_locator(FixedLocator(range(len(sizes))))
-    at.yaxis.set_major_formatter(FuncFormatter(lambda row, _: list(sizes)[round(row)]))
-    at.grid(visible=False)
     at.set_xlim(0, 1.12 * max(sizes.values()))
-    at.invert_yaxis()
+    label_rows(at, list(sizes))
     text = ", ".join(f"{name} {number(size)}" for name, size in sizes.items())
     caption = "Measured after one step. MVN-Grad has a third state tensor; pale: our variants with smaller state."
     return [Figure("State of an optimizer", caption, (make_panel(at, "Times the model, in float32", text),))]

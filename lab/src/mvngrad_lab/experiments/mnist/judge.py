@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.report.statistics import mean_and_deviation, welch
+from mvngrad_lab.report.statistics import welch
+from mvngrad_lab.report.tables import make_strip
 from mvngrad_lab.report.verdicts import Verdict, decide, judges
 
 LEVEL = 0.05
@@ -19,14 +20,14 @@ def with_sample_size(result: dict[str, Any], text: str) -> str:
 def _(result: dict[str, Any]) -> Verdict:
     counts = {cell: row["spikes"] for cell, row in result["panels"]["batch 128"]["cells"].items()}
     p = {cell: welch(counts["MVN-Grad"], row) for cell, row in counts.items() if cell != "MVN-Grad"}
-    text = "spikes: " + ", ".join(f"{cell} {mean_and_deviation(row, 1)}" for cell, row in counts.items())
     tests = ", ".join(f"{cell} {value:.2g}" for cell, value in p.items())
     fewer = {cell for cell, value in p.items() if value < LEVEL}
     caveat = "Fewer than with momentum before normalizing; not fewer than LaProp, which has the same order."
     return decide(
         {"Adam", "AdaBelief"} <= fewer,
-        with_sample_size(result, f"{text}; p: {tests}"),
+        f"p that MVN-Grad has fewer: {tests}",
         "" if "LaProp" in fewer else caveat,
+        make_strip("loss spikes in a run", counts, digits=1),
     )
 
 
@@ -39,11 +40,10 @@ def _(result: dict[str, Any]) -> Verdict:
         "MVN-Grad below LaProp": welch(cells["MVN-Grad"], cells["LaProp"]),
         "AdaBelief below Adam": welch(cells["AdaBelief"], cells["Adam"]),
     }
-    text = ", ".join(f"{cell} {mean_and_deviation(row, 4)}" for cell, row in cells.items())
     tests = ", ".join(f"{name} {value:.2g}" for name, value in p.items())
     true = [name for name, value in p.items() if value < LEVEL]
     caveat = f"Only {true[0]}." if len(true) == 1 else ""
-    return decide(bool(true), with_sample_size(result, f"final loss: {text}; p: {tests}"), caveat)
+    return decide(bool(true), f"p: {tests}", caveat, make_strip("final training loss", cells, digits=4))
 
 
 def checkpoint_means(result: dict[str, Any], cell: str) -> list[float]:

@@ -33,7 +33,7 @@ def _draw_peaks(panels: dict[str, Any]) -> Figure:
     drawn = []
     for name, curves in panels.items():
         at = make_axes(SIZE, "largest |update| over the horizon", log="xy")
-        for cell, mark in reversed(MARKS.items()):  # dashed lines over solid ones, so that equal curves are all visible
+        for cell, mark in MARKS.items():
             draw_curve(at, mark, curves["sizes"], curves["peaks"][cell])
         draw_curve(at, CLIPPED, curves["sizes"], curves["clipped"])
         plateau, resonance, settings = curves["plateau"], curves["resonance"], curves["panel"]

@@ -1,4 +1,4 @@
-"""Boxes over many runs, every run visible, and lines of medians; a value that is not finite is a cross at the edge."""
+"""Boxes over many runs, every run visible, a value that is not finite as a cross at the edge; and runs by settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from mvngrad_lab.report.figures.style import LIGHT, NARROW, SIZE, Mark, make_axes
+from mvngrad_lab.report.figures.style import LIGHT, NARROW, Mark, label_rows, make_axes
 
 GOLDEN = 0.6180339887498949
 """The fractional parts of its multiples are evenly spread, however many: they spread the marks over a box."""
+Cell = tuple[str, float]
+"""A text and its rank."""
 WIDE = 20
 """Positive values that span more than this factor are drawn on a logarithmic axis."""
 
@@ -25,7 +28,7 @@ def draw_boxes(
     failures: Mapping[str, str],
 ) -> Axes:
     """One box for each optimizer with its runs on it; `failures` describes the crosses at the edge."""
-    axes = _make_axes("", y, [value for of in values.values() for value in of], higher, [mark.label for mark in values])
+    axes = _make_axes(y, [value for of in values.values() for value in of], higher, [mark.label for mark in values])
     bottom, top = axes.get_ylim()
     for index, (mark, of) in enumerate(values.items()):
         low, median, high = (min(max(value, bottom), top) for value in quartiles[mark.label])
@@ -62,27 +65,31 @@ def draw_boxes(
     return axes
 
 
-def draw_medians(
-    x: str, y: str, ticks: Sequence[str], medians: Mapping[Mark, Sequence[float | None]], higher: bool
+def draw_cells(
+    mark: Mark, x: str, y: str, columns: Sequence[str], rows: Sequence[str], values: Sequence[Sequence[Cell]]
 ) -> Axes:
-    """One line for each optimizer over the values of a setting, evenly spaced; None where it has no run."""
-    values = [value for of in medians.values() for value in of if value is not None]
-    axes = _make_axes(x, y, values, higher, ticks, size=NARROW)
-    for number, (mark, of) in enumerate(medians.items()):
-        present = [(index, value) for index, value in enumerate(of) if value is not None]
-        heights = [value if math.isfinite(value) else math.nan for _, value in present]
-        axes.plot([index for index, _ in present], heights, **{**mark.points, **mark.stroke})
-        side = 0.09 * (number - (len(medians) - 1) / 2)
-        _draw_crosses(axes, mark, [index + side for index, value in present if not math.isfinite(value)], higher)
+    """A text for each combination of settings, shaded by its rank from 0 to 1; not shaded if the rank is negative."""
+    axes = make_axes(x, y, size=(NARROW[0], 0.8 + 0.26 * len(rows)), left=0.95)
+    best = max(rank for row in values for _, rank in row)
+    for i, row in enumerate(values):
+        for j, (text, rank) in enumerate(row):
+            if rank >= 0:
+                alpha = round(0.04 + 0.36 * rank, 2)
+                color = LIGHT[mark.color]
+                axes.add_patch(Rectangle((j - 0.48, i - 0.44), 0.96, 0.88, facecolor=color, alpha=alpha, linewidth=0))
+            weight = "bold" if rank == best >= 0 else "normal"
+            axes.text(j, i, text, ha="center", va="center", fontsize=8.5, weight=weight)
+    label_rows(axes, rows)
+    axes.xaxis.set_major_locator(FixedLocator(range(len(columns))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda index, _: columns[round(index)]))
+    axes.set_xlim(-0.5, len(columns) - 0.5)
     return axes
 
 
-def _make_axes(
-    x: str, y: str, values: Sequence[float], higher: bool, ticks: Sequence[str], size: tuple[float, float] = SIZE
-) -> Axes:
+def _make_axes(y: str, values: Sequence[float], higher: bool, ticks: Sequence[str]) -> Axes:
     finite = [value for value in values if math.isfinite(value)]
     log = min(finite) > 0 and max(finite) > WIDE * min(finite)
-    axes = make_axes(x, y, log="y" if log else "", size=size)
+    axes = make_axes("", y, log="y" if log else "")
     low, high = (math.log10(value) if log else value for value in (min(finite), max(finite)))
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
     edge = 4.5 * margin if len(finite) < len(values) else margin  # leaves room for crosses and their number

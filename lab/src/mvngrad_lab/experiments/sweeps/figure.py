@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from mvngrad_lab.experiments.sweeps.boxes import draw_boxes, draw_medians
+from mvngrad_lab.experiments.sweeps.boxes import Cell, draw_boxes, draw_cells
 from mvngrad_lab.experiments.sweeps.records import LABELS, Row, SweepExport, get_label
 from mvngrad_lab.report.figures.style import BOUND, Mark, cell_mark, number
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, UNDECIDED, Verdict
 from mvngrad_lab.sweep.records import CODE, DONE, OPEN
 
 SETTINGS = {"lr": "learning rate", "beta1": "β₁", "beta2": "β₂", "eps_s": "ε_s"}
+MOST_ROWS = 40
+"""Combinations of settings up to which every run is shown at its own."""
+TRANSFERRED = ("sweep-scaled-", "sweep-mnist-")
+"""Start the ids of claims of the paper that are transferred to sweeps of ours."""
 FAILURES = "A run that diverged or failed is a cross at the edge, and counts as worse than any other in box and median."
 
 
 def draw(export: SweepExport) -> list[Figure]:
     metrics = [export.metric, *filter(None, [export.train_metric])]
-    figures = [_draw_runs(export, metrics)]
-    if export.varied:
-        figures.append(_draw_settings(export, metrics[0]))
-    return [*figures, _make_selection(export, metrics), _make_budget(export)]
+    settings = _draw_settings(export, metrics[0]) if export.varied else []
+    return [_draw_runs(export, metrics), *settings, _make_selection(export, metrics), _make_budget(export)]
 
 
 def get_mark(optimizer: str) -> Mark:
@@ -100,32 +103,61 @@ def _draw_runs(export: SweepExport, metrics: Sequence[str]) -> Figure:
     return Figure(f"Sweep {export.sweep}: all runs", caption, tuple(panels), marks, Table(title, head, tuple(table)))
 
 
-def _draw_settings(export: SweepExport, metric: str) -> Figure:
+def _draw_settings(export: SweepExport, metric: str) -> list[Figure]:
+    """Every run at its settings. No average over other settings: in a grid that is not complete, a setting may change
+    together with another, and a line over one of them would show what the other does.
+    """
+    column = "lr" if "lr" in export.varied else export.varied[-1]
+    fields = [field for field in export.varied if field != column]
+
+    def get_settings(names: Sequence[str]) -> list[tuple[Any, ...]]:
+        tried = {repr(key): key for row in export.swept if (key := _pick(row, names))}
+        return sorted(tried.values(), key=lambda key: [_order(value) for value in key])
+
+    columns, combinations = get_settings([column]), get_settings(fields)
+    if len(combinations) > MOST_ROWS:
+        return []
+    finite = list(filter(math.isfinite, export.values(export.swept, metric)))
     panels = []
-    for field in export.varied:
-        tried = {repr(value): value for row in export.swept if (value := row["settings"].get(field)) is not None}
-        settings = sorted(tried.values(), key=_order)
-        medians: dict[Mark, list[float | None]] = {}
-        for name in export.optimizers:
-            rows = [[row for row in export.rows_of(name) if row["settings"].get(field) == value] for value in settings]
-            values = [export.values(group, metric) for group in rows]
-            medians[get_mark(name)] = [quantile(of, 0.5) if of else None for of in values]
-        if not any(value is not None and math.isfinite(value) for row in medians.values() for value in row):
-            continue
-        title = SETTINGS.get(field, field)
-        ticks = [number(value) if isinstance(value, int | float) else str(value) for value in settings]
-        text = "; ".join(
-            f"{mark.label}: "
-            + ", ".join(f"{format_value(y)} at {x}" for x, y in zip(ticks, row, strict=True) if y is not None)
-            for mark, row in medians.items()
-        )
-        axes = draw_medians(title, f"median {format_metric(metric)}", ticks, medians, export.higher)
-        panels.append(make_panel(axes, f"Against {title}, {export.sweep}", f"Medians. {text}."))
+    for name in export.optimizers:
+        rows = export.rows_of(name)
+        values = [
+            [
+                _format_median(export, [r for r in rows if _pick(r, [column, *fields]) == (*x, *y)], metric, finite)
+                for x in columns
+            ]
+            for y in combinations
+        ]
+        labels = [", ".join(map(_format_setting, key)) for key in combinations]
+        ticks = [_format_setting(key[0]) for key in columns]
+        heads = [SETTINGS.get(field, field) for field in (column, *fields)]
+        axes = draw_cells(get_mark(name), heads[0], ", ".join(heads[1:]), ticks, labels, values)
+        best = max((cell for row in values for cell in row), key=lambda cell: cell[1])[0]
+        panels.append(make_panel(axes, f"{name}, {export.sweep}", f"Best {metric.replace('_', ' ')}: {best}."))
     caption = (
-        f"{describe_progress(export)}Median over all runs with the value, whatever their other settings. {FAILURES}"
+        f"{describe_progress(export)}{format_metric(metric).capitalize()} of each run at its settings. The stronger a "
+        "shade, the better among all runs of the sweep; bold: the best of each optimizer; ×: diverged or failed."
     )
-    marks = tuple(map(get_mark, export.optimizers))
-    return Figure(f"Sweep {export.sweep}: what each setting does", caption, tuple(panels), marks)
+    return [Figure(f"Sweep {export.sweep}: every setting", caption, tuple(panels))]
+
+
+def _pick(row: Row, fields: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row["settings"].get(field) for field in fields)
+
+
+def _format_setting(value: Any) -> str:
+    return "–" if value is None else number(value) if isinstance(value, int | float) else str(value)
+
+
+def _format_median(export: SweepExport, rows: Sequence[Row], metric: str, finite: Sequence[float]) -> Cell:
+    """Of the runs that are done; and which share of the values that are `finite` it is better than."""
+    values = export.values(rows, metric)
+    value = quantile(values, 0.5) if values else math.nan
+    if not math.isfinite(value):
+        return "×" if values else "", -1.0
+    worse = sum((other < value) if export.higher else (other > value) for other in finite)
+    text = f"{value:.2f}" if metric.endswith("accuracy") else number(value, 4)
+    return text, worse / max(1, len(finite) - 1)
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -204,4 +236,17 @@ def draw_engine(result: dict[str, Any]) -> list[Figure]:
     return [Figure("What the sweep engine adds to a run", caption, (), (), Table("Engine", head, tuple(rows)))]
 
 
+def describe(export: SweepExport, verdicts: Mapping[str, Verdict]) -> str:
+    """The finding on robustness, from all claims of the paper that are transferred to sweeps of ours."""
+    of_sweeps = {claim: verdict.status for claim, verdict in verdicts.items() if claim.startswith(TRANSFERRED)}
+    counts = Counter(status for status in of_sweeps.values() if status != NOT_RUN)
+    if not counts:
+        return ""
+    hold, fail = counts[CAVEAT], counts[NOT_REPRODUCED]
+    head = "MVN-Grad is **not shown to be more robust** to its settings" if not hold else "On robustness to settings"
+    rest = f"{hold} hold, {fail} fail, {counts[UNDECIDED]} are undecided"
+    return f"{head}: of {counts.total()} claims about sweeps, on CIFAR-100 with 30 epochs and on MNIST, {rest}."
+
+
+FINDINGS = {"sweep-cifar100-bs1024-scaled": (30, describe)}
 FIGURES = {"sweep-*": draw, "engine": draw_engine}

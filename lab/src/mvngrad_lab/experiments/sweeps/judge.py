@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mvngrad_lab.experiments.sweeps.records import SweepExport
-from mvngrad_lab.report.figures.style import number
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE
-from mvngrad_lab.report.verdicts import NOT_RUN, UNDECIDED, Verdict, decide, decide_transferred, judges
+from mvngrad_lab.report.verdicts import (
+    NOT_RUN,
+    UNDECIDED,
+    Estimate,
+    Strip,
+    Verdict,
+    decide,
+    decide_transferred,
+    judges,
+)
 
 LEVEL = 0.01
 MOMENTUM_LAST_AND_FIRST = (("LaProp", "Adam"), ("MVN-Grad", "AdaBelief"))
@@ -56,15 +64,18 @@ def compute(export: SweepExport, cells: Sequence[str], statistic: Statistic, met
     return {cell: statistic(export.values(export.judged(cell), metric or export.metric)) for cell in cells}
 
 
-def describe(export: SweepExport, values: dict[str, float], what: str) -> str:
-    """Numbers of each optimizer, with how many runs are behind them and how many of these diverged."""
-    parts = []
+def make_strip(export: SweepExport, values: dict[str, float], what: str, metric: str = "") -> Strip:
+    """A number of each optimizer; with `metric`, which a median is of, the quartiles too."""
+    rows = []
     for cell, value in values.items():
-        rows = export.judged(cell)
-        diverged = sum(row["status"] == "diverged" for row in rows)
-        shown = number(value, 4) if math.isfinite(value) else "not finite"
-        parts.append(f"{cell} {shown} (n = {len(rows)}" + (f", {diverged} diverged)" if diverged else ")"))
-    return f"{what} over {export.sweep}: {', '.join(parts)}"
+        judged = export.judged(cell)
+        diverged = sum(row["status"] == "diverged" for row in judged)
+        runs = export.values(judged, metric) if metric else []
+        quartiles = (quantile(runs, 0.25), quantile(runs, 0.75)) if runs else None
+        label = f"{cell}, {diverged} diverged" if diverged else cell
+        rows.append(Estimate(label, value, quartiles, len(judged)))
+    digits = 2 if export.metric.endswith("accuracy") else 4
+    return Strip(f"{what} over {export.sweep}" + (", and quartiles" if metric else ""), tuple(rows), digits)
 
 
 # The paper's own grids
@@ -75,9 +86,10 @@ def describe(export: SweepExport, values: dict[str, float], what: str) -> str:
 def judge_batch_128(export: SweepExport) -> Verdict:
     cells = ("MVN-Grad", "AdaBelief")
     medians, tails = compute(export, cells, median), compute(export, cells, partial(quantile, share=0.1))
-    text = f"{describe(export, medians, 'median')}; {describe(export, tails, '10th percentile')}"
+    text = "10th percentile: " + ", ".join(f"{cell} {tail:.2f}" for cell, tail in tails.items())
     near = abs(medians["MVN-Grad"] - medians["AdaBelief"]) <= POINT
-    return decide(near and tails["MVN-Grad"] >= tails["AdaBelief"], text)
+    strip = make_strip(export, medians, "median test accuracy", export.metric)
+    return decide(near and tails["MVN-Grad"] >= tails["AdaBelief"], text, strip=strip)
 
 
 @needs(OPTIMIZERS)
@@ -87,7 +99,7 @@ def judge_order(export: SweepExport, train: bool) -> Verdict:
         return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no train metric.")
     medians = compute(export, list(OPTIMIZERS), median, metric)
     holds = medians["MVN-Grad"] > medians["AdaBelief"] > max(medians[cell] for cell in SECOND_MOMENT)
-    return decide(holds, describe(export, medians, f"median {metric.replace('_', ' ')}"))
+    return decide(holds, "", strip=make_strip(export, medians, f"median {metric.replace('_', ' ')}", metric))
 
 
 judges("sweep-cifar-1024-test")(partial(judge_order, train=False))
@@ -99,7 +111,7 @@ judges("sweep-cifar-1024-train")(partial(judge_order, train=True))
 def judge_openwebtext_medians(export: SweepExport) -> Verdict:
     medians = compute(export, DECOUPLED_CELLS, median)
     holds = max(medians[f"{cell}W"] for cell in VARIANCE) < min(medians[f"{cell}W"] for cell in SECOND_MOMENT)
-    return decide(holds, describe(export, medians, "median validation loss"))
+    return decide(holds, "", strip=make_strip(export, medians, "median validation loss", export.metric))
 
 
 @judges("openwebtext-quartiles")
@@ -107,7 +119,7 @@ def judge_openwebtext_medians(export: SweepExport) -> Verdict:
 def judge_openwebtext_ranges(export: SweepExport) -> Verdict:
     ranges = compute(export, DECOUPLED_CELLS, interquartile)
     holds = all(ranges[f"{last}W"] < ranges[f"{first}W"] for last, first in MOMENTUM_LAST_AND_FIRST)
-    return decide(holds, describe(export, ranges, "interquartile range of validation loss"))
+    return decide(holds, "", strip=make_strip(export, ranges, "interquartile range of validation loss"))
 
 
 # Transferred to sweeps that are not the paper's
@@ -128,25 +140,25 @@ def judge_pairs(
         ahead, behind = sign * medians[one] < sign * medians[other], sign * medians[one] > sign * medians[other]
         p_for.append(signed_rank(pairs) if ahead else 1.0)
         p_against.append(signed_rank([pair[::-1] for pair in pairs]) if behind else 1.0)
-    return _transfer(p_for, p_against, describe(export, medians, "median " + metric.replace("_", " ")), note)
+    return _transfer(p_for, p_against, make_strip(export, medians, "median " + metric.replace("_", " "), metric), note)
 
 
 @needs(OPTIMIZERS)
 def judge_ranges(export: SweepExport, note: str) -> Verdict:
     """Whether momentum after normalizing has the narrower interquartile ranges, for both normalizers."""
     ranges = compute(export, list(OPTIMIZERS), interquartile)
-    text = describe(export, ranges, f"interquartile range of {export.metric.replace('_', ' ')}")
+    strip = make_strip(export, ranges, f"interquartile range of {export.metric.replace('_', ' ')}")
     if not all(map(math.isfinite, ranges.values())):
-        return Verdict(UNDECIDED, text, f"Where a quarter of the runs diverged there is no range. {note}")
+        return Verdict(UNDECIDED, "", f"Where a quarter of the runs diverged there is no range. {note}", strip)
     tests = [narrower(export.pairs(last, first, export.metric)) for last, first in MOMENTUM_LAST_AND_FIRST]
     p_for, p_against = zip(*tests, strict=True)
-    return _transfer(p_for, p_against, text, note)
+    return _transfer(p_for, p_against, strip, note)
 
 
-def _transfer(p_for: Sequence[float], p_against: Sequence[float], text: str, note: str) -> Verdict:
+def _transfer(p_for: Sequence[float], p_against: Sequence[float], strip: Strip, note: str) -> Verdict:
     """For the claim if all tests are, against it if one is (with Bonferroni's correction), else undecided."""
-    text += f"; largest p for it {max(p_for):.2g}, smallest against it {min(p_against):.2g}"
-    return decide_transferred(max(p_for) < LEVEL, min(p_against) < LEVEL / len(p_against), text, note)
+    text = f"largest p for it {max(p_for):.2g}, smallest against it {min(p_against):.2g}"
+    return decide_transferred(max(p_for) < LEVEL, min(p_against) < LEVEL / len(p_against), text, note, strip)
 
 
 NOTES = {

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Verdict, decide, judges
+from mvngrad_lab.report.verdicts import Estimate, Strip, Verdict, decide, judges
 
 
 @judges("gap-closed-form")
 def _(result: dict[str, Any]) -> Verdict:
-    texts, holds = [], True
+    rows, holds = [], True
     for row in result["symmetric"]:
         estimate, closed = row["estimate"], row["closed_form"]
         holds &= estimate["low"] - 1e-12 <= closed <= estimate["high"] + 1e-12
         holds &= abs(row["quadrature"] - closed) <= 1e-9
-        texts.append(f"{row['noise']}: {closed:.5f} in [{estimate['low']:.5f}, {estimate['high']:.5f}]")
-    return decide(holds, f"{'; '.join(texts)} (n = {result['symmetric'][0]['estimate']['samples']:,})")
+        middle = (estimate["low"] + estimate["high"]) / 2
+        interval = estimate["low"], estimate["high"]
+        rows.append(Estimate(f"{row['noise']} noise", middle, interval, estimate["samples"], closed))
+    strip = Strip("the gap by Monte Carlo and its 99% interval", tuple(rows), 5, "closed form")
+    return decide(holds, "", strip=strip)
 
 
 @judges("gap-nonnegative")
 def _(result: dict[str, Any]) -> Verdict:
     gaps = {row["noise"]: row["closed_form"] for row in result["symmetric"]}
     holds = all(gap >= 0 for gap in gaps.values()) and gaps["normal"] > 0 and gaps["uniform"] > 0
-    text = ", ".join(f"{noise} {gap:.4f}" for noise, gap in gaps.items())
-    return decide(holds, f"{text}. With signs, (g−m)² and the normalizer are not random")
+    rows = tuple(Estimate(f"{noise} noise", gap) for noise, gap in gaps.items())
+    return decide(
+        holds, "with signs, (g−m)² and the normalizer are not random", strip=Strip("the closed form", rows, 4)
+    )
 
 
 @judges("gap-lower-bound")
@@ -42,9 +47,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     rows = result["stationary"]
     worst = max(row["negative"] for row in rows)
-    text = "; ".join(
-        f"β₂ {r['beta2']:g}, μ/σ {r['mu']:g}: {r['mean']:.2g} [{r['low']:.2g}, {r['high']:.2g}]" for r in rows
-    )
+    estimates = (Estimate(f"β₂ {r['beta2']:g}, μ/σ {r['mu']:g}", r["mean"], (r["low"], r["high"])) for r in rows)
     caveat = f"On average, not at every step: up to {worst:.0%} of the pasts have a negative gap."
     holds = all(row["low"] > 0 for row in rows)
-    return decide(holds, f"mean gap, 99% interval. {text}", caveat if worst > 0.05 else "")
+    return decide(holds, "", caveat if worst > 0.05 else "", Strip("mean gap and 99% interval", tuple(estimates), None))

@@ -6,14 +6,16 @@ in the light colours, which `svg` replaces by variables of the page.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 LIGHT = {
+    "paper": "#fcfbf9",
     "ink": "#1c1e21",
     "muted": "#5c626b",
     "line": "#d9dadd",
@@ -23,6 +25,7 @@ LIGHT = {
     "mvngrad": "#c83e0b",
 }
 DARK = {
+    "paper": "#15171b",
     "ink": "#eceef1",
     "muted": "#a2a8b3",
     "line": "#363a42",
@@ -98,7 +101,7 @@ class Mark:
 ADAM = Mark("Adam", "adam", dash=(5, 2.4), marker="s")
 ADABELIEF = Mark("AdaBelief", "adabelief", dash=(1.2, 2.2), marker="^", width=2.2)
 LAPROP = Mark("LaProp", "laprop", dash=(7, 2, 1.2, 2), marker="o")
-MVNGRAD = Mark("MVN-Grad", "mvngrad", marker="D", width=2.2)
+MVNGRAD = Mark("MVN-Grad", "mvngrad", marker="D", width=3.0)
 MARKS = {mark.label: mark for mark in (ADAM, ADABELIEF, LAPROP, MVNGRAD)}
 
 BOUND = Mark("bound", "ink", dash=(2.5, 2.5), width=1.1)
@@ -132,6 +135,14 @@ def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, l
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
             axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     return axes
+
+
+def label_rows(axes: Axes, names: Sequence[str], top: float = 0.5) -> None:
+    """Name the rows of horizontal marks, the first at the top, with so much room above it."""
+    axes.yaxis.set_major_locator(FixedLocator(range(len(names))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda row, _: names[round(row)]))
+    axes.grid(visible=False)
+    axes.set_ylim(len(names) - 0.5, -top)
 
 
 def add_ticks(axes: Axes) -> None:
@@ -169,9 +180,13 @@ def superscript(exponent: int) -> str:
 
 
 def draw_curve(axes: Axes, mark: Mark, x: Any, y: Any) -> None:
-    """Draw a line with markers: on every point, or about eight of them if there are many points."""
-    every = {"markevery": None if len(x) <= FEW else (0.04, 0.14)} if mark.marker else {}
-    axes.plot(x, y, **{**(mark.points if mark.marker else {}), **mark.stroke, **every})
+    """Draw a line with markers: on every point, or about eight of them if there are many points.
+
+    A solid line is below dashed ones and wider, and markers are above all lines, so that equal curves are all visible.
+    """
+    axes.plot(x, y, **mark.stroke, zorder=2.2 if mark.dash else 2)
+    if mark.marker:
+        axes.plot(x, y, **mark.points, markevery=None if len(x) <= FEW else (0.04, 0.14), zorder=2.4)
 
 
 def draw_band(axes: Axes, mark: Mark, x: Any, low: Any, high: Any) -> None:
