@@ -109,6 +109,34 @@ def test_monitor_callback_logs_where_the_trainer_logs(tmp_path):
     assert not optimizer._optimizer_step_post_hooks
 
 
+def test_monitor_callback_is_closed_by_another_callback_and_after_a_failure(tmp_path):
+    from transformers import TrainerCallback
+
+    from mvngrad.integrations.transformers import MonitorCallback
+
+    class CloseOnLog(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "mvngrad/group0/snr/0.5" in logs:
+                watched.close()  # inside the hook that logs
+
+    trainer = make_trainer(tmp_path, {})
+    watched = MonitorCallback(trainer, every=2, sink=(records := []).append)
+    trainer.add_callback(watched)
+    trainer.add_callback(CloseOnLog())
+    trainer.train()
+    assert [record["step"] for record in records] == [2]
+    assert not trainer.optimizer.optimizer._optimizer_step_post_hooks
+
+    failing = make_trainer(tmp_path, {})
+    failing.add_callback(watched := MonitorCallback(failing, every=2, sink=records.append))
+    failing.training_step = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        failing.train()
+    assert not watched.monitor.closed
+    watched.close()
+    assert watched.monitor.closed
+
+
 # peft
 
 

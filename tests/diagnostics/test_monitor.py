@@ -235,10 +235,31 @@ def test_copies_and_checkpoints_do_not_contain_the_monitor():
     assert records == []
     train(optimizer, 1)
     assert [record["step"] for record in records] == [4]  # continues the count in the state
-    monitor.detach()
+    monitor.close()
     train(optimizer, 1)
     assert len(records) == 1
     assert not optimizer._optimizer_step_post_hooks
+
+
+def test_close_works_inside_the_sink_next_to_other_hooks():
+    """torch goes through the hooks of a step while the sink is called, and must not see one of them removed."""
+    optimizer, records, other = mvngrad.MVNGrad(parameters((5, 3))), [], []
+
+    def close_at_the_second(record):
+        records.append(record["step"])
+        if len(records) == 2:
+            monitor.close()
+
+    monitor = Monitor(optimizer, every=2, sink=close_at_the_second)
+    optimizer.register_step_post_hook(lambda *_: other.append(1))
+    train(optimizer, 8)
+    assert records == [2, 4]
+    assert len(other) == 8
+    monitor.close()
+    monitor.close()
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    with pytest.raises(RuntimeError, match="this Monitor is closed; make a new one"):
+        monitor.record()
 
 
 def test_groups_closures_frozen_and_late_parameters():
@@ -260,7 +281,7 @@ def test_groups_closures_frozen_and_late_parameters():
     frozen.requires_grad_(True)
     for _ in range(5):
         optimizer.step(closure)
-    monitor.detach()
+    monitor.close()
     first, second = (record["groups"] for record in records)
     assert [(e["group"], e["coordinates"], e["lr"], e["beta1"]) for e in first] == [
         (0, 4000, 0.1, 0.9),

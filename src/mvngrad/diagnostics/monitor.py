@@ -22,7 +22,7 @@ FOLLOWED, TENSORS = 512, 4
 
 
 class Monitor:
-    """Record the regime that an optimizer works in, every `every` steps, through a step hook, until `detach`.
+    """Record the regime that an optimizer works in, every `every` steps, through a step hook, until `close`.
 
     A record has for each parameter group: quantiles of ``|m|/sqrt(s)`` or ``|m|/sqrt(v)`` (`ratio`), of the
     signal-to-noise ratio that this implies (`snr`) and of the update over lr (`update`); the shares of coordinates in
@@ -87,6 +87,7 @@ class Monitor:
         counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
         self.step = int(max(counts, default=0))
         """The number of steps so far, including those in a loaded state."""
+        self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
 
     def log(self, **values: float | Tensor) -> None:
@@ -97,9 +98,15 @@ class Monitor:
         for name, value in values.items():
             self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
 
-    def detach(self) -> None:
-        """Remove the hook from the optimizer and close the sink."""
-        self._handle.remove()
+    def close(self) -> None:
+        """End: record nothing more, remove the hook from the optimizer and close the sink.
+
+        Can be called again, and from anywhere, also by the sink or by a callback that the record is logged to. There
+        the optimizer is going through its hooks, and this one stays, without effect, until the next `close`.
+        """
+        self.closed = True
+        if not self._in_hook:
+            self._handle.remove()
         if hasattr(self.sink, "close"):
             self.sink.close()
 
@@ -107,11 +114,18 @@ class Monitor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.detach()
+        self.close()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or _is_capturing():
+        if self.closed or torch.compiler.is_compiling() or _is_capturing():
             return
+        self._in_hook = True
+        try:
+            self._note_and_record()
+        finally:
+            self._in_hook = False
+
+    def _note_and_record(self) -> None:
         self.step += 1
         if self.follow:
             with torch.no_grad():
@@ -121,7 +135,12 @@ class Monitor:
             self.record()
 
     def record(self) -> Record | None:
-        """Measure now and send the record to the sink; None if no parameter has been stepped."""
+        """Measure now and send the record to the sink; None if no parameter has been stepped.
+
+        Raises a RuntimeError after `close`.
+        """
+        if self.closed:
+            raise RuntimeError("this Monitor is closed; make a new one")
         with torch.no_grad():
             collected = [(group, lists) for group in self._get_groups() if (lists := group.collect())]
             rows = iter(copy_to_host([tensors for _, lists in collected for tensors in lists.values()]))

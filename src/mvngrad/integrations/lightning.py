@@ -20,7 +20,7 @@ class MonitorCallback(Callback):
 
         trainer = Trainer(callbacks=[MonitorCallback()])
 
-    A Monitor is attached to each optimizer when training starts, and detached when it ends or fails. With several
+    A Monitor is attached to each optimizer when training starts, and closed when it ends or fails. With several
     optimizers, the logged names begin with `optimizer0/`, `optimizer1/` and so on.
 
     Args:
@@ -35,6 +35,7 @@ class MonitorCallback(Callback):
         self.monitors: list[Monitor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.close()
         for number, optimizer in enumerate(trainer.optimizers):
             prefix = f"optimizer{number}/" if len(trainer.optimizers) > 1 else ""
             write = partial(self._write, trainer, prefix)
@@ -55,8 +56,8 @@ class MonitorCallback(Callback):
         self.close()
 
     def close(self) -> None:
-        """Detach every Monitor and close the sink. Called by Lightning; calling it again does nothing."""
+        """Close every Monitor and the sink, at any time, also from another callback. Lightning calls it at the end."""
         while self.monitors:
-            self.monitors.pop().detach()
+            self.monitors.pop().close()
         if self.sink is not None and hasattr(self.sink, "close"):
             self.sink.close()

@@ -19,7 +19,8 @@ class MonitorCallback(TrainerCallback):
 
         trainer.add_callback(MonitorCallback(trainer))
 
-    When training begins, a Monitor is attached to the optimizer inside Accelerate's wrapper; when it ends, detached.
+    When training begins, a Monitor is attached to the optimizer inside Accelerate's wrapper, and closed when it ends.
+    The Trainer does not tell callbacks if training fails: then call `close`, or train again, which closes it first.
 
     Args:
         trainer: the Trainer that it is added to, whose `log` gets the numbers of each record.
@@ -36,6 +37,7 @@ class MonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.close()
         while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # Accelerate wraps it, and calls the inner step
         self.monitor = Monitor(optimizer, self.every, self._write, **self.options)
@@ -47,7 +49,11 @@ class MonitorCallback(TrainerCallback):
             self.trainer.log(named_scalars(record))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the Monitor and the sink, at any time, also from another callback."""
         if self.monitor is not None:
-            self.monitor.detach()
+            self.monitor.close()
         if self.sink is not None and hasattr(self.sink, "close"):
             self.sink.close()

@@ -229,7 +229,7 @@ def train_missing(
 def check_monitorable(recipe: TrainingRecipe) -> None:
     """Raise ValueError if a Monitor cannot read the recipe's optimizer."""
     try:
-        Monitor(make_optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).detach()
+        Monitor(make_optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).close()
     except TypeError:
         raise InvalidInput(
             f"optimizer={recipe.optimizer!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
