@@ -535,7 +535,7 @@ def test_a_sharded_parameter_on_one_rank_is_measured_like_a_plain_one(mesh, make
 
     def run(place):
         weight = torch.nn.Parameter(place(start.clone()))
-        optimizer, records = make([weight], state_dtype=state_dtype), []
+        optimizer, records = make([weight], state_dtype=state_dtype, rounding_seed=0), []
         with Monitor(optimizer, every=10, sink=records.append, sample=500):
             for g in grads:
                 weight.grad = place(g)
