@@ -318,7 +318,10 @@ def get_help(capsys, *words):
 
 def test_help_describes_commands_and_flags(capsys):
     assert "`mvngrad --version`" in get_help(capsys)
-    assert "Train a network by a recipe of the paper" in get_help(capsys, "train")
+    assert "examples: mvngrad train mnist" in get_help(capsys, "train")
+    work = get_help(capsys, "sweep", "work")
+    assert work.count("Run what is left of a sweep") == 1, "each description once"
+    assert "examples: mvngrad sweep work mnist-5k" in work
     images = get_help(capsys, "train", "cifar100")
     assert "--no-drop-last Whether an epoch's last batch is skipped" in images
     assert "--no-flip Whether half of the images, at random, are flipped horizontally; --no-flip flips none." in images

@@ -210,7 +210,7 @@ def test_the_mnist_sweep_runs_on_a_cpu(toy):
 
 
 def test_help_and_the_grids_need_neither_torch_nor_optuna():
-    code = "import sys; from mvngrad_lab.cli.sweep import SweepCommand\n"
+    code = "import sys; from mvngrad_lab.cli.sweep import Sweeps\n"
     code += "from mvngrad_lab.experiments.sweeps import find_sweeps\n"
     code += "[make() for make in find_sweeps().values()]; print([n for n in ('torch', 'optuna') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,9 +7,11 @@ import hashlib
 import json
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mvngrad.rule import CELLS
@@ -47,7 +49,12 @@ class Recipe:
     """
 
     name: ClassVar[str]
-    """Names the run's folder, together with the hash."""
+    """Names the run's folder, together with the hash; by default the name of the class in lower case."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -90,6 +97,24 @@ def has_eps_s(optimizer: str) -> bool:
     return RULES[optimizer.removesuffix("w")].centered
 
 
+def hash_module(name: str) -> str:
+    """Hash of the source of an imported module; "" if it has none."""
+    source = getattr(sys.modules.get(name), "__file__", None)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else ""
+
+
+def add_code(optimizer: str) -> str:
+    """The name of a user's optimizer with the hash of its code, package.module:CLASS@HASH: changed code is another run.
+
+    Other names are returned as they are, and so are those of modules that are not imported, which cannot be trained.
+    """
+    path, comma, options = optimizer.partition(",")
+    module, _, name = path.partition(":")
+    if module in ("torch", "zoo") or "@" in name or module not in sys.modules:
+        return optimizer
+    return f"{path}@{hash_module(module)}{comma}{options}"
+
+
 class Bound(NamedTuple):
     """The valid values of a number in a recipe."""
 
@@ -117,8 +142,8 @@ class TrainingRecipe(Recipe, ABC):
     """The fields that the training loop reads. A task's recipe adds those of its data, model and schedule."""
 
     optimizer: str
-    """mvngrad, adabelief, laprop or adam, followed by w for decoupled weight decay; or a third-party optimizer:
-    torch:NAME or zoo:NAME, with options after a comma."""
+    """mvngrad, adabelief, laprop or adam, followed by w for decoupled weight decay;
+    torch:NAME, zoo:NAME or package.module:CLASS for another, options after a comma: torch:SGD,momentum=0.9"""
     batch_size: int
     """Samples per step."""
     lr: float
@@ -170,13 +195,17 @@ class TrainingRecipe(Recipe, ABC):
         for name, bound in self.bounds.items():
             self._check_bound(name, bound)
         if self.is_third_party:
+            object.__setattr__(self, "optimizer", add_code(self.optimizer))
             for name, only in (("eps_s", None), ("beta_mean", None), ("z_clip", None), ("state_dtype", "float32")):
                 if getattr(self, name) != only:
                     raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
             return
         if self.optimizer not in get_args(OptimizerName):
             names = ", ".join(get_args(OptimizerName))
-            raise InvalidInput(f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME and zoo:NAME")
+            raise InvalidInput(
+                f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME, zoo:NAME and "
+                "package.module:CLASS"
+            )
         for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):
             if getattr(self, name) is None:
                 raise InvalidInput(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
@@ -202,7 +231,7 @@ class TrainingRecipe(Recipe, ABC):
 
     @property
     def is_third_party(self) -> bool:
-        """Whether the optimizer is torch's or of pytorch-optimizer."""
+        """Whether the optimizer is not one of ours: of torch, of pytorch-optimizer or of the user."""
         return ":" in self.optimizer
 
     @property

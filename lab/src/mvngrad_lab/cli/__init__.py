@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Union
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
@@ -17,14 +18,10 @@ from mvngrad import __version__
 from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs
-from mvngrad_lab.cli.sweep import SweepCommand, hide_passwords
+from mvngrad_lab.cli.sweep import Sweeps, hide_passwords
 from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
 from mvngrad_lab.experiments import find_experiments
 
-DESCRIPTION = (
-    "MVN-Grad and three related optimizers: reproduce the paper, train, sweep, diagnose a training. "
-    "`mvngrad --version` prints the version."
-)
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
 STDOUT = 1
@@ -35,6 +32,7 @@ Open = Annotated[bool, arg(help="show the report in a browser", help_behavior_hi
 class Reproduce:
     """Run the paper's theorems and figures on this machine and write a report. Finished results are reused."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad reproduce --quick", "mvngrad reproduce spike separation")
     experiments: Annotated[
         Positional[tuple[str, ...]],
         arg(
@@ -70,6 +68,7 @@ class Reproduce:
 class Report:
     """Write the report from the stored results: one HTML file that needs no other."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad report", "mvngrad report --runs runs --out page.html")
     runs: Runs = store.ROOT
     out: Annotated[
         Path | None,
@@ -109,6 +108,7 @@ class Report:
 class Diagnose:
     """Say which regime a training is in, from the record of a Monitor, and write a page about it."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad diagnose runs/mnist-HASH", "mvngrad diagnose monitor.jsonl")
     record: Annotated[Positional[Path], arg(metavar="RUN", help="a JSONL file of a Monitor, or a folder with one")]
     out: Annotated[
         Path | None, arg(metavar="FILE", help="the page", help_behavior_hint="(default: next to the record)")
@@ -135,21 +135,37 @@ class Diagnose:
 
 @dataclass
 class Train:
-    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run continues."""
+    """Train a network; an interrupted run is resumed, a finished one is not repeated."""
 
-    def __call__(self) -> int:
-        """Not called: `_run_command` parses `mvngrad train` with mvngrad_lab.cli.train; this class is for --help."""
-        raise AssertionError
+    examples: ClassVar[tuple[str, ...]] = (
+        "mvngrad train mnist",
+        "mvngrad train mnist --optimizer torch:SGD,momentum=0.9 --lr 0.1",
+        "mvngrad train mnist --optimizer package.module:CLASS,option=1",
+        "mvngrad train package.module:function --lr 3e-3",
+    )
 
 
-Command = (
-    Annotated[Reproduce, subcommand("reproduce")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Diagnose, subcommand("diagnose")]
-    | Annotated[Train, subcommand("train")]
-    | Annotated[SweepCommand, subcommand("sweep")]
-    | Annotated[DataSets, subcommand("data")]
-)
+@dataclass
+class Mvngrad:
+    """MVN-Grad and three related optimizers: reproduce the paper, train, sweep, diagnose a training.
+
+    `mvngrad --version` prints the version.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "mvngrad train mnist",
+        "mvngrad train mnist --optimizer adamw --monitored",
+        "mvngrad sweep init mnist-5k && mvngrad sweep work mnist-5k && mvngrad sweep select mnist-5k",
+        "mvngrad reproduce --quick",
+    )
+    commands: ClassVar[dict[str, Any]] = {
+        "reproduce": Reproduce,
+        "report": Report,
+        "diagnose": Diagnose,
+        "train": Train,
+        "sweep": Sweeps,
+        "data": DataSets,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,16 +195,30 @@ def _run_command(arguments: list[str]) -> int:
     if arguments in (["--version"], ["-V"]):
         print(f"mvngrad {__version__}")
         return 0
-    if arguments[:1] == ["train"]:
+    return parse_command(Mvngrad, "mvngrad", arguments)()
+
+
+def parse_command(kind: Any, prog: str, arguments: list[str]) -> Any:
+    """The command that the arguments name, ready to be called; `kind` is a command, or has `commands` by name."""
+    if kind is Train:
         from mvngrad_lab.cli import train
 
-        kind, rest = train.make_commands(arguments[1:]), arguments[1:]
-        command: Callable[[], int] = tyro.cli(
-            kind, prog="mvngrad train", description=Train.__doc__, args=rest, config=CONFIG
-        )
+        return train.parse_training(arguments, _describe(Train), CONFIG)
+    commands = getattr(kind, "commands", {})
+    if arguments and arguments[0] in commands:
+        return parse_command(commands[arguments[0]], f"{prog} {arguments[0]}", arguments[1:])
+    if commands:  # --help, or a name that is unknown or missing
+        kinds = tuple(Annotated[command, subcommand(name)] for name, command in commands.items())
+        kind, description = Union[kinds], _describe(kind)  # noqa: UP007 (made at run time)
     else:
-        command = tyro.cli(Command, prog="mvngrad", description=DESCRIPTION, args=arguments, config=CONFIG)
-    return command()
+        description = _describe(kind)
+    return tyro.cli(kind, prog=prog, description=description, args=arguments, config=CONFIG)
+
+
+def _describe(kind: Any) -> str:
+    """A command's docstring and examples, for its --help."""
+    examples = "".join(f"\n  {example}" for example in kind.examples)
+    return f"{inspect.cleandoc(kind.__doc__)}\n\nexamples:{examples}"
 
 
 def _flush() -> None:

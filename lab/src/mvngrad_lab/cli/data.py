@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from tyro.conf import Positional, arg, subcommand
+from tyro.conf import Positional, arg
 
 from mvngrad_lab import tasks
 from mvngrad_lab.cli.options import DataOrSample
@@ -37,6 +37,7 @@ class Get:
     the text.
     """
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad data get mnist", "mvngrad data get wikitext103 --data FOLDER")
     name: Annotated[Positional[str], arg(metavar="NAME", help=", ".join(DATA_SETS))]
     data: TargetFolder = None
 
@@ -61,6 +62,8 @@ class Get:
 class Prepare:
     """Tokenize the .txt files of a folder, and print the name to give to `train --text`."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad data prepare my-texts",)
+
     folder: Annotated[Positional[Path], arg(metavar="FOLDER", help="a folder with text, also in subfolders")]
     data: TargetFolder = None
 
@@ -76,6 +79,8 @@ class Prepare:
 @dataclass
 class List:
     """List the data sets that are here, and which digits a reproduction would use."""
+
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad data list", "mvngrad data list --data FOLDER")
 
     data: DataOrSample = None
 
@@ -101,14 +106,8 @@ class List:
 class DataSets:
     """Get data sets, tokenize text, and list what is here."""
 
-    command: (
-        Annotated[Get, subcommand("get")]
-        | Annotated[Prepare, subcommand("prepare")]
-        | Annotated[List, subcommand("list")]
-    )
-
-    def __call__(self) -> int:
-        return self.command()
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad data list", "mvngrad data get mnist")
+    commands: ClassVar[dict[str, Any]] = {"get": Get, "prepare": Prepare, "list": List}
 
 
 def _data_module(task: str) -> Any:

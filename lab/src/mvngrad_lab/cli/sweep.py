@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tyro.conf import Positional, arg, subcommand
+from tyro.conf import Positional, arg
 
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs
@@ -64,6 +64,8 @@ def _seconds(help: str, default: int) -> Any:
 class Init:
     """Write a sweep's configurations to a store, and say what they will take. What is there already stays."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep init mnist-5k", "mvngrad sweep init package.module:function")
+
     name: Name
     storage: Storage = None
     unequal: Annotated[bool, arg(help="optimizers may have different budgets", help_behavior_hint="")] = False
@@ -82,6 +84,8 @@ class Init:
 @dataclass
 class Work:
     """Run what is left of a sweep; start it on as many devices and machines as you like, again after any stop."""
+
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep work mnist-5k --workers 2",)
 
     name: Name
     storage: Storage = None
@@ -128,6 +132,8 @@ class Work:
 class Status:
     """Say how far a sweep is, what failed and why, and whether all runs are of one commit."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep status", "mvngrad sweep status mnist-5k")
+
     name: Annotated[Positional[str | None], arg(metavar="[NAME]", help="a sweep", help_behavior_hint="")] = None
     storage: Storage = None
 
@@ -146,6 +152,8 @@ class Status:
 class QueueCommand:
     """Do something with a sweep that `init` wrote, and say what."""
 
+    examples: ClassVar[tuple[str, ...]] = ()
+
     name: Name
     storage: Storage = None
 
@@ -162,6 +170,8 @@ class QueueCommand:
 class Select(QueueCommand):
     """Say which configuration of each optimizer is best, by the metric that was named before."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep select mnist-5k",)
+
     def act(self, queue: Queue, sweep: Sweep) -> str:
         from mvngrad_lab.sweep.summary import describe_selection
 
@@ -171,6 +181,8 @@ class Select(QueueCommand):
 @dataclass
 class Rerun(QueueCommand):
     """Queue the selected configuration of each optimizer with more seeds. Then start workers."""
+
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep rerun mnist-5k --seeds 5",)
 
     seeds: Annotated[
         int | None, arg(help="of each, in all", help_behavior_hint="(default: as many as the paper has)")
@@ -187,6 +199,8 @@ class Rerun(QueueCommand):
 class Retry(QueueCommand):
     """Queue again the runs that raised an error, after its cause is fixed."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep retry mnist-5k",)
+
     def act(self, queue: Queue, sweep: Sweep) -> str:
         from mvngrad_lab.sweep.stages import requeue_errors
 
@@ -197,6 +211,8 @@ class Retry(QueueCommand):
 class Export(QueueCommand):
     """Write every run of a sweep to a file: configuration, status, metrics, seconds, worker, commit."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep export mnist-5k runs/sweep-mnist-5k.json",)
+
     out: Annotated[Positional[Path], arg(metavar="FILE", help="a .json or .csv file")] = field(kw_only=True)
 
     def act(self, queue: Queue, sweep: Sweep) -> str:
@@ -206,21 +222,23 @@ class Export(QueueCommand):
 
 
 @dataclass
-class SweepCommand:
+class Sweeps:
     """Try many configurations on many processes, and choose by a metric that was named before."""
 
-    command: (
-        Annotated[Init, subcommand("init")]
-        | Annotated[Work, subcommand("work")]
-        | Annotated[Status, subcommand("status")]
-        | Annotated[Select, subcommand("select")]
-        | Annotated[Rerun, subcommand("rerun")]
-        | Annotated[Retry, subcommand("retry")]
-        | Annotated[Export, subcommand("export")]
+    examples: ClassVar[tuple[str, ...]] = (
+        "mvngrad sweep init mnist-5k",
+        "mvngrad sweep work mnist-5k --workers 2",
+        "mvngrad sweep select mnist-5k",
     )
-
-    def __call__(self) -> int:
-        return self.command()
+    commands: ClassVar[dict[str, Any]] = {
+        "init": Init,
+        "work": Work,
+        "status": Status,
+        "select": Select,
+        "rerun": Rerun,
+        "retry": Retry,
+        "export": Export,
+    }
 
 
 def _get_url(storage: str | None) -> str | None:

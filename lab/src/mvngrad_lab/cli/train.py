@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast
 
+import tyro
 from tyro.conf import arg, subcommand
 
 from mvngrad_lab import store
@@ -18,13 +19,14 @@ from mvngrad_lab.cli.options import Data, Runs
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import RULES, Preset, TrainingRecipe
 from mvngrad_lab.tasks import find_presets, find_task_class
+from mvngrad_lab.tasks.own.recipe import Own
 
 R = TypeVar("R", bound=TrainingRecipe)
 
 
 @dataclass
 class Train(Generic[R]):
-    """Train a network by a recipe of the paper, or with settings of your own. An interrupted run is resumed."""
+    """Train a network; an interrupted run is resumed, a finished one is not repeated."""
 
     recipe: Annotated[R, arg(name="")]
     data: Data = None
@@ -56,6 +58,7 @@ class Train(Generic[R]):
         from mvngrad_lab.cli.data import progress
         from mvngrad_lab.cli.progress import TrainingBar
         from mvngrad_lab.training import events
+        from mvngrad_lab.training.optimizers import check_options, third_party_options
         from mvngrad_lab.training.train import Interrupted, check_monitorable, make_monitor_observer, train
 
         world_size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
@@ -67,6 +70,8 @@ class Train(Generic[R]):
             raise InvalidInput("--device cuda: this torch sees no GPU; use --device cpu")
         if not self.checkpoint_every >= 0:
             raise InvalidInput(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
+        if self.recipe.is_third_party:
+            check_options(self.recipe.optimizer, **third_party_options(self.recipe))
         if self.monitored:
             check_monitorable(self.recipe)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
@@ -111,25 +116,59 @@ class Train(Generic[R]):
         return int(run.result["status"] != "finished")
 
 
-def make_commands(arguments: Sequence[str]) -> Any:
-    """A type for tyro: a subcommand for each preset, its defaults chosen for the optimizer and batch size among the
-    arguments.
-    """
+def parse_training(arguments: list[str], description: str, config: Any) -> Train[Any]:
+    """The training that the arguments name: a preset of ours, or `package.module:function`."""
+    sys.path.insert(0, "")  # tasks and optimizers in the current folder are importable
+    name = arguments[0] if arguments else ""
+    if ":" in name:
+        from mvngrad_lab.tasks.own.task import load_preset
+
+        presets = {name: load_preset(name)}
+    else:
+        presets = find_presets()
+    if name not in presets:  # --help, or a name that is unknown or missing
+        kinds = tuple(
+            Annotated[Train[each.recipe], subcommand(name, default=Train(_default_recipe(each)), description=each.help)]  # type: ignore[name-defined]
+            for name, each in presets.items()
+        )
+        kind: Any = Union[kinds]  # noqa: UP007 (made at run time)
+        return cast(
+            Train[Any], tyro.cli(kind, prog="mvngrad train", description=description, args=arguments, config=config)
+        )
+    preset = presets[name]
+    recipe, kind = make_default(preset, arguments), preset.recipe
+    if ":" in name:
+        kind = _HiddenName
+        recipe = kind(**vars(recipe))
+    options = {"prog": f"mvngrad train {name}", "description": preset.help, "default": Train(recipe)}
+    return cast(Train[Any], tyro.cli(Train[kind], args=arguments[1:], config=config, **options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HiddenName(Own):
+    """A recipe of a user's task, whose name is no option: it is the command's first argument."""
+
+    task: Annotated[str, tyro.conf.Suppress]
+    code: Annotated[str, tyro.conf.Suppress]
+
+
+def make_default(preset: Preset, arguments: Sequence[str]) -> TrainingRecipe:
+    """The recipe with the defaults for the optimizer and batch size among the arguments."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--optimizer")
     parser.add_argument("--batch-size", default="")
     options, _ = parser.parse_known_args([part.replace("_", "-") if part[:2] == "--" else part for part in arguments])
+    if ":" in (options.optimizer or ""):
+        from mvngrad_lab.training.optimizers import import_module_of
+
+        import_module_of(options.optimizer)
     batch_size = int(options.batch_size) if options.batch_size.isdecimal() else None
-    commands = []
-    for name, preset in find_presets().items():
-        default = Train(_default_recipe(preset, options.optimizer or preset.optimizer, batch_size))
-        command = subcommand(name, default=default, description=preset.help)
-        commands.append(Annotated[Train[preset.recipe], command])  # type: ignore[name-defined]
-    return Union[tuple(commands)]  # noqa: UP007 (made at run time)
+    return _default_recipe(preset, options.optimizer or "", batch_size)
 
 
-def _default_recipe(preset: Preset, optimizer: str, batch_size: int | None) -> TrainingRecipe:
+def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None = None) -> TrainingRecipe:
     """The preset's settings for an optimizer. An unknown name is left for the recipe to refuse."""
+    optimizer = optimizer or preset.optimizer
     cell = optimizer.removesuffix("w")
     if ":" in optimizer:
         recipe = preset.make(preset.optimizer, batch_size)

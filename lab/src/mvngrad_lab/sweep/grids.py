@@ -72,8 +72,14 @@ class Sweep:
     """How many seeds the selected configurations get in the end."""
     test_because: str = ""
     """Why the metric is of test data, which is refused without a reason."""
-    run: Callable[..., FinishedRun] | None = None
-    """Runs one recipe, called as `mvngrad_lab.sweep.worker.train_recipe`, which is the default."""
+    run: Callable[..., Mapping[str, Any] | FinishedRun] | None = None
+    """Runs one recipe and returns its result with the metric: `def run(recipe) -> dict`. The default trains it.
+
+    It is also given those of `data`, `device` and `compile` that it has parameters for, as on the command line of a
+    worker, and `folder`, the run's own folder, where it may keep checkpoints: a run whose worker died starts again. A
+    function with a parameter `root`, the folder of all runs, locks its folder and stores its result itself, and returns
+    a `FinishedRun`.
+    """
 
     def __post_init__(self) -> None:
         if self.metric.startswith("test") and not self.test_because:
@@ -179,7 +185,9 @@ def describe_budget(sweep: Sweep, stages: Sequence[Sequence[Recipe]]) -> list[st
 
 def format_duration(seconds: float) -> str:
     """
-    >>> format_duration(90), format_duration(9000)
-    ('1.5 minutes', '2.5 hours')
+    >>> format_duration(7), format_duration(90), format_duration(9000)
+    ('7 s', '1.5 minutes', '2.5 hours')
     """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} minutes" if seconds < 3600 else f"{seconds / 3600:.1f} hours"

@@ -16,7 +16,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.sweep.database import VARIABLE, Address, parse_address
 from mvngrad_lab.sweep.grids import Sweep
-from mvngrad_lab.sweep.worker import raise_interrupt, run_worker
+from mvngrad_lab.sweep.worker import check_taken, raise_interrupt, run_worker
 
 
 class WorkerOptions(NamedTuple):
@@ -61,10 +61,13 @@ def _run_one(index: int, workers: int, address: Address, options: WorkerOptions)
     """Run one worker in this process; True if none of its runs raised an error."""
     if workers > 1:  # before torch is imported, which reads it once
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // workers)))
+    sweep = options.find_sweep(options.name)
+    asked = None if options.device == "auto" else options.device
+    check_taken(sweep.run, data=options.data, device=asked, compile=options.compile)
     counts = run_worker(
         address,
         options.name,
-        options.find_sweep(options.name),
+        sweep,
         root=options.root,
         data=options.data,
         device=choose_device(options.device, index),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -79,10 +80,7 @@ def describe_status(queue: Queue) -> list[str]:
     records = list(latest_by_key(queue.records()).values())
     counts = ", ".join(f"{n} {status}" for status, n in sorted(Counter(r.status for r in records).items()))
     lines = [f"{queue.name}: {counts or 'nothing is queued; run `mvngrad sweep init` again'}"]
-    times = [record.outcome["seconds"] for record in records if "seconds" in record.outcome]
-    left = sum(record.status not in DONE for record in records)
-    if times and left:
-        mean = statistics.fmean(times)
+    if (left := sum(record.status not in DONE for record in records)) and (mean := mean_seconds(records)) is not None:
         lines.append(f"{left} are left, about {format_duration(left * mean)} of one worker at {mean:.3g} s each")
     if (share := compute_share_trained(records)) is not None:
         lines.append(f"workers trained {share:.0%} of their time, each from its first run to the end of its last")
@@ -95,6 +93,76 @@ def describe_status(queue: Queue) -> list[str]:
         if len(counts_of_code) > 1:
             values = ", ".join(f"{value} ({count})" for value, count in counts_of_code.most_common())
             lines.append(f"warning: runs of different {field}: {values}")
+    return lines
+
+
+def mean_seconds(records: Sequence[Record]) -> float | None:
+    """Mean duration of a run in a worker, without the first run of each, which also compiles and reads data.
+
+    If there are only first runs, the mean of their own seconds, which exclude that; None if there is no run. Runs that
+    were finished before a worker took them do not count.
+    """
+    first: dict[str, float] = {}
+    later: list[float] = []
+    done = [record for record in records if record.status in DONE and "worker_seconds" in record.outcome]
+    for record in sorted(done, key=lambda record: str(record.outcome.get("began"))):
+        worker, outcome = record.worker.get("worker", "?"), record.outcome
+        if worker in first:
+            later.append(outcome["worker_seconds"])
+        elif "code" not in outcome:
+            first[worker] = outcome.get("seconds", outcome["worker_seconds"])
+    return statistics.fmean(later or first.values()) if first else None
+
+
+def describe_progress(records: Sequence[Record]) -> str:
+    """How many runs are done of all that are queued, and how long the rest takes at the pace of those so far.
+
+    As many workers share the rest as are running now, and the one that asks.
+    """
+    latest = list(latest_by_key(records).values())
+    left = [record for record in latest if record.status not in DONE]
+    text = f"{len(latest) - len(left)} of {len(latest)} done"
+    mean = mean_seconds(latest)
+    if not left or mean is None:
+        return text
+    workers = 1 + sum(record.status == "running" for record in left)
+    rounds = math.ceil(len(left) / workers)
+    return f"{text}, about {format_duration(rounds * mean)} left" + (f" with {workers} workers" if workers > 1 else "")
+
+
+def varied_settings(records: Sequence[Record]) -> list[str]:
+    """The settings in which runs differ, apart from the optimizer and the seed."""
+    names = dict.fromkeys(name for record in records for name in record.settings if name not in ("optimizer", "seed"))
+    return [name for name in names if len({json.dumps(record.settings.get(name)) for record in records}) > 1]
+
+
+def describe_settings(record: Record, records: Sequence[Record]) -> str:
+    """The optimizer of a run and what differs among the runs of that optimizer, such as `adam, lr 0.001, seed 1`."""
+    mine = [other for other in records if other.optimizer == record.optimizer]
+    seed = ["seed"] if len({other.settings.get("seed") for other in mine}) > 1 else []
+    names = [*varied_settings(mine), *seed]
+    shown = [f"{name} {record.settings[name]}" for name in names if record.settings.get(name) is not None]
+    return ", ".join([record.optimizer, *shown])
+
+
+def describe_edges(record: Record, swept: Sequence[Record]) -> list[str]:
+    """The numbers of a selected configuration that are the least or the largest of those tried with its optimizer.
+
+    0 is not an edge below: most settings cannot be less.
+    """
+    lines = []
+    mine = [other for other in swept if other.optimizer == record.optimizer]
+    for name in varied_settings(mine):
+        value = record.settings.get(name)
+        tried = {other.settings.get(name) for other in mine}
+        numbers = sorted(number for number in tried if isinstance(number, int | float) and not isinstance(number, bool))
+        if value not in numbers or len(numbers) < 2 or value not in (numbers[0], numbers[-1]) or value == 0:
+            continue
+        end, more = ("least", "smaller") if value == numbers[0] else ("largest", "larger")
+        lines.append(
+            f"  {name} {value} is at the edge of the grid, the {end} of {', '.join(map(str, numbers))}: a {more} one "
+            "may be better"
+        )
     return lines
 
 
@@ -132,11 +200,10 @@ def describe_selection(queue: Queue) -> list[str]:
         lines.append(f"which is of test data, because {notes['test_because']}")
     if others:
         lines.append(f"{len(others)} more in the store are not in the grid any more; nothing is chosen among them")
-    fields = [name for name in (swept[0].settings if swept else {}) if name not in ("optimizer", "seed")]
-    varied = [name for name in fields if len({json.dumps(record.settings.get(name)) for record in swept}) > 1]
+    varied = varied_settings(swept)
     selected = select_best(queue)
     for optimizer, record in sorted(selected.items()):
-        settings = ", ".join(f"{name} {record.settings[name]}" for name in varied if record.settings[name] is not None)
+        shown = [f"{name} {record.settings[name]}" for name in varied if record.settings.get(name) is not None]
         seeds = [record, *(other for other in repeated if _without_seed(other) == _without_seed(record))]
         values = [seed.value for seed in seeds if seed.value is not None]
         parts = [f" ± {statistics.stdev(values):.4g} over {len(values)} seeds" if len(values) > 1 else ""]
@@ -144,7 +211,8 @@ def describe_selection(queue: Queue) -> list[str]:
         parts += [f"{counts[status]} of {len(seeds)} {status}" for status in FAILED if counts[status]]
         left = sum(seed.status not in DONE for seed in seeds)
         parts += [f"{left} to come"] if left else []
-        lines.append(f"{optimizer}: {statistics.fmean(values):.6g}{', '.join(parts)}  ({settings})")
+        lines.append(f"{optimizer}: {statistics.fmean(values):.6g}{', '.join(parts)}  ({', '.join(shown)})")
+        lines += describe_edges(record, swept)
     missing = {record.optimizer for record in swept} - selected.keys()
     return lines + [f"{optimizer}: no run has a result" for optimizer in sorted(missing)]
 

@@ -11,23 +11,26 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from inspect import Parameter, signature
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from mvngrad import __version__
-from mvngrad_lab.errors import NotPossible
-from mvngrad_lab.store import ROOT, FinishedRun, read_run, timestamp
-from mvngrad_lab.store.environment import commit
-from mvngrad_lab.store.lock import NAME, Locked, remove
+from mvngrad_lab.errors import InvalidInput, NotPossible
+from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store import ROOT, FinishedRun, RunFolder, read_run, timestamp
+from mvngrad_lab.store.environment import changes, commit, environment
+from mvngrad_lab.store.lock import NAME, Locked, lock_folder, remove
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
 from mvngrad_lab.sweep.queue import PATIENCE, Claim, Queue, Say, describe_process
 from mvngrad_lab.sweep.records import CODE, Record, VersionMismatch, strip_build
 from mvngrad_lab.sweep.stages import add_missing
+from mvngrad_lab.sweep.summary import describe_progress, describe_settings
 
 LONGEST_PAUSE = 5.0
 """Seconds between two looks for something to do, at most."""
@@ -38,7 +41,7 @@ one that cannot run does not stop the others.
 
 
 def train_recipe(recipe: Any, *, root: Path, data: Path | None, device: str, compile: bool) -> FinishedRun:
-    """Train a recipe or resume it, in its folder of `root`. A `Sweep` may name another function of this shape.
+    """Train a recipe or resume it, in its folder of `root`.
 
     Raises:
         KeyboardInterrupt: the process is asked to stop, and a checkpoint is written.
@@ -50,6 +53,60 @@ def train_recipe(recipe: Any, *, root: Path, data: Path | None, device: str, com
         return train(recipe, root=root, data=data, device=device, compile=compile)
     except Interrupted as stop:
         raise KeyboardInterrupt(str(stop)) from stop
+
+
+def takes(run: Callable[..., Any], option: str) -> bool:
+    """Whether a sweep's function has a parameter for an option of `mvngrad sweep work`."""
+    parameters = signature(run).parameters.values()
+    return any(parameter.name == option or parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
+    """Raise ValueError if an option of the command line is set that a sweep's function does not take."""
+    for name, value in options.items():
+        if run is not None and value and not takes(run, name):
+            raise InvalidInput(f"--{name} {value}: the sweep's function {run.__name__} has no parameter {name}")
+
+
+def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, **options: Any) -> FinishedRun:
+    """Call a sweep's function and store what it returns, unless it takes `root` and does so itself.
+
+    Raises:
+        Locked: another process is running this recipe.
+    """
+    taken = {name: value for name, value in options.items() if takes(run, name)}
+    if takes(run, "root"):
+        finished: FinishedRun = run(recipe, root=root, **taken)
+        return finished
+    folder = RunFolder(recipe, root)
+    with lock_folder(folder.path) as check:
+        if folder.run is not None:
+            return folder.run
+        if takes(run, "folder"):
+            taken["folder"] = folder.path
+        folder.start(environment(str(options["device"]).partition(":")[0]), changes())
+        started = time.perf_counter()
+        result = run(recipe, **taken)
+        if not isinstance(result, Mapping):
+            raise TypeError(f"{run.__name__} returned a {type(result).__name__}; it must return a dict of its metrics")
+        seconds = {"seconds": time.perf_counter() - started}
+        check()
+        folder.finish(seconds | {str(name): _to_plain(name, value) for name, value in result.items()})
+    assert folder.run is not None
+    return folder.run
+
+
+def _to_plain(name: str, value: Any) -> Any:
+    """A value for JSON: tensors and arrays of one number become that number; one that is not finite becomes None."""
+    if not isinstance(value, str | int | float | bool | None) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the result's {name!r} cannot be stored: {error}") from None
+    return value
 
 
 def describe_worker() -> dict[str, str]:
@@ -127,6 +184,7 @@ def run_worker(
                 continue
             options = {"root": root, "data": data, "device": device, "compile": compile}
             attempt = Attempt(queue, claim, sweep.run or train_recipe, options)
+            queue.say(f"{claim.record.key}: {describe_settings(claim.record, queue.records())}")
             status, claim = attempt.run(), None
             counts[status] += 1
             raised = [*raised, attempt.record.optimizer] if status == "raised" else []
@@ -155,7 +213,7 @@ def _say_waiting(queue: Queue, left: list[Record], before: str) -> str:
 class Attempt:
     """One run by one worker."""
 
-    def __init__(self, queue: Queue, claim: Claim, run: Callable[..., FinishedRun], options: dict[str, Any]) -> None:
+    def __init__(self, queue: Queue, claim: Claim, run: Callable[..., Any], options: dict[str, Any]) -> None:
         self.queue, self.claim, self.record, self.options = queue, claim, claim.record, options
         self.run_recipe = run
         self.reason = ""
@@ -169,7 +227,7 @@ class Attempt:
             before = read_run(self.options["root"] / self.record.key)
             with self.queue.send_heartbeats(self.claim):
                 run = call_with_retries(
-                    lambda: self.run_recipe(recipe, **self.options), self.queue.say, self.queue.patience
+                    lambda: call_run(self.run_recipe, recipe, **self.options), self.queue.say, self.queue.patience
                 )
             outcome, value = self._evaluate(run)
             if before is not None:
@@ -194,7 +252,11 @@ class Attempt:
         if not recorded:
             return self._say_taken_over()
         status, self.reason = str(outcome["status"]), str(outcome.get("reason", ""))
-        self.queue.say(f"{self.record.key}: {status}" + (f" ({self.reason})" if self.reason else ""))
+        what = f"{self.queue.notes['metric']} {value:.6g}" if value is not None else f"{status} ({self.reason})"
+        records = self.queue.records()
+        self.queue.say(
+            f"{self.record.key}: {describe_settings(self.record, records)}: {what}; {describe_progress(records)}"
+        )
         return status
 
     def _say_taken_over(self) -> str:

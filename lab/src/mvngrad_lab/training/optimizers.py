@@ -1,15 +1,17 @@
 """The optimizer of a recipe: one of ours, or a third-party one by name.
 
-`torch:NAME` is of torch.optim, `zoo:NAME` of the package pytorch-optimizer; options follow the name, as in
-`torch:Adam,amsgrad=True`. An option that an optimizer does not take is refused, never ignored.
+`torch:NAME` is of torch.optim, `zoo:NAME` of the package pytorch-optimizer, `package.module:CLASS` of the user; options
+follow the name, as in `torch:Adam,amsgrad=True`. An option that an optimizer does not take is refused, never ignored.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, cast
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 import mvngrad
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, TrainingRecipe
+from mvngrad_lab.recipe import RULES, TrainingRecipe, hash_module
 
 CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
 """Class of our optimizer for each cell, without the W of decoupled weight decay."""
@@ -61,13 +63,17 @@ ZOO_NAMES = {"sophia": "sophiah"}
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torch.optim.Optimizer:
     """The recipe's optimizer. Ours has its state initialized, and is capturable if the model is on a GPU."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if recipe.has_weight_decay(p.dim()) == decays], **options}
+        {"params": [p for p in trainable if recipe.has_weight_decay(p.dim()) == decays], **options}
         for decays, options in ((True, {}), (False, {"weight_decay": 0.0}))
     ]
     groups = [group for group in groups if group["params"]]
     if recipe.is_third_party:
-        return make_third_party_optimizer(recipe.optimizer, groups, **third_party_options(recipe))
+        theirs = make_third_party_optimizer(recipe.optimizer, groups, **third_party_options(recipe))
+        if any("lr" not in group for group in theirs.param_groups):
+            raise InvalidInput(f"{recipe.optimizer} has no lr in its param_groups, where the schedule sets it")
+        return theirs
     cell = recipe.optimizer.removesuffix("w")
     optimizer = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))(
         groups,
@@ -99,10 +105,10 @@ def _rounding_seed(recipe: TrainingRecipe) -> int:
 
 
 def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: Any) -> torch.optim.Optimizer:
-    """An optimizer of torch.optim or pytorch-optimizer, with its own defaults for options that are None or missing.
+    """An optimizer that is not ours, with its own defaults for options that are None or missing.
 
     Args:
-        name: `torch:Muon`, `zoo:Yogi`, `torch:SGD,momentum=0.9`.
+        name: `torch:Muon`, `zoo:Yogi`, `torch:SGD,momentum=0.9`, `package.module:Class,option=1`.
         parameters: as for every optimizer of torch.
         options: lr, betas, eps, weight_decay, and whatever else the class takes.
 
@@ -156,10 +162,14 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
         raise InvalidInput(f"{option} is given twice: as {named[option]!r} with {name} and as {options[option]!r}")
     chosen |= named
     parameters, names = _signature(name), option_names(name)
+    own = not name.startswith(("torch:", "zoo:"))
+    takes_all = own and any(parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters.values())
     if (need := NEEDS.get(name.lower())) is not None:
         raise InvalidInput(f"{name} needs {need}, which this training does not have; choose another optimizer")
     for option, value in chosen.items():
         if option not in names:
+            if takes_all:  # a user's class passes them on; those of pytorch-optimizer ignore what they do not know
+                continue
             raise InvalidInput(f"{name} does not take {option}={value!r}; it takes {', '.join(names)}")
         default = parameters[option].default
         if isinstance(default, tuple) and (not isinstance(value, tuple) or len(value) != len(default)):
@@ -227,15 +237,37 @@ def _signature(name: str) -> dict[str, Parameter]:
     return dict(signature(_find_class(name)).parameters)
 
 
+def import_module_of(optimizer: str) -> None:
+    """Import the module of an optimizer `package.module:CLASS`, which must come from a user, never from a store."""
+    source, colon, _ = parse_name(optimizer)[0].partition(":")
+    if not colon or source in ("torch", "zoo"):
+        return
+    try:
+        import_module(source)
+    except Exception as error:  # the user's code: anything
+        raise InvalidInput(
+            f"optimizer={optimizer!r}: {source} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _find_class(name: str) -> Any:
+    """The class of a name. Imports nothing: a name may come from the store of a sweep, which must not choose code."""
     source, _, wanted = name.partition(":")
-    if source == "torch":
-        kind = getattr(torch.optim, wanted, None)
+    wanted, _, code = wanted.partition("@")
+    if source != "zoo":
+        module = torch.optim if source == "torch" else sys.modules.get(source)
+        if module is None:
+            raise InvalidInput(
+                f"optimizer={name!r} is neither torch:NAME nor zoo:NAME nor package.module:CLASS of a module that is "
+                "imported; import it in the module of your sweep"
+            )
+        if code and code != hash_module(source):
+            raise InvalidInput(f"optimizer={name!r}: {source} has changed since; make the recipe again")
+        kind = getattr(module, wanted, None)
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
             return kind
-        raise InvalidInput(f"torch.optim has no optimizer {wanted!r}; names are as there: torch:RAdam, torch:Muon")
-    if source != "zoo":
-        raise InvalidInput(f"optimizer={name!r} is neither torch:NAME of torch.optim nor zoo:NAME of pytorch-optimizer")
+        example = "; names are as there: torch:RAdam, torch:Muon" if source == "torch" else ", a torch.optim.Optimizer"
+        raise InvalidInput(f"{module.__name__} has no optimizer {wanted!r}{example}")
     try:
         from pytorch_optimizer import get_supported_optimizers, load_optimizer
     except ModuleNotFoundError:

@@ -38,7 +38,9 @@ class CompiledTask:
         if mode is not None and not task.supports_parallel:
             raise InvalidInput(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
         self.task, self.mode = task, mode
-        self.model: nn.Module = build_initial_model(task, 0).to(task.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model: nn.Module = build_initial_model(task, 0).to(task.device)
+        if all(parameter.dim() != 5 for parameter in self.model.parameters()):  # channels_last is of four dimensions
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parallel_model = parallel.wrap_model(self.model, mode, bfloat16, compiled)
         self.make_batch: Callable[..., Any] = task.make_batch
         self.loss_and_correct: Callable[..., Any] = task.loss_and_correct
@@ -58,7 +60,7 @@ class TrainingStep:
         task, device = compiled.task, compiled.task.device
         self.compiled, self.task, self.model = compiled, task, compiled.model
         self.is_third_party = recipe.is_third_party
-        self.captured = captured and not recipe.is_third_party
+        self.captured = captured and task.capturable and not recipe.is_third_party
         self.autocast = recipe.precision == "bf16" and compiled.mode != "fsdp"
         self.micro_batch_size, self.guarded = recipe.micro_batch_size, is_guarded(recipe)
         self.clip = math.inf if recipe.clip is None else recipe.clip

@@ -40,6 +40,8 @@ class Task(ABC):
     """Samples of an epoch's last step if it has fewer than the others, else 0."""
     train_metric: str | None = None
     """Name of the share of an epoch's training samples, in percent, that `loss_and_correct` counts as correct."""
+    capturable: bool = True
+    """Whether a step may be captured as a CUDA graph: not if `make_batch` reads samples one by one."""
     supports_parallel: bool = False
     """Whether several processes can train it, each with its share of every batch."""
     outside_step: ClassVar[tuple[str, ...]] = ()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +45,20 @@ class MnistTask(Task):
         if not self.steps_per_epoch:
             raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
 
+    @classmethod
+    def prepare_recipe(cls, recipe: Mnist, folder: Path | None, progress: Callable[[str], Any]) -> Mnist:
+        """The recipe with the digits that are here in place of "auto", so that its key names them."""
+        if recipe.digits != "auto":
+            return recipe
+        if data.load(folder).complete:
+            return replace(recipe, digits="mnist")
+        print(
+            "all of MNIST is not here: trains on the 5,000 digits in this package, as --digits mnist-5k does; "
+            "`mvngrad data get mnist` downloads all (11 MB)",
+            file=sys.stderr,
+        )
+        return replace(recipe, digits="mnist-5k")
+
     def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return images.to(self.device), labels.to(self.device)
 
@@ -78,6 +95,8 @@ TASK = MnistTask
 
 
 def _load_digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
+    if recipe.digits == "auto":
+        raise InvalidInput("digits='auto' is for `mvngrad train`; name mnist or mnist-5k, so that the run says which")
     if recipe.digits == "mnist-5k":
         return data.load_sample()
     if not (digits := data.load(folder)).complete:

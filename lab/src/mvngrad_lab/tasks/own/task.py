@@ -1,0 +1,221 @@
+"""A task of your own: a function without arguments that returns an `OwnTask`.
+
+`mvngrad train package.module:function` trains it; in a sweep, `make_recipe(function)` is its recipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.recipe import RULES, Preset, has_eps_s, hash_module
+from mvngrad_lab.tasks.own.recipe import Own
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnTask:
+    """A model and its data, for `mvngrad train package.module:function` and for sweeps."""
+
+    model: Callable[[], Any]
+    """Makes the torch.nn.Module; the seed of the run is set before it is called."""
+    loss: Callable[..., Any]
+    """loss(model, *batch): the mean loss of a batch, a tensor."""
+    train: Any
+    """A tuple of tensors, whose first dimension counts samples; or a torch Dataset with a length."""
+    validation: Any
+    """Of the same form; `validation_loss` is its mean loss."""
+    test: Any = None
+    """Of the same form; evaluated once, at the end."""
+    metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    """Name -> function(model, *batch), a mean over the batch. The result has `validation_NAME` and `test_NAME`."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Defaults of the options of `mvngrad train`, such as {"epochs": 20, "lr": 3e-3}."""
+
+
+_functions: dict[str, Callable[[], OwnTask]] = {}
+"""The tasks that this process may train, by their name in a recipe.
+
+A recipe may come from the store of a sweep, which must not choose code: only a function that the command line named, or
+that the sweep's own code gave to `make_recipe`, is called.
+"""
+
+
+def make_recipe(function: Callable[[], OwnTask], optimizer: str | None = None, **settings: Any) -> Own:
+    """The recipe of a task: its own settings, and those given here in their place.
+
+    Args:
+        function: at the top level of a module, without arguments; returns an `OwnTask`.
+        optimizer: as in `mvngrad train --optimizer`; None is that of the task's settings, else mvngrad.
+        settings: fields of `Own`, such as lr and epochs.
+    """
+    return _make(f"{function.__module__}:{function.__qualname__}", function, optimizer, settings)
+
+
+def load_preset(path: str) -> Preset:
+    """The preset of `package.module:function`, as `mvngrad train` has for its own tasks.
+
+    Raises:
+        ValueError: there is no such function, it raises, or it returns something else.
+    """
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(import_module(module), name)
+        optimizer = _make(path, function, None, {}).optimizer
+    except InvalidInput:
+        raise
+    except Exception as error:  # the user's code: anything
+        raise InvalidInput(f"the task {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    summary = (function.__doc__ or "").strip().partition("\n")[0] or f"The task {path}."
+    return Preset(Own, lambda name, _: _make(path, function, name, {}), optimizer, summary)  # type: ignore[arg-type]
+
+
+def get_own_task(path: str) -> OwnTask:
+    """The task of a recipe. Imports nothing, and calls only what was named in this process."""
+    if path not in _functions:
+        raise InvalidInput(
+            f"task={path!r} is not of this command or sweep; name it in `mvngrad train`, or give the function to "
+            "make_recipe in the module of your sweep"
+        )
+    with torch.random.fork_rng(devices=[]):  # random data is the same after a resume
+        torch.manual_seed(0)
+        task = _functions[path]()
+    if not isinstance(task, OwnTask):
+        raise InvalidInput(f"{path!r} returned a {type(task).__name__}; it must return an OwnTask")
+    return task
+
+
+def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, settings: dict[str, Any]) -> Own:
+    if path not in _functions:
+        _functions[path] = cache(function)
+    defaults = {"optimizer": "mvngrad", "lr": 1e-3, **get_own_task(path).settings}
+    if optimizer is not None and optimizer != defaults["optimizer"]:
+        defaults = {name: value for name, value in defaults.items() if name != "eps_s"} | {"optimizer": optimizer}
+    if (cell := defaults["optimizer"].removesuffix("w")) in RULES:
+        defaults = {"beta1": 0.9, "beta2": 0.999, "eps_s": 1e-16 if has_eps_s(cell) else None, **defaults}
+    else:
+        defaults = {"beta1": None, "beta2": None, "eps": None, **defaults}
+    given = {**defaults, **settings}
+    unknown = given.keys() - {field.name for field in dataclasses.fields(Own)}
+    if unknown:
+        raise InvalidInput(
+            f"{path!r}: {', '.join(sorted(unknown))} is no setting; `mvngrad train {path} --help` lists them"
+        )
+    return Own(task=path, code=hash_module(path.partition(":")[0]), **given)
+
+
+# Training
+
+
+class Samples:
+    """A set of data: batches by index, on a device."""
+
+    def __init__(self, name: str, data: Any, device: torch.device) -> None:
+        self.device, self.data = device, data
+        self.in_memory = isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data)
+        if self.in_memory:
+            lengths = sorted({len(part) for part in data})
+            if len(lengths) != 1:
+                raise InvalidInput(f"the tensors of {name} have {lengths} samples; all must have the same number")
+            self.length, self.data = lengths[0], tuple(part.to(device) for part in data)
+        elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+            self.length = len(data)
+        else:
+            raise InvalidInput(f"{name} is a {type(data).__name__}; it must be a tuple of tensors, or a Dataset")
+        if not self.length:
+            raise InvalidInput(f"{name} has no samples")
+
+    def read(self, indices: Tensor) -> tuple[Any, ...]:
+        if self.in_memory:
+            return tuple(part[indices] for part in self.data)
+        batch = default_collate([self.data[index] for index in indices.tolist()])
+        moved = _move(batch, self.device)
+        return tuple(moved) if isinstance(moved, (tuple, list)) else (moved,)
+
+    def batches(self, size: int) -> Iterator[tuple[Any, ...]]:
+        """All samples in order; the last batch may be smaller."""
+        where = self.device if self.in_memory else torch.device("cpu")
+        for start in range(0, self.length, size):
+            yield self.read(torch.arange(start, min(start + size, self.length), device=where))
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return {name: _move(part, device) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(_move(part, device) for part in value)
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+class OwnTaskTraining(Task):
+    """Batches in a new order each epoch, without the last partial one."""
+
+    outside_step = ("schedule", "warmup_epochs")
+
+    def __init__(self, recipe: Own, folder: Path | None, device: torch.device) -> None:
+        if folder is not None:
+            raise InvalidInput(f"--data {folder}: {recipe.task} reads its data itself")
+        own = get_own_task(recipe.task)
+        if recipe.code != hash_module(recipe.task.partition(":")[0]):
+            raise InvalidInput(f"task={recipe.task!r}: its module has changed since; make the recipe again")
+        self.own, self.device, self.source = own, device, f"{recipe.task}, code {recipe.code}"
+        self.train = Samples("train", self.own.train, device)
+        self.sets = {"validation": Samples("validation", self.own.validation, device)}
+        if self.own.test is not None:
+            self.sets["test"] = Samples("test", self.own.test, device)
+        self.capturable, self.batch_size = self.train.in_memory, recipe.batch_size
+        self.steps_per_epoch = self.train.length // recipe.batch_size
+        if not self.steps_per_epoch:
+            raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {self.train.length} training samples")
+
+    def build_model(self) -> nn.Module:
+        model = self.own.model()
+        if not isinstance(model, nn.Module):
+            raise InvalidInput(f"model() returned a {type(model).__name__}; it must return a torch.nn.Module")
+        return model
+
+    def plan_epoch(self, recipe: Own, epoch: int) -> EpochPlan:
+        draw, generator = make_generators(recipe.seed, epoch)
+        steps, size = self.steps_per_epoch, recipe.batch_size
+        order = torch.randperm(self.train.length, generator=generator)[: steps * size].view(steps, size)
+        seeds = {} if self.train.in_memory else {"seed": torch.tensor([draw.getrandbits(31) for _ in range(steps)])}
+        return {"order": order, **seeds}
+
+    def make_batch(self, row: StepPlan) -> tuple[Any, ...]:
+        if self.train.in_memory:
+            return self.train.read(row["order"])
+        with torch.random.fork_rng(devices=[]):  # what a Dataset draws is the same after a resume
+            torch.manual_seed(int(row["seed"]))
+            return self.train.read(row["order"])
+
+    def loss(self, model: nn.Module, batch: tuple[Any, ...]) -> Tensor:
+        loss: Tensor = self.own.loss(model, *batch)
+        return loss
+
+    def evaluate(self, model: Callable[..., Any], final: bool) -> dict[str, float]:
+        """Mean loss and metrics of the validation samples and, at the end, of the test samples."""
+        functions = {"loss": self.own.loss, **self.own.metrics}
+        totals: dict[str, float] = {}
+        for name, samples in self.sets.items():
+            if name == "test" and not final:
+                continue
+            done = 0
+            for batch in samples.batches(self.batch_size):
+                size = min(self.batch_size, samples.length - done)
+                done += size
+                for metric, function in functions.items():
+                    key = f"{name}_{metric}"
+                    totals[key] = totals.get(key, 0.0) + float(function(model, *batch)) * size / samples.length
+        return totals
+
+
+TASK = OwnTaskTraining

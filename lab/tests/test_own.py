@@ -1,0 +1,271 @@
+"""A user's own optimizer, task and training function, by the command line and in sweeps."""
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import sweep_toy
+import torch
+from torch.utils.data import Dataset
+
+from mvngrad_lab import cli
+from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store import read_run
+from mvngrad_lab.sweep import Sweep, grid
+from mvngrad_lab.sweep.records import latest_by_key
+from mvngrad_lab.sweep.summary import describe_selection
+from mvngrad_lab.sweep.worker import check_taken
+from mvngrad_lab.tasks.own.task import OwnTask, make_recipe
+from mvngrad_lab.training.train import Interrupted, train
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture
+def mvngrad(monkeypatch, capsys, tmp_path, no_data):
+    """Runs the command in an empty folder with the examples; returns what it prints."""
+    for path in EXAMPLES.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words, code=0):
+        """What the command prints, to stderr if it fails."""
+        try:
+            exit_code = cli.main(list(map(str, words)))
+        except SystemExit as error:
+            exit_code = error.code
+        output = capsys.readouterr()
+        run.warnings = output.err
+        assert exit_code == code, output.err
+        return output.err if code else output.out
+
+    yield run
+    for path in EXAMPLES.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def load_recipe(output):
+    return json.loads((Path(output.splitlines()[-1]) / "recipe.json").read_text())
+
+
+# The command line
+
+
+def test_mnist_trains_without_a_download_and_says_on_what(mvngrad):
+    assert load_recipe(mvngrad("train", "mnist", "--epochs", "1", "--device", "cpu"))["digits"] == "mnist-5k"
+    assert "trains on the 5,000 digits in this package" in mvngrad.warnings
+    assert "only its sample is here" in mvngrad("train", "mnist", "--digits", "mnist", "--device", "cpu", code=2)
+
+
+def test_the_worked_example_has_at_most_40_lines_and_trains(mvngrad):
+    assert len((EXAMPLES / "spirals.py").read_text().splitlines()) <= 40
+    assert "Tell two spirals apart." in mvngrad("train", "spirals:spirals", "--help")
+    output = mvngrad("train", "spirals:spirals", "--optimizer", "adamw", "--epochs", "6", "--device", "cpu")
+    recipe, metrics = load_recipe(output), read_run(Path(output.splitlines()[-1])).result
+    assert (recipe["task"], recipe["optimizer"], recipe["eps_s"]) == ("spirals:spirals", "adamw", None)
+    assert metrics["validation_accuracy"] > 0.9
+
+
+def test_a_users_optimizer_is_trained_with_its_options_and_its_code_names_the_run(mvngrad, tmp_path):
+    words = ("train", "mnist", "--epochs", "1", "--lr", "3e-4", "--device", "cpu", "--optimizer")
+    first = load_recipe(mvngrad(*words, "signs:SignMomentum,beta=0.95"))["optimizer"]
+    assert first.startswith("signs:SignMomentum@")
+    assert first.endswith(",beta=0.95")
+    sys.modules.pop("signs")
+    (tmp_path / "signs.py").write_text((tmp_path / "signs.py").read_text() + "\n")
+    assert load_recipe(mvngrad(*words, "signs:SignMomentum,beta=0.95"))["optimizer"] != first
+    for name, problem in (
+        ("signs:SignMomentum,betta=1", "does not take betta=1; it takes lr, beta"),
+        ("signs:torch", "signs has no optimizer 'torch'"),
+        ("nowhere:X", "nowhere cannot be imported: ModuleNotFoundError"),
+        (first.replace("@", "@0"), "signs has changed since"),
+    ):
+        assert problem in mvngrad(*words, name, code=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere:x", "No module"),
+        ("json:nothing", "no attribute"),
+        ("time:time", "returned a float"),
+        ("json:loads", "TypeError"),
+    ],
+)
+def test_a_task_that_cannot_be_loaded_is_named(mvngrad, name, problem):
+    assert problem in mvngrad("train", name, code=2)
+
+
+# Training
+
+
+class Noisy(Dataset):
+    """Samples that are drawn as they are read."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        x = torch.full((3,), index / 40) + 0.1 * torch.randn(3)
+        return {"x": x, "y": x.sum()}
+
+
+def squared(model, batch):
+    return (model(batch["x"]).squeeze(1) - batch["y"]).square().mean()
+
+
+def noisy():
+    settings = {"batch_size": 8, "epochs": 2, "optimizer": "adamw", "max_norm": 1.0}
+    return OwnTask(
+        model=lambda: torch.nn.Linear(3, 1), loss=squared, train=Noisy(), validation=Noisy(), settings=settings
+    )
+
+
+def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
+    recipe = make_recipe(noisy)
+    whole = train(recipe, root=tmp_path / "whole", on_event=lambda event: None).result
+    stop = iter([False, False, True])
+
+    def interrupt(event):
+        if next(stop, False):
+            import signal
+
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(recipe, root=tmp_path / "parts", checkpoint_every=0, on_event=interrupt, observe=lambda *_: interrupt(0))
+    assert train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result["weights"] == whole["weights"]
+
+
+def test_settings_of_a_task_are_defaults_and_unknown_ones_are_refused():
+    assert make_recipe(noisy, "mvngrad").eps_s == 1e-16
+    assert make_recipe(noisy, "torch:SGD", lr=0.1).beta1 is None
+    with pytest.raises(InvalidInput, match="epoch is no setting"):
+        make_recipe(noisy, epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"train": (torch.ones(4, 3), torch.ones(5))}, r"the tensors of train have \[4, 5\] samples"),
+        ({"train": [1.0]}, "batch_size=8 is more than the 1 training samples"),
+        ({"validation": iter([])}, "validation is a list_iterator; it must be a tuple of tensors, or a Dataset"),
+        ({"model": lambda: 3}, r"model\(\) returned a int; it must return a torch.nn.Module"),
+    ],
+)
+def test_unsuitable_parts_of_a_task_are_named(monkeypatch, tmp_path, change, problem):
+    monkeypatch.setattr("mvngrad_lab.tasks.own.task._functions", {})
+    task = replace(noisy(), **change)
+
+    def broken():
+        return task
+
+    with pytest.raises(InvalidInput, match=problem):
+        train(make_recipe(broken), root=tmp_path)
+
+
+# Sweeps
+
+
+@dataclass(frozen=True)
+class Bowl(Recipe):
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    seed: int = 0
+
+
+def descend(recipe):
+    """A tensor, so that the engine has to make a number of it."""
+    if recipe.lr == 7.0:
+        return [recipe.lr]
+    return {"loss": torch.tensor(float("nan") if recipe.lr > 4 else (recipe.lr - 0.3) ** 2)}
+
+
+def bowl(run=descend, lrs=(0.01, 0.1, 0.3, 5.0, 7.0)):
+    return Sweep(stages=(grid(Bowl(), lr=lrs),), run=run, metric="loss", higher=False, seconds=1, hardware="a CPU")
+
+
+def test_a_function_from_recipe_to_dict_is_a_sweep(toy):
+    toy.init(bowl())
+    assert Counter(toy.work()) == {"finished": 3, "diverged": 1, "raised": 1}
+    records = {record.settings["lr"]: record for record in latest_by_key(toy.queue.records()).values()}
+    assert records[0.1].value == pytest.approx(0.04)
+    assert "it must return a dict" in records[7.0].outcome["reason"]
+    run = read_run(toy.root / records[0.1].key)
+    assert (run.name, run.result["loss"]) == ("bowl", records[0.1].value)
+    lines = "\n".join(toy.messages)
+    assert f"{records[0.1].key}: sgd, lr 0.1: loss 0.04; 2 of 5 done, about 0 s left" in lines
+    assert f"{records[5.0].key}: sgd, lr 5.0: diverged (loss is not finite); 4 of 5 done" in lines
+
+
+def test_a_function_gets_the_options_that_it_has_parameters_for(toy):
+    seen = []
+
+    def run(recipe, device, folder):
+        seen.append((device, folder.name))
+        return {"loss": recipe.lr}
+
+    toy.init(bowl(run, lrs=(0.5,)))
+    toy.work(device="cpu")
+    assert seen == [("cpu", grid(Bowl(), lr=(0.5,))[0].key)]
+    check_taken(run, data=None, device="cuda", compile=False)
+    with pytest.raises(InvalidInput, match="--compile True: the sweep's function run has no parameter compile"):
+        check_taken(run, compile=True)
+
+
+def test_a_selected_value_at_the_edge_of_the_grid_is_named(toy):
+    toy.init(sweep_toy.make_sweep(sweep_toy.toys(("adam", "laprop"), lr=(0.0, 2.0, 3.0, 9.0), steps=(1, 2))))
+    toy.work()
+    lines = describe_selection(toy.queue)
+    assert not any("lr 3.0 is at the edge" in line for line in lines)
+    assert sum(" is at the edge of the grid, the " in line for line in lines) == 2, "of steps, which have no effect"
+    toy.init(sweep_toy.make_sweep(sweep_toy.toys(("adam", "laprop"), lr=(1.0, 2.0))))
+    toy.work()
+    lines = describe_selection(toy.queue)
+    edge = "  lr 2.0 is at the edge of the grid, the largest of 1.0, 2.0: a larger one may be better"
+    assert lines.count(edge) == 2
+
+
+def own():
+    recipes = grid(make_recipe(noisy, epochs=1), lr=(1e-3, 1e-2))
+    return Sweep(stages=(recipes,), metric="validation_loss", higher=False, seconds=1, hardware="a CPU")
+
+
+ATTACKS = {
+    ("task", "sweep_toy:small"): "not of this command or sweep",
+    ("task", "os:getcwd"): "not of this command or sweep",
+    ("task", "evil:run"): "not of this command or sweep",
+    ("optimizer", "evil:run"): "of a module that is imported",
+    ("optimizer", "sweep_toy:small"): "has no optimizer 'small'",
+}
+
+
+def test_a_store_can_name_only_tasks_and_optimizers_that_the_worker_has(toy, tmp_path, monkeypatch):
+    """The store's recipes are of the sweep's class, their settings are an attacker's."""
+    monkeypatch.setattr("mvngrad_lab.sweep.worker.ERRORS_IN_A_ROW", 100)
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\ndef run(*_): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    toy.init(own(), "test_own:own")
+    problems = {}
+    for (field, value), problem in ATTACKS.items():
+        more = {"beta1": None, "beta2": None, "eps": None} if field == "optimizer" else {}
+        recipe = replace(make_recipe(noisy), **{field: value}, **more)
+        maker = "mvngrad_lab.tasks.own.recipe:Own"
+        toy.queue.add([{"key": recipe.key, "stage": "1", "maker": maker, "settings": recipe.settings}])
+        problems[recipe.key] = problem
+    assert toy.work() == {"finished": 2, "raised": len(ATTACKS)}
+    reasons = {record.key: record.outcome["reason"] for record in toy.queue.records() if record.status == "raised"}
+    assert all(problem in reasons[key] for key, problem in problems.items()), reasons
+    assert not (tmp_path / "executed").exists()
+    assert "evil" not in sys.modules
+
+
+def test_the_examples_sweep_selects(mvngrad):
+    mvngrad("sweep", "init", "valley:valley")
+    assert "12 of 12 done" in mvngrad("sweep", "work", "valley:valley")
+    assert "by distance, lowest; 12 of 12 runs are done" in mvngrad("sweep", "select", "valley:valley")
