@@ -1,6 +1,7 @@
 """A user's own optimizer, task and training function, by the command line and in sweeps."""
 
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import read_run
 from mvngrad_lab.sweep import Sweep, grid
 from mvngrad_lab.sweep.records import latest_by_key
-from mvngrad_lab.sweep.summary import describe_selection
+from mvngrad_lab.sweep.summary import describe_progress, describe_selection
 from mvngrad_lab.sweep.worker import check_taken
 from mvngrad_lab.tasks.own.task import OwnTask, make_recipe
 from mvngrad_lab.training.train import Interrupted, train
@@ -199,8 +200,22 @@ def test_a_function_from_recipe_to_dict_is_a_sweep(toy):
     run = read_run(toy.root / records[0.1].key)
     assert (run.name, run.result["loss"]) == ("bowl", records[0.1].value)
     lines = "\n".join(toy.messages)
-    assert f"{records[0.1].key}: sgd, lr 0.1: loss 0.04; 2 of 5 done, about 0 s left" in lines
+    assert re.search(rf"{records[0.1].key}: sgd, lr 0\.1: loss 0\.04; 2 of 5 done, about \d+ s left", lines)
     assert f"{records[5.0].key}: sgd, lr 5.0: diverged (loss is not finite); 4 of 5 done" in lines
+
+
+def test_the_time_left_is_that_of_runs_without_compilation_shared_by_running_workers(toy):
+    toy.init(sweep_toy.small())
+    assert describe_progress(toy.queue.records()) == "0 of 12 done"
+    for began, seconds in (("2026-01-01", 100.0), ("2026-01-02", 20.0), ("2026-01-03", 22.0)):
+        claim = toy.queue.claim({"worker": "a"})
+        outcome = {"status": "finished", "began": began, "worker_seconds": seconds, "seconds": 18.0}
+        toy.queue.finish(claim, outcome, 1.0)
+        if began == "2026-01-01":
+            assert describe_progress(toy.queue.records()) == "1 of 12 done, about 3.3 minutes left"
+    assert describe_progress(toy.queue.records()) == "3 of 12 done, about 3.1 minutes left"
+    toy.queue.claim({"worker": "b"})
+    assert describe_progress(toy.queue.records()) == "3 of 12 done, about 1.8 minutes left with 2 workers"
 
 
 def test_a_function_gets_the_options_that_it_has_parameters_for(toy):

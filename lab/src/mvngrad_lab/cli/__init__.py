@@ -6,7 +6,7 @@ import inspect
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Union
@@ -195,7 +195,8 @@ def _run_command(arguments: list[str]) -> int:
     if arguments in (["--version"], ["-V"]):
         print(f"mvngrad {__version__}")
         return 0
-    return parse_command(Mvngrad, "mvngrad", arguments)()
+    command: Callable[[], int] = parse_command(Mvngrad, "mvngrad", arguments)
+    return command()
 
 
 def parse_command(kind: Any, prog: str, arguments: list[str]) -> Any:

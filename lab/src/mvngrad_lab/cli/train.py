@@ -140,7 +140,7 @@ def parse_training(arguments: list[str], description: str, config: Any) -> Train
     if ":" in name:
         kind = _HiddenName
         recipe = kind(**vars(recipe))
-    options = {"prog": f"mvngrad train {name}", "description": preset.help, "default": Train(recipe)}
+    options: Any = {"prog": f"mvngrad train {name}", "description": preset.help, "default": Train(recipe)}
     return cast(Train[Any], tyro.cli(Train[kind], args=arguments[1:], config=config, **options))
 
 
