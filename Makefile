@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: reproduce test lint docs bench clean
+.PHONY: reproduce test lint docs pictures bench clean
 
 reproduce: $(READY)
 	$(BIN)/mvngrad reproduce
@@ -23,6 +23,9 @@ docs: $(READY)
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+pictures: $(READY)
+	$(BIN)/python docs/pictures.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step

@@ -22,7 +22,7 @@ from mvngrad_lab import report
 from mvngrad_lab.report import figures, page
 from mvngrad_lab.report.claims import KINDS, Claim, load_claims
 from mvngrad_lab.report.figures import style
-from mvngrad_lab.report.findings import summarize
+from mvngrad_lab.report.findings import draw_lead, summarize
 from mvngrad_lab.report.records import load_records
 from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict, find_latest, judge
 from mvngrad_lab.store import FinishedRun
@@ -277,6 +277,25 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     assert "no optimizer is shown to be ahead" in words(html)
     assert "no optimizer is shown to be ahead" not in words(render(changed, records))
     assert summarize(judged, find_latest(records))[0].startswith("49 claims, the paper's: ")
+
+
+def test_the_readmes_figure_and_sentence_are_those_of_results():
+    """If this fails after new runs: `make pictures`, and what the README says they found."""
+    lead = draw_lead(find_latest(load_records(RESULTS, warn=pytest.fail)))
+    readme = " ".join((RESULTS.parent / "README.md").read_text().split())
+    (runs,) = re.findall(r"CIFAR-100, (batch.*?)\. Filled", lead.caption)
+    assert runs in readme
+    for theme, colors in (("light", style.LIGHT), ("dark", style.DARK)):
+        stored = (RESULTS.parent / "docs" / "img" / f"floor-{theme}.svg").read_text()
+        assert len(stored) < 20_000
+        assert colors["mvngrad"] in stored
+        assert words_of(stored) == words_of(lead.panels[0].svg)
+    for name in ("report.png", "diagnosis.png"):
+        assert 0 < (RESULTS.parent / "docs" / "img" / name).stat().st_size < 150_000
+
+
+def words_of(svg):
+    return [text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_command_ends_with_counts_findings_and_the_path_and_opens_it(runs, tmp_path):

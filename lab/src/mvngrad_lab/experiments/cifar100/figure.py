@@ -72,7 +72,7 @@ def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
     ours = {batch: verdict.strip.rows for batch, verdict in zip(result["cells"], order, strict=True) if verdict.strip}
     means = {batch: {row.label: row.value for row in rows} for batch, rows in ours.items()}
     reached = [
-        f"**{row.value:.2f}%** at batch {batch} (paper {row.reference:.2f}, n = {row.n})"
+        f"**{row.value:.2f}%** at batch {batch} (paper {row.reference:.2f}, n\u00a0=\u00a0{row.n})"
         for batch, rows in ours.items()
         for row in rows
         if row.label == "MVN-Grad"

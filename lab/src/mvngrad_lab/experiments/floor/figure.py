@@ -197,24 +197,22 @@ def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def is_complete(accuracies: dict[str, dict[str, float]]) -> bool:
-    return all(math.isfinite(value) for of in accuracies.values() for value in of.values())
-
-
 def describe_runs(result: dict[str, Any]) -> str:
-    if "selected" not in result:
-        return "30 epochs, seed 0, the best of 16 settings"
-    return f"200 epochs, {min(len(result['arms'][arm]) for arm in GRID_ARMS)} seeds"
+    """Empty if an arm has no run, or fewer than three at 200 epochs."""
+    fewest = min(len(result["arms"].get(arm, ())) for arm in GRID_ARMS)
+    if "selected" in result:
+        return f"200 epochs, {fewest} seeds or more" if fewest > 2 else ""
+    return "30 epochs, seed 0, the best of 16 settings" if fewest else ""
 
 
 def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """What the floor does; at 200 epochs, once that is judged, and not in the grid any more."""
     accuracies, sgd, main = get_accuracies(result), get_accuracy(result, "sgd"), verdicts["floor-main"]
-    if not is_complete(accuracies) or ("selected" in result) != (main.status != NOT_RUN):
+    if not (runs := describe_runs(result)) or ("selected" in result) != (main.status != NOT_RUN):
         return ""
     low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
     with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
-    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} ({describe_runs(result)})"
+    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} ({runs})"
     if min(accuracies["floor"].values()) > max(accuracies["none"].values()):
         return f"**The epsilon floor does the work**, not the variance or the order of momentum: {numbers}."
     return f"An epsilon floor does not explain all of the lead: {numbers}."
@@ -223,7 +221,7 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
 def draw_lead(result: dict[str, Any]) -> Figure | None:
     """Each optimizer with and without a floor; what the paper compares is filled."""
     accuracies, sgd = get_accuracies(result), get_accuracy(result, "sgd")
-    if not is_complete(accuracies):
+    if not (runs := describe_runs(result)):
         return None
     at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
     for row, name in enumerate(OPTIMIZERS):
@@ -247,7 +245,7 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     title = f"An epsilon floor is worth {gain:.1f} points, the choice of optimizer at most {spread:.1f}"
     parts = [f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in of.items())}" for kind, of in accuracies.items()]
     caption = (
-        f"ResNet-18 on CIFAR-100, batch 1024, {describe_runs(result)}. Filled: as in the paper, which compares Adam "
+        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: as in the paper, which compares Adam "
         "and LaProp without a floor with AdaBelief and MVN-Grad with one."
     )
     return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))

@@ -175,8 +175,9 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         return ""
     losses = [row.value for row in order.strip.rows]
     words = {NOT_REPRODUCED: "**MVN-Grad is not ahead**", UNDECIDED: "**no optimizer is shown to be ahead**"}
-    runs = f"{min(losses):.3f} to {max(losses):.3f} (n = {order.strip.rows[0].n}, 3,000 steps of a stand-in text)"
-    return f"On a 30M language model {words.get(order.status, '**MVN-Grad is ahead**')}: validation loss {runs}."
+    numbers = f"validation loss {min(losses):.3f} to {max(losses):.3f}, n\u00a0=\u00a0{order.strip.rows[0].n}"
+    head = f"On a 30M language model {words.get(order.status, '**MVN-Grad is ahead**')}"
+    return f"{head}: {numbers} (3,000 steps of a stand-in text)."
 
 
 FINDINGS = {"table2": (40, describe)}

@@ -1,0 +1,70 @@
+"""Make the pictures of README.md in docs/img: `make pictures`, from the stored runs in results/ and, if there, runs/.
+
+Two SVG files of the report's first figure, for light and dark pages, and screenshots of the report and of a diagnosis,
+for which a Chromium must be installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from mvngrad.diagnostics import diagnose, read_records
+from mvngrad_lab import report
+from mvngrad_lab.report import page
+from mvngrad_lab.report.figures.style import DARK, LIGHT
+from mvngrad_lab.report.findings import draw_lead
+from mvngrad_lab.report.records import load_records
+from mvngrad_lab.report.verdicts import find_latest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "img"
+MONITORED = "wikitext103-a1a2e0a9c164.jsonl"
+"""The Monitor's record of MVN-Grad in a GPT-2 30M training, in results/monitors."""
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Noto Sans',Arial,sans-serif"
+
+
+def make_figure(svg: str, colors: dict[str, str]) -> str:
+    """A figure of the report as a file of its own, in these colours."""
+    plain = re.sub(r"var\(--([a-z]+),[^)]*\)", lambda match: colors[match[1]], svg)
+    return plain.replace("<svg ", f'<svg width="480" font-family="{FONT}" ', 1) + "\n"
+
+
+def take_screenshot(html: Path, target: Path) -> None:
+    """The first screen at 1280 pixels, in few colours."""
+    sys.path.insert(0, str(ROOT / "lab" / "tests"))
+    from browser import Browser, Page
+
+    with tempfile.TemporaryDirectory() as folder, Browser(folder) as browser:
+        shown = Page(browser, html, width=1280)
+        clip = {"x": 0, "y": 0, "width": 1280, "height": 800, "scale": 1}
+        data = shown.call("Page.captureScreenshot", clip=clip)["data"]
+    image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+    image.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    folders = [folder for folder in (ROOT / "runs", ROOT / "results") if folder.is_dir()]
+    lead = draw_lead(find_latest(load_records(*folders, warn=report.print_warning)))
+    assert lead is not None
+    for theme, colors in (("light", LIGHT), ("dark", DARK)):
+        (FOLDER / f"floor-{theme}.svg").write_text(make_figure(lead.panels[0].svg, colors), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        take_screenshot(report.build(*folders, out=Path(folder) / "report.html"), FOLDER / "report.png")
+        records = read_records(ROOT / "results" / "monitors" / MONITORED)
+        diagnosis = Path(folder) / "diagnosis.html"
+        diagnosis.write_text(page.render_diagnosis(records, diagnose(records), source="monitor.jsonl"), "utf-8")
+        take_screenshot(diagnosis, FOLDER / "diagnosis.png")
+    for path in sorted(FOLDER.iterdir()):
+        print(path.relative_to(ROOT), f"{path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
