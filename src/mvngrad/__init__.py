@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         MVNGradW as MVNGradW,
         convert_state_dict as convert_state_dict,
         from_adamw as from_adamw,
+        get_master_state_dict as get_master_state_dict,
+        load_master_state_dict as load_master_state_dict,
         release_gradients as release_gradients,
         to_adamw as to_adamw,
     )
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 __all__ = [
     "AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict",
-    "from_adamw", "release_gradients", "to_adamw",
+    "from_adamw", "get_master_state_dict", "load_master_state_dict", "release_gradients", "to_adamw",
 ]  # fmt: skip
 _SUBPACKAGES = ("diagnostics", "optim")
 

@@ -11,5 +11,9 @@ from mvngrad.optim.cells import (
     MVNGradW as MVNGradW,
 )
 from mvngrad.optim.checkpoint import convert_state_dict as convert_state_dict
+from mvngrad.optim.masters import (
+    get_master_state_dict as get_master_state_dict,
+    load_master_state_dict as load_master_state_dict,
+)
 from mvngrad.optim.release import release_gradients as release_gradients
 from mvngrad.optim.switch import from_adamw as from_adamw, to_adamw as to_adamw

@@ -16,6 +16,7 @@ from mvngrad.optim.formats import (
     SQUARES,
     STATE_DTYPES,
     FloatFormat,
+    allocate_low,
     get_format,
     invalid_state_dtype_message,
     load_state,
@@ -91,7 +92,7 @@ def _check_cell(optimizer: RuleOptimizer, states: Mapping[Any, Any], groups: lis
     The cell is recognized by its state or, before the first step, by the options of its groups.
     """
     saved = next((saved for saved in states.values() if isinstance(saved, Mapping) and saved), {})
-    names = {name for name in saved if name != "step" and not str(name).endswith("_scale")}
+    names = {name for name in saved if name not in ("step", "low") and not str(name).endswith("_scale")}
     options = {option for option in MVNGRAD.options if any(option in group for group in groups)}
     from_mvngrad = all("state_dtype" in group for group in groups)
     source = next((rule for rule in (*CELLS, LEAN) if names == {*rule.state_names}), None)
@@ -134,6 +135,12 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
         raise ValueError(f"not a state_dict of {name}: its weight decay is {decay}")
     if saved.get("amsgrad"):
         raise ValueError(f"not a state_dict of {name}: it has amsgrad=True")
+    bits = saved.get("master_bits"), own["master_bits"]
+    if bits[0] and bits[0] != bits[1]:
+        raise ValueError(
+            f"not a state_dict of {name}(master_bits={bits[1]}): it was saved with master_bits={bits[0]}; make the "
+            "optimizer with that, or load the weights by mvngrad.get_master_state_dict and load_master_state_dict"
+        )
     was_lean = bool(saved.get("lean"))
     if was_lean != bool(own.get("lean")):
         raise ValueError(f"not a state_dict of {name}(lean={not was_lean}): it was saved with lean={was_lean}")
@@ -143,7 +150,13 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
             f"the state_dict has its state in {dtypes[0]}, this optimizer in {dtypes[1]}: make the optimizer with that "
             f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
         )
-    filled = {**own, "decouple_lr": False, **saved, "state_dtype": own["state_dtype"]}  # of saved's weight_decay
+    filled = {
+        **own,
+        "decouple_lr": False,
+        **saved,
+        "state_dtype": own["state_dtype"],
+        "master_bits": bits[1],
+    }  # of saved's weight_decay
     optimizer._check(filled)
     return filled
 
@@ -168,6 +181,14 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     if not saved:
         return {}
     stored = state_format.allocate(names, param)
+    low = allocate_low(group["master_bits"], param)
+    if low and "low" in saved:
+        value, own = saved["low"], low["low"]
+        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (own.dtype, own.shape):
+            raise ValueError(f"corrupted state_dict: low is {_describe(value)}, where it must be {_describe(own)}")
+        own.copy_(value)
+    if low:  # without it, a master equals its parameter
+        saved = {name: value for name, value in saved.items() if name != "low"}
     if saved.keys() not in ({"step", *stored}, {"step", *names}):
         raise ValueError(
             f"not a state_dict of {type(optimizer).__name__}: it has {sorted({'step', *stored})} for each parameter, "
@@ -189,7 +210,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
         values = load_state(names, saved, torch.float32)
         dense = {name: torch.empty_like(stored[name], dtype=torch.float32).copy_(values[name]) for name in names}
         state_format.store(stored, dense)
-    return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in stored.items()}}
+    return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in {**stored, **low}.items()}}
 
 
 def parse_steps(value: Any) -> float:
@@ -247,7 +268,8 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
             if is_sharded(param) and f"{names[0]}_scale" in states.get(key, {}):
                 values = load_state(names, states[key], torch.float32)
                 sharded = {name: _make_sharded(values[name], param) for name in names}
-                states[key] = {"step": states[key]["step"], **sharded}
+                kept = {name: value for name, value in states[key].items() if name in ("step", "low")}
+                states[key] = {**kept, **sharded}
     return {**state_dict, "state": states, "param_groups": groups}
 
 
@@ -278,7 +300,7 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         raise ValueError(invalid_state_dtype_message(state_dtype))
     states: dict[Any, dict[str, Any]] = {}
     for key, saved in state_dict["state"].items():
-        names = [name for name in saved if name != "step" and not name.endswith("_scale")]
+        names = [name for name in saved if name not in ("step", "low") and not name.endswith("_scale")]
         if not names:  # reading optimizer.state[param] creates an empty entry
             states[key] = {}
             continue
@@ -290,5 +312,7 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         target.store(stored, values)
         step = saved["step"]
         states[key] = {"step": step.clone() if isinstance(step, torch.Tensor) else step, **stored}
+        if "low" in saved:
+            states[key]["low"] = saved["low"].clone()
     groups = [{**group, "state_dtype": get_dtype_name(state_dtype)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}

@@ -26,8 +26,10 @@ from mvngrad.optim.tensors import get_local, is_sharded, view_as_real
 
 SQUARES = "vs"
 """The state names that are averages of squares."""
-ALL_NAMES = frozenset(name + suffix for name in "msuv" for suffix in ("", "_scale"))
+ALL_NAMES = frozenset(("low", *(name + suffix for name in "msuv" for suffix in ("", "_scale"))))
 """Every name that any cell stores in any format, except `step`."""
+LOW_DTYPES = {24: torch.int8, 32: torch.int16}
+"""By `master_bits`, the dtype of `low`."""
 STATE_DTYPES = (None, torch.float32, torch.bfloat16, "int8")
 """Valid values of `state_dtype`, in a group."""
 ALIASES = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
@@ -137,6 +139,30 @@ def write(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
         target.copy_(value)
 
 
+# Split master weights: bfloat16 parameters, and the low bits of their float32 values as the state `low`.
+#
+# The parameter is the nearest bfloat16 number to its master, ties away from zero, and `low` the difference of their
+# bits. Casts round ties to even, which would take one bit more: both neighbours of an even number round to it.
+
+
+def join_master(param: Tensor, low: Tensor) -> Tensor:
+    """The float32 masters of bfloat16 parameters."""
+    high = param.view(torch.int16).to(torch.int32) << 16
+    return (high + (low.to(torch.int32) << (16 - 8 * low.itemsize))).view(torch.float32)
+
+
+def split_master(master: Tensor, param: Tensor, low: Tensor, noise: Tensor | None = None) -> None:
+    """Write masters to their parameters and `low`; for 8 bits of `low`, rounded by 16 bits of noise or to nearest."""
+    bits = master.view(torch.int32)
+    if low.itemsize == 1:
+        bits = bits + (128 if noise is None else _from_row(noise, master) >> 8)
+    high = (bits + 2**15) >> 16
+    rest = (bits - (high << 16)) >> (16 - 8 * low.itemsize)
+    is_nan = master != master
+    param.view(torch.int16).copy_(torch.where(is_nan, 0x7FC0, high))
+    low.copy_(torch.where(is_nan, 0, rest))
+
+
 # Formats
 
 
@@ -227,9 +253,15 @@ def get_format(state_dtype: Any, param: Tensor) -> Format:
     return FloatFormat(arithmetic_dtype(param) if state_dtype is None else state_dtype)
 
 
-def get_stored_names(names: Sequence[str], state_dtype: Any) -> tuple[str, ...]:
+def get_stored_names(names: Sequence[str], state_dtype: Any, master_bits: int | None = None) -> tuple[str, ...]:
     """The names a parameter's state is stored under, except `step`: with scales, for int8."""
-    return (*names, *(f"{name}_scale" for name in names)) if state_dtype == "int8" else tuple(names)
+    scales = tuple(f"{name}_scale" for name in names) if state_dtype == "int8" else ()
+    return (*names, *scales, *(("low",) if master_bits else ()))
+
+
+def allocate_low(master_bits: int | None, param: Tensor) -> dict[str, Tensor]:
+    """The state `low` of masters that equal their parameter; nothing without masters."""
+    return FloatFormat(LOW_DTYPES[master_bits]).allocate(["low"], param) if master_bits else {}
 
 
 def is_stored_as(state_dtype: Any, dtype: torch.dtype) -> bool:

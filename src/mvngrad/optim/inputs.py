@@ -25,7 +25,14 @@ State = dict[str, list[Tensor]]
 
 _get_grad = attrgetter("grad")
 _get_options = itemgetter(
-    "state_dtype", "stochastic_rounding", "rounding_seed", "foreach", "fused", "capturable", "differentiable"
+    "state_dtype",
+    "stochastic_rounding",
+    "rounding_seed",
+    "master_bits",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
 )
 
 

@@ -24,8 +24,10 @@ from mvngrad.optim import checkpoint
 from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
 from mvngrad.optim.formats import (
     ALL_NAMES,
+    LOW_DTYPES,
     STATE_DTYPES,
     Rounding,
+    allocate_low,
     get_format,
     get_stored_names,
     hash_values,
@@ -67,6 +69,7 @@ class RuleOptimizer(Optimizer):
         state_dtype: torch.dtype | Literal["float32", "bf16", "bfloat16", "int8"] | None = None,
         stochastic_rounding: bool = False,
         rounding_seed: int | None = None,
+        master_bits: Literal[24, 32] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         maximize: bool = False,
@@ -98,6 +101,8 @@ class RuleOptimizer(Optimizer):
             rounding_seed: the seed of rounding at random; saved in checkpoints. None is 0, except in an optimizer that
                 has a single parameter: its first step chooses one by the parameter's shape and first values, so that
                 optimizers with one parameter each draw different random bits.
+            master_bits: keep the 8 or 16 bits that bfloat16 parameters lack as state, so that they are stepped as
+                24-bit numbers, rounded at random, or as float32 numbers; the parameters are the nearest bfloat16.
             foreach: one kernel for each operation on all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, with equal results and less memory.
             fused: one kernel for the whole step. On CUDA it is written in Triton, and None uses it if it can. On the
@@ -116,6 +121,7 @@ class RuleOptimizer(Optimizer):
             "state_dtype": parse_state_dtype(state_dtype),
             "stochastic_rounding": stochastic_rounding,
             "rounding_seed": rounding_seed,
+            "master_bits": master_bits,
             "foreach": foreach,
             "fused": fused,
             "maximize": maximize,
@@ -191,6 +197,12 @@ class RuleOptimizer(Optimizer):
                 f"{name}: differentiable=True needs a step without rounding; leave state_dtype=None "
                 "and stochastic_rounding=False"
             )
+        if group["master_bits"] not in (None, *LOW_DTYPES):
+            raise ValueError(f"{name}: master_bits={group['master_bits']!r} is invalid; it must be None, 24 or 32")
+        if group["master_bits"]:
+            for option in ("stochastic_rounding", "foreach", "differentiable"):
+                if group[option]:
+                    raise ValueError(f"{name}: master_bits and {option}=True exclude each other; choose one")
         enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
         if len(enabled) > 1:
             raise ValueError(f"{name}: {enabled[0]}=True and {enabled[1]}=True exclude each other; choose one")
@@ -217,6 +229,11 @@ class RuleOptimizer(Optimizer):
 
     def _get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
+        if group["master_bits"] and param.dtype != torch.bfloat16:
+            raise ValueError(
+                f"{type(self).__name__}: master_bits is for bfloat16 parameters; here is one of {param.dtype}: cast "
+                "it, or give it a group of its own with master_bits=None"
+            )
         state: dict[str, Tensor] = self.state[param]
         if not state:
             if param.is_floating_point() and param.dtype.itemsize < 2:
@@ -231,11 +248,12 @@ class RuleOptimizer(Optimizer):
                 )
             state["step"] = make_step_count(0, param, group)
             state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
+            state.update(allocate_low(group["master_bits"], param))
         names = self._get_stored_names(group)
         if {*names} != state.keys() & ALL_NAMES or not is_stored_as(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
-                f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean or "
-                "state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
+                f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean, master_bits "
+                "or state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
                 "mvngrad.convert_state_dict(state_dict, state_dtype) into it"
             )
         return state
@@ -245,7 +263,7 @@ class RuleOptimizer(Optimizer):
         return LEAN if group.get("lean") else self.rule
 
     def _get_stored_names(self, group: Group) -> tuple[str, ...]:
-        return get_stored_names(self.get_rule(group).state_names, group["state_dtype"])
+        return get_stored_names(self.get_rule(group).state_names, group["state_dtype"], group["master_bits"])
 
     # The step
 
@@ -330,7 +348,7 @@ class RuleOptimizer(Optimizer):
         inputs.backend, inputs.step_backend, inputs.captured = backend, get_step(backend), self._captured
         tensors = inputs.params, inputs.grads, inputs.steps, *inputs.state.values()
         seed = self._init_group(group, inputs.indices, *tensors)
-        inputs.rounding = Rounding.of_group(number, seed, group["stochastic_rounding"])
+        inputs.rounding = Rounding.of_group(number, seed, group["stochastic_rounding"] or group["master_bits"] == 24)
         if backend == "cuda":
             self._move_step_counts(group, inputs)
         if not torch.compiler.is_compiling():
@@ -374,7 +392,7 @@ class RuleOptimizer(Optimizer):
 
         Replicas choose the same one, because their parameters are equal when they step; a resumed run loads it.
         """
-        rounds = group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]
+        rounds = group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"] or group["master_bits"] == 24
         if rounds and group["rounding_seed"] is None:
             params = [param for each in self.param_groups for param in each["params"]]
             group["rounding_seed"] = hash_values(params[0]) if len(params) == 1 else 0

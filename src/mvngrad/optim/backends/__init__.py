@@ -57,6 +57,8 @@ def choose_backend(group: Group) -> Backend:
                 "one of them, or leave fused=None"
             )
     elif allows_fused(group) and group["fused"]:
+        if group["master_bits"]:
+            raise ValueError("fused=True on the CPU steps no split master weights: leave fused=None with master_bits")
         if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
             return "cpu"
         refused = {_describe(param) for param in params if not kernel_accepts(param)}
@@ -64,7 +66,7 @@ def choose_backend(group: Group) -> Backend:
             "fused=True takes parameters on CUDA, with triton installed, or parameters on the CPU, of 16 bits and more "
             f"and with memory of their own; here are {', '.join(sorted(refused))}: leave fused=None"
         )
-    use_foreach = group["foreach"]
+    use_foreach = group["foreach"] if not group["master_bits"] else False
     if use_foreach is None:
         _, use_foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
     takes_foreach = not all(param.is_cpu for param in params) and all(owns_memory(get_local(p)) for p in params)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import HALF_DTYPES, find_format, load_state, write
+from mvngrad.optim.formats import HALF_DTYPES, find_format, join_master, load_state, split_master, write
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Arithmetic, Hyper
 
@@ -62,8 +62,8 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     """One step on each parameter: parameters, state and step counts change, gradients do not.
 
     16-bit parameters are computed in float32 and rounded once, at the end. Narrow state is rounded at random, and so
-    are bfloat16 parameters if `inputs.rounding` says so. With `capturable`, or step counts on a device, no value is
-    read back from it.
+    are bfloat16 parameters or 24-bit masters, if `inputs.rounding` says so. With `capturable`, or step counts on a
+    device, no value is read back from it.
     """
     rule, rounding, differentiable = inputs.rule, inputs.rounding, inputs.differentiable
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
@@ -76,7 +76,10 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         x, g = param, grad
         if differentiable:  # autograd saves these tensors, and the originals are overwritten below
             x, old = x.clone(), {name: value.clone() for name, value in old.items()}
-        if x.dtype != dtype:
+        low = stored.get("low")
+        if low is not None:
+            x = join_master(x, low)
+        elif x.dtype != dtype:
             x = x.to(dtype)
         if g.dtype != dtype:
             g = g.to(dtype)
@@ -86,7 +89,9 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         noise = rounding.make_noise(inputs.indices[i], t, param, sample) if narrow or rounding.params else None
         if narrow or differentiable:
             find_format(rule.state_names, stored).store(stored, new, noise)
-        if differentiable or x.dtype != param.dtype:
+        if low is not None:
+            split_master(x, param, low, noise["x"] if noise else None)
+        elif differentiable or x.dtype != param.dtype:
             write(param, x, noise["x"] if noise and rounding.params else None)
 
 

@@ -29,13 +29,15 @@ class Column(IntEnum):
     M_SCALE = 7
     R_SCALE = 8
     U_SCALE = 9
+    LOW = 10  # the bits of masters that bfloat16 parameters lack
 
 
 COLUMNS = {
     "m": Column.M, "v": Column.R, "s": Column.R, "u": Column.U,
     "m_scale": Column.M_SCALE, "v_scale": Column.R_SCALE, "s_scale": Column.R_SCALE, "u_scale": Column.U_SCALE,
+    "low": Column.LOW,
 }  # fmt: skip
-COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U)
+COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U, Column.LOW)
 """The columns of tensors with a value for each coordinate."""
 Copy = tuple[Column, Tensor, Tensor]
 """A column, a copy in the strides that the kernel needs, and the tensor that was copied."""

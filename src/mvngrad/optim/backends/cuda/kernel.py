@@ -21,7 +21,7 @@ LANES = tl.constexpr(128)
 
 
 STEP, PARAM, GRAD, INDEX = (tl.constexpr(column.value) for column in list(Column)[:4])
-M, R, U, M_SCALE, R_SCALE, U_SCALE = (tl.constexpr(column.value) for column in list(Column)[4:])
+M, R, U, M_SCALE, R_SCALE, U_SCALE, LOW = (tl.constexpr(column.value) for column in list(Column)[4:])
 
 
 @triton.jit
@@ -92,6 +92,31 @@ def _hash32(word):
 def _round_to_bfloat16(value, noise):
     bits = (value.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
     return tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
+
+
+# Split master weights, as in formats.py
+
+
+@triton.jit
+def _load_master(x_at, low_at, offsets, mask, MASKED: tl.constexpr):
+    high = tl.load(x_at + offsets, mask=mask, other=0.0) if MASKED else tl.load(x_at + offsets)
+    low = tl.load(low_at + offsets, mask=mask, other=0) if MASKED else tl.load(low_at + offsets)
+    SHIFT: tl.constexpr = 16 - low_at.dtype.element_ty.primitive_bitwidth
+    bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + (low.to(tl.int32) << SHIFT)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store_master(x_at, low_at, offsets, value, noise, mask, MASKED: tl.constexpr):
+    SHIFT: tl.constexpr = 16 - low_at.dtype.element_ty.primitive_bitwidth
+    bits = value.to(tl.int32, bitcast=True)
+    if SHIFT:  # rounded at random
+        bits += (noise >> 8).to(tl.int32)
+    high = (bits + 0x8000) >> 16
+    low = tl.where(value == value, (bits - (high << 16)) >> SHIFT, 0)
+    high = tl.where(value == value, high, 0x7FC0)
+    _store(x_at, offsets, high.to(tl.int16).to(tl.bfloat16, bitcast=True), mask, MASKED)
+    _store(low_at, offsets, low, mask, MASKED)
 
 
 # State in 8 bits, as in formats.py. Each call works on one block, so its scales are numbers.
@@ -201,11 +226,12 @@ def _divide(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def _update(
-    x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k, inverse_k_before,
-    lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+    x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
+    inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
     MASKED: tl.constexpr, S: tl.constexpr, C: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr,
     LEAN: tl.constexpr, COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr,
-    SCALED: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
+    SCALED: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr, FAST: tl.constexpr,
+    DECAY_AT_MOST_HALF: tl.constexpr,
 ):  # fmt: skip
     mask = offsets < size
     count = (size + 255) // 256
@@ -215,7 +241,7 @@ def _update(
     if NARROW or ROUND_X:
         word = _hash32(offsets.to(tl.uint32) ^ key)
 
-    x = _load(x_at, offsets, mask, MASKED, C)
+    x = _load_master(x_at, low_at, offsets, mask, MASKED) if MASTER else _load(x_at, offsets, mask, MASKED, C)
     g = _load(g_at, offsets, mask, MASKED, C)
     if SCALED:
         g = g / scale
@@ -255,9 +281,12 @@ def _update(
         x -= lr * inverse * u
     else:
         x -= lr * inverse * _divide(m, _root(r, EXACT, FAST) / k + eps, EXACT, FAST)
-    if ROUND_X:
-        x = _round_to_bfloat16(x, (word * 0x9E3779B9) >> 16)
-    _store(x_at, offsets, x, mask, MASKED)
+    if MASTER:
+        _store_master(x_at, low_at, offsets, x, (word * 0x9E3779B9) >> 16, mask, MASKED)
+    else:
+        if ROUND_X:
+            x = _round_to_bfloat16(x, (word * 0x9E3779B9) >> 16)
+        _store(x_at, offsets, x, mask, MASKED)
 
 
 @triton.jit
@@ -275,7 +304,8 @@ def update(
     X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     LOOPS: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
     DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
-    LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr,
+    LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr, FAST: tl.constexpr,
+    DECAY_AT_MOST_HALF: tl.constexpr,
 ):  # fmt: skip
     if CHECKED:  # an overflow anywhere leaves everything unchanged
         if tl.load(found_at) != 0:
@@ -301,6 +331,9 @@ def update(
 
     MEAN: tl.constexpr = (CENTERED or not MOMENTUM_LAST) and not LEAN
     x_at = _load_pointer(table, tensors, i, PARAM, X, ALIGNED)
+    low_at = x_at
+    if MASTER:
+        low_at = _load_pointer(table, tensors, i, LOW, tl.int8 if MASTER == 24 else tl.int16, ALIGNED)
     g_at = _load_pointer(table, tensors, i, GRAD, G, ALIGNED)
     r_at = _load_pointer(table, tensors, i, R, S, ALIGNED)
     m_at = r_at  # never read if the cell has no m; the same for u and scales
@@ -326,19 +359,19 @@ def update(
             offsets = tl.max_contiguous(offsets, 4)
         if start + BLOCK <= size:  # full blocks need no mask, so their loads are 16 bytes wide
             _update(
-                x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
-                inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+                x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse,
+                k, inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
                 MASKED=False, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
-                DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
-                DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
+                DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
+                FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
         elif start < size:
             _update(
-                x_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
-                inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+                x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse,
+                k, inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
                 MASKED=True, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
-                DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, FAST=FAST,
-                DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
+                DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
+                FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
 
 

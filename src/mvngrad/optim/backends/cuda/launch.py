@@ -75,6 +75,7 @@ class Launch(Batch):
         state_dtype = state[self.rule.state_names[0]][0].dtype
         self.block, self.loops, warps = SHAPES[state_dtype]
         self.options = {"num_warps": warps}
+        self.master_bits = 16 + 8 * state["low"][0].itemsize if "low" in state else 0
         self.dtypes = DTYPES[params[0].dtype], DTYPES[grads[0].dtype], DTYPES[state_dtype]
         self.step_dtype = DTYPES[steps[0].dtype]
         self.wide = params[0].dtype == torch.float64
@@ -199,6 +200,7 @@ class Launch(Batch):
             CHECKED=found_inf is not None,
             LR_ON_DEVICE=lr_on_device,
             ROUND_X=inputs.rounding.params and self.dtypes[0] == tl.bfloat16,
+            MASTER=self.master_bits,
             FAST=self.fast,
             DECAY_AT_MOST_HALF=decay_at_most_half,
         )

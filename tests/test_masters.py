@@ -1,0 +1,231 @@
+"""Split master weights: bfloat16 parameters whose missing bits are state."""
+
+import copy
+
+import pytest
+import torch
+from family import OPTIMIZERS, each_device, tensors
+from test_sharded import on_two_ranks
+from torch.distributed.fsdp import fully_shard
+
+import mvngrad
+from mvngrad.optim.formats import join_master, split_master
+
+STATE = [{}, {"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}, {"state_dtype": "int8", "lean": True}]
+each_state = pytest.mark.parametrize("options", STATE, ids=["float32", "bf16", "int8", "lean"])
+each_width = pytest.mark.parametrize("bits", [24, 32])
+
+
+def round_half_away(master):
+    """The nearest bfloat16 number, ties away from zero, computed in float64."""
+    wide = master.double()
+    exponent = torch.where(wide == 0, 0.0, wide.abs().log2().floor()).clamp(min=-126)
+    unit = 2.0 ** (exponent - 7)
+    return (((wide / unit).abs() + 0.5).floor() * unit).copysign(wide).to(torch.bfloat16)
+
+
+def split_all(master, dtype):
+    param, low = torch.empty_like(master, dtype=torch.bfloat16), torch.empty_like(master, dtype=dtype)
+    split_master(master, param, low)
+    return param, low
+
+
+def test_32_bits_are_split_and_joined_without_loss():
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (300_000,), generator=generator, dtype=torch.int64)
+    ties = (torch.arange(-(2**15), 2**15) << 16) + 2**15  # every number halfway between two of bfloat16
+    master = torch.cat([bits, ties, ties - 1, ties + 1]).to(torch.int32).view(torch.float32)
+    param, low = split_all(master, torch.int16)
+    joined = join_master(param, low)
+    finite = master.isfinite()
+    assert torch.equal(joined.view(torch.int32)[finite], master.view(torch.int32)[finite])
+    assert torch.equal(joined.isnan(), master.isnan())
+    normal = finite & (master.abs() > 1e-37) & (master.abs() < 3e38)
+    assert torch.equal(param[normal], round_half_away(master[normal]))
+
+
+def test_24_bits_are_rounded_to_the_nearest_or_at_random_without_bias():
+    master = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
+    joined = join_master(*split_all(master, torch.int8))
+    assert ((joined - master).abs() <= master.abs() * 2.0**-16).all()
+    param, low = split_all(torch.full((65_536,), 1.0 + 37 * 2.0**-23), torch.int8)
+    split_master(torch.full((65_536,), 1.0 + 37 * 2.0**-23), param, low, torch.arange(65_536, dtype=torch.int32))
+    values = join_master(param, low)
+    assert set(values.tolist()) == {1.0, 1.0 + 2.0**-15}
+    assert values.double().mean() == 1.0 + 37 * 2.0**-23
+
+
+def train_pair(make, options, bits, device, fused=None, steps=8):
+    """Masters, and the same as float32 parameters whose gradients are taken at their rounding to bfloat16."""
+    shapes = (21, 15), (7,), (3, 5, 2)
+    reference = [torch.nn.Parameter(x.bfloat16().float()) for x in tensors(*shapes, device=device)]
+    params = [torch.nn.Parameter(x.detach().bfloat16()) for x in reference]
+    path = {"fused": fused, "foreach": None if fused is None else False}
+    with_masters = make(params, lr=1e-3, master_bits=bits, **options, **path)
+    in_float32 = make(reference, lr=1e-3, **options, **path)
+    for t in range(1, steps + 1):
+        for i, (param, wide) in enumerate(zip(params, reference, strict=True)):
+            noise = tensors(*shapes, device=device, seed=t)[i]
+            param.grad = (param.detach().float() + noise).bfloat16()
+            seen = round_half_away(wide.detach()) if bits == 32 else param.detach()
+            wide.grad = (seen.float() + noise).bfloat16().float()
+        with_masters.step()
+        in_float32.step()
+    masters = [join_master(param.detach(), with_masters.state[param]["low"]) for param in params]
+    return params, masters, [wide.detach() for wide in reference], with_masters
+
+
+@each_device
+@each_state
+def test_with_32_bits_a_run_is_that_of_float32_parameters_seen_in_bfloat16(options, device, by_kernel):
+    params, masters, reference, _ = train_pair(mvngrad.MVNGradW, options, 32, device)
+    for param, master, wide in zip(params, masters, reference, strict=True):
+        assert torch.equal(master, wide)
+        assert torch.equal(param, round_half_away(wide))
+
+
+@each_state
+def test_with_32_bits_the_eager_step_has_the_same_masters(options):
+    _, masters, reference, _ = train_pair(mvngrad.MVNGradW, options, 32, "cpu", fused=False)
+    assert all(map(torch.equal, masters, reference))
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_every_optimizer_has_masters(make):
+    _, masters, reference, _ = train_pair(make, {}, 32, "cpu", fused=False, steps=5)
+    assert all(map(torch.equal, masters, reference))
+
+
+@each_device
+def test_with_24_bits_every_step_rounds_by_less_than_2_to_the_minus_15(device, by_kernel):
+    _, masters, reference, _ = train_pair(mvngrad.MVNGradW, {}, 24, device)
+    for master, wide in zip(masters, reference, strict=True):
+        error = (master - wide).abs() / (wide.abs() + 1e-2)
+        assert error.max() < 8 * 2.0**-15
+        assert error.mean() < 3 * 2.0**-15  # at random: they add up like a random walk
+
+
+@each_device
+def test_kernel_and_eager_step_round_masters_by_the_same_bits(device, by_kernel):
+    kernel = train_pair(mvngrad.MVNGradW, {}, 24, device, steps=1)[1]
+    eager = train_pair(mvngrad.MVNGradW, {}, 24, device, fused=False, steps=1)[1]
+    for a, b in zip(kernel, eager, strict=True):
+        assert (a == b).float().mean() > 0.9  # other values of x in float32 are rounded to another neighbour
+        torch.testing.assert_close(a, b, rtol=2.0**-14, atol=0)
+
+
+@each_width
+def test_steps_too_small_for_bfloat16_are_not_lost(bits):
+    param = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    optimizer = mvngrad.AdamW([param], lr=1e-6, weight_decay=0.0, betas=(0.0, 0.0), master_bits=bits)
+    for _ in range(100):
+        param.grad = torch.ones_like(param)  # a step of 1e-6, over 2^-8 / 2 for bfloat16
+        optimizer.step()
+    moved = 1 - join_master(param.detach(), optimizer.state[param]["low"]).double().mean()
+    assert moved.item() == pytest.approx(1e-4, rel=0.02)
+
+
+def make_model(dtype):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(10, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)).to(dtype)
+
+
+def train(model, optimizer, steps, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x = torch.randn(16, 10, generator=generator)
+        model(x.to(model[0].weight.dtype)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@each_state
+@each_width
+def test_a_checkpoint_continues_exactly(bits, options):
+    model = make_model(torch.bfloat16)
+    optimizer = mvngrad.MVNGradW(model.parameters(), master_bits=bits, **options)
+    train(model, optimizer, 5)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, 5, seed=2)
+    other = make_model(torch.bfloat16)
+    resumed = mvngrad.MVNGradW(other.parameters(), master_bits=bits, **options)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    train(other, resumed, 5, seed=2)
+    ends = [mvngrad.get_master_state_dict(*pair) for pair in ((model, optimizer), (other, resumed))]
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+    converted = mvngrad.convert_state_dict(saved[1], torch.float32)
+    assert all(torch.equal(state["low"], saved[1]["state"][key]["low"]) for key, state in converted["state"].items())
+
+
+def test_checkpoints_of_other_widths_are_refused_and_those_without_masters_load():
+    model = make_model(torch.bfloat16)
+    none, narrow, wide = (mvngrad.MVNGradW(model.parameters(), master_bits=bits) for bits in (None, 24, 32))
+    for optimizer in (none, narrow):
+        train(model, optimizer, 1)
+    with pytest.raises(ValueError, match=r"saved with master_bits=24; make the optimizer with that"):
+        wide.load_state_dict(narrow.state_dict())
+    with pytest.raises(ValueError, match="saved with master_bits=24"):
+        none.load_state_dict(narrow.state_dict())
+    wide.load_state_dict(none.state_dict())
+    assert all(not state["low"].any() for state in wide.state.values())
+
+
+@each_width
+def test_weights_go_to_and_from_float32(bits):
+    source = make_model(torch.float32)
+    model = make_model(torch.bfloat16)
+    optimizer = mvngrad.MVNGradW(model.parameters(), master_bits=bits)
+    mvngrad.load_master_state_dict(model, optimizer, source.state_dict())
+    masters = mvngrad.get_master_state_dict(model, optimizer)
+    assert {value.dtype for value in masters.values()} == {torch.float32}
+    bound = 0 if bits == 32 else 2.0**-16
+    for name, value in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], round_half_away(value)) or bits == 24
+        torch.testing.assert_close(masters[name], value, rtol=bound, atol=0)
+    source.load_state_dict(masters)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"master_bits": 16}, "must be None, 24 or 32"),
+        ({"master_bits": 32, "stochastic_rounding": True}, "stochastic_rounding=True exclude each other"),
+        ({"master_bits": 32, "foreach": True}, "foreach=True exclude each other"),
+    ],
+)
+def test_options_that_exclude_masters_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        mvngrad.MVNGradW([torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))], **options)
+
+
+def test_parameters_that_are_not_bfloat16_are_refused():
+    param = torch.nn.Parameter(torch.zeros(3))
+    param.grad = torch.ones(3)
+    optimizer = mvngrad.MVNGradW([param], master_bits=32)
+    with pytest.raises(ValueError, match=r"here is one of torch\.float32: cast it"):
+        optimizer.step()
+    assert not optimizer.state[param]
+
+
+def train_sharded(folder):
+    """FSDP2 equals one process, and its checkpoint continues exactly."""
+    ends = []
+    for shard in (False, True):
+        model = make_model(torch.bfloat16)
+        if shard:
+            fully_shard(model)
+        optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2, master_bits=24, state_dtype=torch.float32)
+        train(model, optimizer, 3)
+        saved = optimizer.state_dict()
+        optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2, master_bits=24, state_dtype=torch.float32)
+        optimizer.load_state_dict(saved)
+        masters = mvngrad.get_master_state_dict(model, optimizer)
+        ends.append([value.full_tensor() if shard else value for value in masters.values()])
+    for plain, sharded in zip(*ends, strict=True):
+        torch.testing.assert_close(sharded, plain, rtol=1e-2, atol=1e-3)
+        assert (sharded != sharded.bfloat16().float()).any()
+
+
+def test_sharded_parameters_have_masters(tmp_path):
+    on_two_ranks(train_sharded, tmp_path)
