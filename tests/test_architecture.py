@@ -153,6 +153,44 @@ def test_help_imports_no_torch():
     assert get_imported(code, ["torch", "numpy", "optuna", "matplotlib"]).splitlines()[-1] == "[]"
 
 
+WITHOUT_PRIVATE_NAMES = """
+import sys, types, torch
+real = sys.modules["torch.optim.optimizer"]
+torch.optim.optimizer = types.SimpleNamespace(**{k: v for k, v in vars(real).items() if not k.startswith("_")})
+for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+    hasattr(real.Optimizer, name) and delattr(real.Optimizer, name)
+from torch._C._dynamo import guards
+tensor_guards = guards.TensorGuards
+del guards.TensorGuards
+import mvngrad, mvngrad.diagnostics
+from mvngrad.optim import private
+guards.TensorGuards = tensor_guards  # torch itself needs it
+assert all(value is None or value.__module__ == private.__name__ for name, value in vars(private).items() if name in (
+    "TensorGuards", "use_grad_for_differentiable", "default_to_fused_or_foreach", "check_capture"))
+steps, everywhere = [], []
+real.register_optimizer_step_post_hook(lambda *_: everywhere.append(torch.is_grad_enabled()))
+x = torch.nn.Parameter(torch.ones(3))
+for options in ({}, {"foreach": True}, {"state_dtype": "int8"}):
+    optimizer = mvngrad.MVNGradW([x], **options)
+    optimizer.register_step_post_hook(lambda *_: steps.append(x.grad_fn))
+    for _ in range(2):
+        x.grad = torch.ones(3)
+        optimizer.step()
+assert steps == [None] * 6 and len(everywhere) == 6, (steps, everywhere)
+print("works")
+"""
+
+
+def test_private_names_of_torch_are_in_one_place_and_can_be_missing():
+    """Only `optim/private.py` names them, and a torch without any of them breaks no import and no step."""
+    private = LIBRARY / "optim" / "private.py"
+    for path in LIBRARY.rglob("*.py"):
+        names = [name for name in get_imports(path, top_level_only=True) if name.startswith("torch.")]
+        hidden = [name for name in names if any(part.startswith("_") for part in name.split("."))]
+        assert path == private or not hidden, f"{path}: {hidden}"
+    assert run(sys.executable, "-c", WITHOUT_PRIVATE_NAMES) == "works\n"
+
+
 def test_dir_lists_public_names_and_unknown_names_raise():
     import mvngrad
 

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim.formats import NO_SEED, Rounding
+from mvngrad.optim.private import TensorGuards
 from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, resolve_bits, view_as_real
 from mvngrad.rule import Hyper, Rule
-
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # without it every step collects its inputs again: slower, but correct
-    TensorGuards = None  # type: ignore[assignment, misc]
 
 Group = dict[str, Any]
 State = dict[str, list[Tensor]]

@@ -11,16 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import (
-    Optimizer,
-    ParamsT,
-    StateDict,
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-    _use_grad_for_differentiable,
-)
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
-from mvngrad.optim import checkpoint
+from mvngrad.optim import checkpoint, private
 from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
 from mvngrad.optim.formats import (
     ALL_NAMES,
@@ -41,10 +34,6 @@ from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
 """Arguments that not every cell has, with their defaults in those that do."""
-
-_HEALTH_CHECK = "_accelerator_graph_capture_health_check"
-if not hasattr(Optimizer, _HEALTH_CHECK):  # its name in older releases
-    _HEALTH_CHECK = "_cuda_graph_capture_health_check"
 
 
 class RuleOptimizer(Optimizer):
@@ -277,16 +266,16 @@ class RuleOptimizer(Optimizer):
 
         @functools.wraps(func)
         def step(self: RuleOptimizer, *args: Any, **kwargs: Any) -> Any:
-            if _has_profiler() or self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+            if _has_profiler() or self._optimizer_step_pre_hooks or private.global_pre_hooks:
                 return recorded(self, *args, **kwargs)
             result = func(self, *args, **kwargs)
-            for hook in chain(self._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
+            for hook in chain(self._optimizer_step_post_hooks.values(), private.global_post_hooks.values()):
                 hook(self, (self, *args), kwargs)
             return result
 
         return step
 
-    @_use_grad_for_differentiable
+    @private.use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step and return the loss of `closure`, if there is one; it recomputes the loss and its gradients."""
         self._check_capture()
@@ -318,7 +307,7 @@ class RuleOptimizer(Optimizer):
             warned = getattr(self, "_warned_capturable_if_run_uncaptured", False)
             if warned or not all(group["capturable"] for group in self.param_groups):
                 return
-        getattr(self, _HEALTH_CHECK)()
+        private.check_capture(self)
 
     def _collect_inputs(self, groups: list[Group], cached: list[StepInputs]) -> list[StepInputs]:
         """Collect the inputs of all groups before any group steps, so that one bad gradient stops the whole step."""

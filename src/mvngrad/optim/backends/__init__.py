@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from mvngrad.optim.backends import cpu, eager, foreach
 from mvngrad.optim.inputs import Group, StepInputs
+from mvngrad.optim.private import default_to_fused_or_foreach
 from mvngrad.optim.tensors import get_local, owns_memory
 from mvngrad.rule import Hyper
 
@@ -68,7 +68,7 @@ def choose_backend(group: Group) -> Backend:
         )
     use_foreach = group["foreach"] if not group["master_bits"] else False
     if use_foreach is None:
-        _, use_foreach = _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
+        _, use_foreach = default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
     takes_foreach = not all(param.is_cpu for param in params) and all(owns_memory(get_local(p)) for p in params)
     if use_foreach and takes_foreach and not torch.compiler.is_compiling():
         takes_foreach = not share_memory(params)

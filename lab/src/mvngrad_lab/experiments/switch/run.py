@@ -39,7 +39,7 @@ HALF = "half.pt"
 class SwitchTask(LanguageTask):
     """The arms share what is compiled."""
 
-    outside_step: ClassVar[tuple[str, ...]] = (*LanguageTask.outside_step, "state")  # type: ignore[assignment]
+    outside_step: ClassVar[tuple[str, ...]] = (*LanguageTask.outside_step, "state")
 
 
 def save_half(recipe: Switched, folder: Path) -> Observer:

@@ -1,0 +1,54 @@
+"""The private names of torch that the optimizers use, each with what to do without it.
+
+No other module imports such names, so that a torch that renames one breaks no import: at worst a step is slower.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import optimizer as source
+
+try:
+    from torch._C._dynamo.guards import TensorGuards as TensorGuards
+except ImportError:  # without it every step collects its inputs again: slower, but correct
+    TensorGuards = None  # type: ignore[assignment, misc]
+
+
+def _use_grad(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Record gradients in a step only if `differentiable` is set."""
+
+    @functools.wraps(step)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return wrapped
+
+
+def _default_to_foreach(params: list[torch.Tensor], differentiable: bool, use_fused: bool) -> tuple[bool, bool]:
+    return False, not differentiable and all(param.is_cuda for param in params)
+
+
+def _no_check(optimizer: Any) -> None:
+    """Without torch's check, a step in a CUDA graph without capturable=True is not refused."""
+
+
+use_grad_for_differentiable: Callable[..., Any] = getattr(source, "_use_grad_for_differentiable", _use_grad)
+default_to_fused_or_foreach: Callable[..., tuple[bool, bool]] = getattr(
+    source, "_default_to_fused_or_foreach", _default_to_foreach
+)
+UNKNOWN_HOOKS: Mapping[int, Any] = {0: None}
+"""Not empty: so every step goes through torch's own wrapper, which calls all hooks."""
+global_pre_hooks: Mapping[int, Any] = getattr(source, "_global_optimizer_pre_hooks", UNKNOWN_HOOKS)
+global_post_hooks: Mapping[int, Any] = getattr(source, "_global_optimizer_post_hooks", {})
+if not hasattr(source, "_global_optimizer_post_hooks"):
+    global_pre_hooks = UNKNOWN_HOOKS
+check_capture: Callable[[Any], None] = getattr(
+    source.Optimizer,
+    "_accelerator_graph_capture_health_check",
+    getattr(source.Optimizer, "_cuda_graph_capture_health_check", _no_check),  # its name in older releases
+)
