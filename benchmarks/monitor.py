@@ -1,6 +1,6 @@
 """What a Monitor costs: train MNIST networks on synthetic digits with and without one, alternating.
 
-    python -m benchmarks.monitor [--rounds N] [--every N] [--device cpu|cuda] [--out results]
+    python -m benchmarks.monitor [--rounds N] [--every N] [--only REGEX] [--device cpu|cuda] [--out results]
 
 Every round trains each arm for `every` steps, one of them recorded, in an order that rotates from round to round. A
 ratio compares two arms of one round. Writes results/monitor-cpu.json and .md, or -cuda.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--every", type=int, default=50, help="steps between two records (default 50)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="optimizers by name")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
@@ -124,6 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
         row
         for widths in NETWORKS
         for optimizer in OPTIMIZERS
+        if re.search(args.only, optimizer)
         for row in measure(widths, optimizer, args.every, args.rounds, args.device)
     ]
     result = {"environment": environment(args.device), "every": args.every, "rounds": args.rounds, "rows": rows}

@@ -13,15 +13,15 @@ import textwrap
 import pytest
 import torch
 import torch.distributed as dist
-from family import OPTIMIZERS, PLAIN, equal, everything, parameters, tensors, train
+from family import NARROW, OPTIMIZERS, PLAIN, each_device, equal, everything, parameters, tensors, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, TensorBoard, read_records, variance_gap
-from mvngrad.diagnostics.measures import SATURATION
+from mvngrad.diagnostics.measures import SATURATION, correct_bias, update_sizes
 from mvngrad.diagnostics.sinks import named_scalars
-from mvngrad.diagnostics.state import Sample, copy_to_host
+from mvngrad.diagnostics.state import Sample, copy_to_host, view_group
 from mvngrad.optim.formats import load_state
 
 WATCHED = [*PLAIN, torch.optim.Adam]
@@ -203,6 +203,98 @@ def test_a_gradient_that_is_not_finite_is_a_spike_without_size():
     assert entry["gradients_not_finite"] == 1
     assert [(spike["step"], spike["multiple"]) for spike in entry["spikes"]] == [(40, None)]
     json.dumps(records, allow_nan=False)
+
+
+# Sums that the kernel leaves
+
+CELLS = [*((make, {}) for make in PLAIN), (mvngrad.MVNGrad, {"lean": True})]
+
+
+@each_device
+@pytest.mark.parametrize("state_dtype", [None, *NARROW.values()], ids=str)
+@pytest.mark.parametrize(("make", "options"), CELLS, ids=[*(make.__name__ for make in PLAIN), "lean"])
+def test_sums_left_by_the_kernel_match_the_state_and_change_no_bit(make, options, state_dtype, device, by_kernel):
+    options = {"lr": 0.01, "weight_decay": 0.1, "maximize": True, "state_dtype": state_dtype, **options}
+    plain, followed, again = (make(parameters((1500,), (40, 3), (7,), (0,), device=device), **options) for _ in "123")
+    followed.sum_readers = again.sum_readers = 1
+    for optimizer in (plain, followed, again):
+        train(optimizer, 2)
+    assert equal(everything(plain), everything(followed))
+    assert plain.get_sums(0) == []
+    ((sums, row),) = followed.get_sums(0)
+    assert (len(sums), row, sums.coordinates) == (2, 1, 1627)
+    view, expected = view_group(followed, followed.param_groups[0]), torch.zeros(2, dtype=torch.float64)
+    for p, state in followed.state.items():
+        values = {k: load_state((k,), state, torch.float32)[k].double().cpu().reshape(-1) for k in view.names}
+        averages = correct_bias(view.hyper, values, state["step"].double().cpu(), lambda t: t)
+        changes = update_sizes(view.rule, view.hyper, averages)
+        expected += torch.stack([p.grad.double().cpu().square().sum(), changes.square().sum()])
+    torch.testing.assert_close(
+        sums.get_totals()[row].cpu(), expected, rtol=1e-5 if state_dtype is None else 2e-2, atol=0
+    )
+    assert torch.equal(sums.get_totals(), again.get_sums(0)[0][0].get_totals())
+
+
+@each_device
+def test_spikes_found_by_sums_are_those_of_the_eager_path(device, by_kernel):
+    records = {None: [], False: []}
+    for fused, sink in records.items():
+        params = parameters((20, 3), (40,), (1, 1), device=device)
+        params.append(torch.nn.Parameter(torch.zeros(9, dtype=torch.bfloat16, device=device)))  # needs a second launch
+        optimizer = mvngrad.AdaBelief(params, fused=fused)
+        with Monitor(optimizer, every=70, sink=sink.append) as monitor:
+            for t in range(1, 71):  # more steps than the sums of a launch have rows
+                if t == 50:
+                    optimizer.load_state_dict(optimizer.state_dict())  # its inputs are collected again
+                for p in params:
+                    g = torch.randn(p.shape, generator=torch.Generator().manual_seed(t)) * {30: 100, 66: 30}.get(t, 1)
+                    p.grad = g.to(device, p.dtype)
+                optimizer.step()
+            assert not monitor._groups[0].noted
+        assert optimizer.sum_readers == 0
+        train(optimizer, 1)
+        assert optimizer.get_sums(0) == []
+    left, right = (entry for ((record),) in records.values() for entry in record["groups"])
+    assert left["gradient_norm"] == pytest.approx(right["gradient_norm"], rel=1e-5)
+    assert [spike["step"] for spike in left["spikes"]] == [30, 66]
+    for a, b in zip(left["spikes"], right["spikes"], strict=True):
+        assert a.pop("ended") == b.pop("ended")
+        numbers = [{k: -1.0 if value is None else value for k, value in spike.items()} for spike in (a, b)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
+
+
+@each_device
+def test_spikes_are_found_although_gradients_are_released(device, by_kernel):
+    entries = []
+    for releases in (False, True):
+        params = parameters((20, 3), (40,), device=device)
+        optimizer, records = mvngrad.MVNGrad(params), []
+        if releases:
+            mvngrad.release_gradients(optimizer, bucket_bytes=1)
+        with Monitor(optimizer, every=40, sink=records.append):
+            for t in range(1, 41):
+                loss = sum((p * torch.full_like(p, 1 + t % 3)).sum() for p in params)
+                (loss * (100 if t == 30 else 1)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        entries += records[0]["groups"]
+    assert [spike["step"] for spike in entries[1]["spikes"]] == [30]
+    assert entries[0] == entries[1]
+
+
+@each_device
+def test_a_step_that_overflow_skipped_leaves_an_infinite_norm(device, by_kernel):
+    (x,) = parameters((50,), device=device)
+    optimizer, records = mvngrad.MVNGrad([x]), []
+    with Monitor(optimizer, every=50, sink=records.append):
+        for t in range(1, 51):
+            x.grad = 4 * torch.randn(50, device=device)
+            optimizer.grad_scale, optimizer.found_inf = (torch.tensor(float(v), device=device) for v in (4, t == 40))
+            optimizer.step()
+    entry = records[0]["groups"][0]
+    assert entry["gradients_not_finite"] == 1
+    assert [(spike["step"], spike["multiple"]) for spike in entry["spikes"]] == [(40, None)]
+    assert 5 < entry["gradient_norm"]["median"] < 9
 
 
 # What is not changed

@@ -15,6 +15,8 @@ from mvngrad.diagnostics.measures import correct_bias, finite_or_none, measure_s
 from mvngrad.diagnostics.sinks import Record, Sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
+from mvngrad.optim.inputs import StepSums
+from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.tensors import get_local, view_as_real
 
 FOLLOWED, TENSORS = 512, 4
@@ -32,9 +34,9 @@ class Monitor:
 
     At a recorded step, a fixed random sample of `sample` coordinates of each group is copied to the host, in one copy
     from each device. At every other step, the norm of the gradient and a few hundred coordinates of the state are
-    stored on the device, without waiting; with `follow=False` nothing is done, and spikes are not recorded. While a
-    CUDA graph is captured or a step is compiled the monitor does nothing. Replays and compiled steps call no hook: call
-    `record` between them.
+    stored on the device, without waiting (our CUDA kernel leaves the norm and the size of the whole update itself);
+    with `follow=False` nothing is done, and spikes are not recorded. While a CUDA graph is captured or a step is
+    compiled the monitor does nothing. Replays and compiled steps call no hook: call `record` between them.
 
     Works with the optimizers of mvngrad, torch.optim.Adam and AdamW. For sharded parameters it reads the local part.
 
@@ -89,6 +91,11 @@ class Monitor:
         """The number of steps so far, including those in a loaded state."""
         self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
+        self._leaves_sums: RuleOptimizer | None = None
+        """The optimizer, if its kernel can leave the sums that spikes are found by."""
+        if follow and isinstance(optimizer, RuleOptimizer):
+            optimizer.sum_readers += 1
+            self._leaves_sums = optimizer
 
     def log(self, **values: float | Tensor) -> None:
         """Add values of this step, such as `loss=loss`, to the next record, which has the mean of each name.
@@ -107,6 +114,9 @@ class Monitor:
         self.closed = True
         if not self._in_hook:
             self._handle.remove()
+        if self._leaves_sums is not None:
+            self._leaves_sums.sum_readers -= 1
+            self._leaves_sums = None
         if hasattr(self.sink, "close"):
             self.sink.close()
 
@@ -173,8 +183,10 @@ class _NotedStep(NamedTuple):
     """What stays on the device from a step until the next record."""
 
     step: int
-    norms: Tensor
-    """The gradient norm of each parameter that had a gradient."""
+    sums: list[tuple[StepSums, int]]
+    """The sums that the step left, if a kernel took it; the rest is for the other steps."""
+    norms: list[Tensor]
+    """One tensor with the gradient norm of each parameter that had a gradient."""
     row: Tensor | None
     """The state that the updates of the followed coordinates are computed from; None if others are followed now."""
 
@@ -228,6 +240,10 @@ class _Group:
     def note_step(self) -> None:
         """Store this step's gradient norms and followed coordinates, on their device."""
         optimizer = self.monitor.optimizer
+        leaves_sums = self.monitor._leaves_sums
+        if leaves_sums is not None and (sums := leaves_sums.get_sums(self.number)):
+            self.noted.append(_NotedStep(self.monitor.step, sums, [], None))
+            return
         if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
             self.refresh_samples()
         grads = [view_as_real(get_local(param.grad)) for param in self.group["params"] if param.grad is not None]
@@ -242,7 +258,7 @@ class _Group:
         if scale is not None:
             stacked = stacked / scale.to(stacked.device)
         rows = [row for name in self.names.values() for row in self.followed.load_rows(optimizer, name)]
-        self.noted.append(_NotedStep(self.monitor.step, stacked, torch.cat(rows) if rows else None))
+        self.noted.append(_NotedStep(self.monitor.step, [], [stacked], torch.cat(rows) if rows else None))
 
     def collect(self) -> dict[str, list[Tensor]]:
         """The tensors that a record needs on the host, by name; empty if no parameter has been stepped."""
@@ -253,7 +269,8 @@ class _Group:
         return {
             "lr": [lr] if isinstance(lr, Tensor) else [],
             "t": self.sample.step_counts(optimizer),
-            "norms": [noted.norms for noted in self.noted],
+            "sums": [sums.get_totals() for sums in self._get_all_sums()],
+            "norms": [norms for noted in self.noted for norms in noted.norms],
             "rows": [noted.row for noted in self.noted if noted.row is not None],
             "followed_t": self.followed.step_counts(optimizer),
             **{k: self.sample.load_rows(optimizer, name) for k, name in self.view.names.items()},
@@ -263,11 +280,7 @@ class _Group:
         """Make the group's part of a record from the tensors of `collect`, and forget the noted steps."""
         view = self.view
         rule, hyper = view.rule, view.hyper
-        values = iter(host["norms"].tolist())
-        norms = [math.hypot(*islice(values, noted.norms.numel())) for noted in self.noted]
-        sizes = iter(self._followed_sizes(host["rows"], host["followed_t"]))
-        for noted, norm in zip(self.noted, norms, strict=True):
-            self.spikes.add(noted.step, norm, None if noted.row is None else next(sizes))
+        norms = self._add_noted_steps(host)
         self.noted = []
         finite = sorted(norm for norm in norms if math.isfinite(norm))
         averages = correct_bias(hyper, {k: host[k] for k in view.names}, host["t"], self.sample.per_coordinate)
@@ -288,6 +301,28 @@ class _Group:
             "gradients_not_finite": len(norms) - len(finite),
             "spikes": self.spikes.pop_spikes(),
         }
+
+    def _get_all_sums(self) -> list[StepSums]:
+        """Those of the noted steps, each once."""
+        return list(dict.fromkeys(sums for noted in self.noted for sums, _ in noted.sums))
+
+    def _add_noted_steps(self, host: dict[str, Tensor]) -> list[float]:
+        """Look for spikes in the noted steps and return their gradient norms."""
+        totals, values = iter(host["sums"].view(-1, 2).tolist()), iter(host["norms"].tolist())
+        by_sums = {sums: list(islice(totals, len(sums))) for sums in self._get_all_sums()}
+        sizes = iter(self._followed_sizes(host["rows"], host["followed_t"]))
+        norms: list[float] = []
+        for noted in self.noted:
+            size: float | None
+            if noted.sums:
+                gradient, change = map(sum, zip(*(by_sums[sums][row] for sums, row in noted.sums), strict=True))
+                norms.append(math.sqrt(gradient))
+                size = math.sqrt(change / sum(sums.coordinates for sums, _ in noted.sums))
+            else:
+                norms.append(math.hypot(*(next(values) for each in noted.norms for _ in range(each.numel()))))
+                size = None if noted.row is None else next(sizes)
+            self.spikes.add(noted.step, norms[-1], size)
+        return norms
 
     def _followed_sizes(self, rows: Tensor, t: Tensor) -> list[float]:
         """The root mean square update of the followed coordinates at each noted step that has a row."""

@@ -69,6 +69,54 @@ def view_state_as_real(state: State) -> State:
     return {name: list(map(view_as_real, tensors)) for name, tensors in state.items()}
 
 
+class StepSums:
+    """Sums that a kernel leaves at each step: of squared gradients, and of squared changes of x over lr.
+
+    Each program of the kernel leaves its own two. When some megabytes of them have collected, or when `get_totals`
+    reads them, they are added up in a fixed order; later steps need another `StepSums`.
+    """
+
+    def __init__(self, programs: int, coordinates: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.coordinates = coordinates
+        steps = max(1, min(64, 2**20 // programs))
+        even = programs + programs % 2  # so that every row is aligned to 16 bytes
+        self._partial: Tensor | None = torch.zeros(steps, even, 2, dtype=dtype, device=device)
+        self._address, self._row_bytes = self._partial.data_ptr(), self._partial[0].nbytes
+        self._totals: Tensor | None = None
+        self._used, self._steps = 0, steps
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no row is left; adds up the sums when the last one was used."""
+        if self._used == self._steps:
+            self.get_totals()
+        return self._partial is None
+
+    def reserve(self) -> int:
+        """The index of the next row."""
+        self._used += 1
+        return self._used - 1
+
+    def get_address(self, row: int) -> int:
+        return self._address + row * self._row_bytes
+
+    def get_row(self, row: int) -> Tensor:
+        assert self._partial is not None
+        return self._partial[row]
+
+    def __len__(self) -> int:
+        """The number of steps that left their sums."""
+        return self._used
+
+    def get_totals(self) -> Tensor:
+        """The two sums of each step, on the device."""
+        if self._partial is not None:
+            self._totals = self._partial[: self._used].sum(1, dtype=torch.float64)
+            self._partial = None
+        assert self._totals is not None
+        return self._totals
+
+
 class StepInputs:
     """The tensors of one step of one group, and what a backend derived from their addresses.
 
@@ -106,6 +154,10 @@ class StepInputs:
         """Whether an address differs from the step before; backends that use addresses set it to False."""
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
+        self.leaves_sums = False
+        """Whether a kernel shall leave sums; other backends leave none."""
+        self.sums: list[tuple[StepSums, int]] = []
+        """The sums that the last step left, each with the row of that step."""
         self.captured: list[Any] = []
         """What CUDA graphs read and write at every replay, owned by the optimizer for as long as it lives."""
         self.sharded: list[Tensor] = []
@@ -163,6 +215,7 @@ class StepInputs:
 
         Gradients may change their addresses, strides and dtypes, but must not appear, disappear or be sparse.
         """
+        self.sums = []
         if self.key is None or self.options != get_options(group):
             return False
         params = members = group["params"]

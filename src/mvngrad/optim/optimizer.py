@@ -28,7 +28,7 @@ from mvngrad.optim.formats import (
     is_stored_as,
     parse_state_dtype,
 )
-from mvngrad.optim.inputs import Group, StepInputs
+from mvngrad.optim.inputs import Group, StepInputs, StepSums
 from mvngrad.optim.tensors import get_local, get_local_like
 from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
@@ -41,6 +41,8 @@ class RuleOptimizer(Optimizer):
 
     rule: ClassVar[Rule]
     decoupled: ClassVar[bool] = False
+    sum_readers = 0
+    """How many Monitors read the sums that a kernel leaves; copies of the optimizer have none."""
 
     def __init__(
         self,
@@ -122,6 +124,8 @@ class RuleOptimizer(Optimizer):
         defaults |= {name: OPTIONS[name] for name in self.rule.options}
         defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
+        self._sums: dict[int, list[tuple[StepSums, int]]] = {}
+        self._new_sums: dict[int, list[tuple[StepSums, int]]] = {}
         self.gradient_release: Any = None
         """Set by `mvngrad.release_gradients`."""
         self._captured: list[Any] = []
@@ -286,15 +290,18 @@ class RuleOptimizer(Optimizer):
         if self.gradient_release is not None:
             self.gradient_release.finish()
         self.step_groups(self.param_groups, self._inputs)
+        self._sums, self._new_sums = self._new_sums, {}
         return loss
 
     def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
         all_inputs = self._collect_inputs(groups, cached)
         try:
-            for group, inputs in zip(groups, all_inputs, strict=True):
+            for number, (group, inputs) in enumerate(zip(groups, all_inputs, strict=True)):
                 if inputs.params:
                     inputs.step_backend(inputs, make_hyper(group, _read_lr(group, inputs)))
+                    if inputs.sums:
+                        self._new_sums.setdefault(number, []).extend(inputs.sums)
                 if inputs.sharded:  # autograd saw only their local parts change
                     torch.autograd.graph.increment_version(inputs.sharded)
         finally:
@@ -319,6 +326,7 @@ class RuleOptimizer(Optimizer):
                 cached[i : i + 1] = [self._collect_group(i, group)]
             cached[i].grad_scale = getattr(self, "grad_scale", None)  # GradScaler sets both
             cached[i].found_inf = getattr(self, "found_inf", None)
+            cached[i].leaves_sums = self.sum_readers > 0
         return cached
 
     def _collect_group(self, number: int, group: Group) -> StepInputs:
@@ -393,6 +401,10 @@ class RuleOptimizer(Optimizer):
         for i, param in enumerate(members):
             inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, get_step_dtype())
 
+    def get_sums(self, number: int) -> list[tuple[StepSums, int]]:
+        """The sums that the last step of a group left, each with the row of that step; empty if it left none."""
+        return self._sums.get(number, [])
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `step` itself divides by the scale and skips on overflow; GradScaler reads it."""
@@ -421,6 +433,7 @@ class RuleOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._inputs, self._captured, self.gradient_release = [], getattr(self, "_captured", []), None
+        self._sums, self._new_sums = {}, {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

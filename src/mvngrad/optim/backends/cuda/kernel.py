@@ -245,6 +245,7 @@ def _update(
     g = _load(g_at, offsets, mask, MASKED, C)
     if SCALED:
         g = g / scale
+    gradient = g
     if MAXIMIZE:
         g = -g
     if COUPLED:
@@ -278,15 +279,20 @@ def _update(
             root = tl.maximum(root, tl.abs(g) * (k / z_clip), propagate_nan=tl.PropagateNan.ALL)
         u = beta1 * u + weight1 * k * _divide(g, root, EXACT, FAST)
         _store_state(u_at, u_scales, block, count, u, offsets, mask, (word >> 8) & 0xFFFF, MASKED, S, False)
-        x -= lr * inverse * u
+        direction = u
     else:
-        x -= lr * inverse * _divide(m, _root(r, EXACT, FAST) / k + eps, EXACT, FAST)
+        direction = _divide(m, _root(r, EXACT, FAST) / k + eps, EXACT, FAST)
+    x -= lr * inverse * direction
     if MASTER:
         _store_master(x_at, low_at, offsets, x, (word * 0x9E3779B9) >> 16, mask, MASKED)
     else:
         if ROUND_X:
             x = _round_to_bfloat16(x, (word * 0x9E3779B9) >> 16)
         _store(x_at, offsets, x, mask, MASKED)
+    change = inverse * direction  # of x, over lr
+    if MASKED:
+        change = tl.where(mask, change, 0.0)
+    return gradient * gradient, change * change
 
 
 @triton.jit
@@ -299,18 +305,21 @@ def _load_pointer(table, tensors, i, COLUMN: tl.constexpr, DTYPE: tl.constexpr, 
 
 @triton.jit
 def update(
-    lr, table, shared, sizes, owners, positions, tensors, lr_at, scale_at, found_at,
+    lr, sums_at, table, shared, sizes, owners, positions, tensors, lr_at, scale_at, found_at,
     mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
     X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     LOOPS: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
     DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
     LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr, FAST: tl.constexpr,
-    DECAY_AT_MOST_HALF: tl.constexpr,
+    DECAY_AT_MOST_HALF: tl.constexpr, LEAVES_SUMS: tl.constexpr,
 ):  # fmt: skip
+    program = tl.program_id(0)
     if CHECKED:  # an overflow anywhere leaves everything unchanged
         if tl.load(found_at) != 0:
+            if LEAVES_SUMS:
+                tl.store(sums_at + 2 * program, float("inf"))
+                tl.store(sums_at + 2 * program + 1, 0.0)
             return
-    program = tl.program_id(0)
     i = tl.load(owners + program)
     first = tl.load(positions + program).to(tl.int64) * LOOPS
     size = tl.load(sizes + i)
@@ -352,27 +361,39 @@ def update(
         if MOMENTUM_LAST:
             u_scales = _load_pointer(table, tensors, i, U_SCALE, tl.float32, False)
 
+    if LEAVES_SUMS:
+        gradient_squares = tl.zeros([BLOCK], C)
+        change_squares = tl.zeros([BLOCK], C)
     for block in tl.range(first, first + LOOPS, num_stages=1):
         start = block * BLOCK
         offsets = start + tl.arange(0, BLOCK)
         if NARROW:  # 4 adjacent values per thread, as in float32, so that threads exchange none
             offsets = tl.max_contiguous(offsets, 4)
         if start + BLOCK <= size:  # full blocks need no mask, so their loads are 16 bytes wide
-            _update(
+            gradient_square, change_square = _update(
                 x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse,
                 k, inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
                 MASKED=False, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
                 FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
+            if LEAVES_SUMS:
+                gradient_squares += gradient_square
+                change_squares += change_square
         elif start < size:
-            _update(
+            gradient_square, change_square = _update(
                 x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse,
                 k, inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
                 MASKED=True, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
                 FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
+            if LEAVES_SUMS:
+                gradient_squares += gradient_square
+                change_squares += change_square
+    if LEAVES_SUMS:  # each program its own: adding them up in any order would round differently each time
+        tl.store(sums_at + 2 * program, tl.sum(gradient_squares, axis=0))
+        tl.store(sums_at + 2 * program + 1, tl.sum(change_squares, axis=0))
 
 
 FLOATS = (

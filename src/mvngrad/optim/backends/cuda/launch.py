@@ -26,7 +26,7 @@ from mvngrad.optim.backends.table import (
     write_back,
 )
 from mvngrad.optim.formats import to_int32
-from mvngrad.optim.inputs import StepInputs
+from mvngrad.optim.inputs import StepInputs, StepSums
 from mvngrad.rule import Hyper
 
 DTYPES = {
@@ -52,6 +52,7 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     if inputs.plan is None:
         inputs.plan = make_batches(inputs, Launch)
     launches, empty = inputs.plan
+    inputs.sums = []
     for launch in launches:
         device = launch.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
@@ -95,16 +96,21 @@ class Launch(Batch):
         """Pinned memory for a table that is uploaded while a graph is captured, when none can be allocated."""
         self.compiled: dict[Any, Callable[..., None]] = {}
         self.prepared: Prepared | None = None
+        self.coordinates = sum(param.numel() for param in params)
+        self.sums: StepSums | None = None
 
     def run(self, inputs: StepInputs, hyper: Hyper) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        sums = self.reserve_sums() if inputs.leaves_sums and not capturing else None
+        if sums is not None:
+            inputs.sums.append(sums)
         if not (inputs.addresses_changed or capturing or self.table is None):
-            self.launch(inputs, hyper)
+            self.launch(inputs, hyper, sums)
             return
         table, copies = self.make_table(inputs)
         self.upload_table(table, inputs.captured if capturing else None)
         fill(copies)
-        self.launch(inputs, hyper)
+        self.launch(inputs, hyper, sums)
         write_back(copies)
         if capturing:
             inputs.captured.append((self.table, self.shared, self.sizes, self.owners, self.positions))
@@ -112,6 +118,12 @@ class Launch(Batch):
             inputs.captured.append((params, state, steps, copies))
         if capturing or copies:
             self.table = None  # it belongs to the graph, or has addresses of copies that are freed now
+
+    def reserve_sums(self) -> tuple[StepSums, int]:
+        """Where this step leaves its sums."""
+        if self.sums is None or self.sums.is_closed:
+            self.sums = StepSums(self.grid[0], self.coordinates, self.shared.dtype, self.device)
+        return self.sums, self.sums.reserve()
 
     def upload_table(self, host: Tensor, captured: list[Any] | None) -> None:
         """Upload the table to the device.
@@ -133,12 +145,14 @@ class Launch(Batch):
         self.table = host.to(self.device, non_blocking=True)
         self.prepared = None
 
-    def launch(self, inputs: StepInputs, hyper: Hyper) -> None:
-        """Launch the two kernels, with the arguments of the step before if only lr has changed."""
+    def launch(self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None) -> None:
+        """Launch the two kernels, with the arguments of the step before if only lr and the row of sums have changed."""
         prepared, scaled = self.prepared, not (inputs.grad_scale is None and inputs.found_inf is None)
-        if prepared and prepared.hyper == hyper[1:] and isinstance(hyper.lr, float) and not scaled:
+        options = sums is not None, *hyper[1:]
+        if prepared and prepared.options == options and isinstance(hyper.lr, float) and not scaled:
             prepared.advance(*prepared.advance_arguments)
-            prepared.update(hyper.lr, *prepared.update_arguments)
+            sums_at = prepared.unused if sums is None else sums[0].get_address(sums[1])
+            prepared.update(hyper.lr, sums_at, *prepared.update_arguments)
             return
         rule, lr, clip, decay = self.rule, hyper.lr, hyper.z_clip, float(hyper.weight_decay)
         beta1, beta2 = float(hyper.beta1), float(hyper.beta2)
@@ -149,6 +163,7 @@ class Launch(Batch):
         )
         lr_on_device = isinstance(lr, Tensor)
         decay_at_most_half = mean_decay <= 0.5
+        assert self.table is not None
         unused = self.table
         advance = AdvanceArguments(
             table=self.table,
@@ -164,6 +179,7 @@ class Launch(Batch):
         )
         update = UpdateArguments(  # floats, because an integer would be compiled in
             lr=0.0 if lr_on_device else float(lr),
+            sums_at=unused if sums is None else sums[0].get_row(sums[1]),
             table=self.table,
             shared=self.shared,
             sizes=self.sizes,
@@ -203,6 +219,7 @@ class Launch(Batch):
             MASTER=self.master_bits,
             FAST=self.fast,
             DECAY_AT_MOST_HALF=decay_at_most_half,
+            LEAVES_SUMS=sums is not None,
         )
         programs = -(-self.count // kernel.LANES.value)
         functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
@@ -211,9 +228,8 @@ class Launch(Batch):
         constants = update[UpdateArguments._fields.index("X") :]
         run_update = self._launch(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
         if run_advance and run_update and not (lr_on_device or scaled):
-            self.prepared = Prepared(
-                hyper[1:], run_advance, get_pointers(advance), run_update, get_pointers(update[1:])
-            )
+            arguments = get_addresses(advance), get_addresses(update[2:])
+            self.prepared = Prepared(options, run_advance, arguments[0], run_update, arguments[1], unused.data_ptr())
 
     def _launch(
         self,
@@ -236,18 +252,20 @@ class Launch(Batch):
 
 
 class Prepared(NamedTuple):
-    """The launches of a step that differs from the one before in lr only."""
+    """The launches of a step that differs from the one before only in lr and in where it leaves sums."""
 
-    hyper: tuple[Any, ...]
-    """Everything but lr."""
+    options: tuple[Any, ...]
+    """Whether it leaves sums, and the hyper-parameters other than lr."""
     advance: Callable[..., None]
     advance_arguments: tuple[Any, ...]
     update: Callable[..., None]
     update_arguments: tuple[Any, ...]
-    """Everything but lr."""
+    """All but the first two, lr and the address of the sums."""
+    unused: int
+    """A valid address where none is needed."""
 
 
-def get_pointers(arguments: Sequence[Any]) -> tuple[Any, ...]:
+def get_addresses(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments with addresses in place of tensors, about which Triton would ask the driver at every launch."""
     return tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
 
