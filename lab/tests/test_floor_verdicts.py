@@ -11,9 +11,20 @@ from scipy import stats
 from mvngrad_lab.experiments.floor import arms, records
 from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.recipe import RULES
+from mvngrad_lab.report import findings
 from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.records import Sources
-from mvngrad_lab.report.verdicts import CAVEAT, COMPARED, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
+from mvngrad_lab.report.records import Sources, load_records
+from mvngrad_lab.report.verdicts import (
+    CAVEAT,
+    COMPARED,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    find_judges,
+    find_latest,
+    judge as judge_all,
+)
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 JUDGES = find_judges()
@@ -306,3 +317,40 @@ def test_forest_plot_shows_every_effect_and_arm(tmp_path):
     (partial,) = draw(collect(tmp_path)["floor-table"])
     assert not partial.panels
     assert "Fewer than three seeds are whole." in partial.caption
+
+
+def get_first_screen(folder):
+    """The sentence about the floor, and the caption of the figure beside it."""
+    loaded = load_records(folder, warn=pytest.fail)
+    by_name = find_latest(loaded)
+    found = [finding.text for finding in findings.find(judge_all(loaded), by_name) if "floor" in finding.target]
+    return *found, findings.draw_lead(by_name).caption
+
+
+def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tmp_path):
+    write_runs(tmp_path, table_results(2, floor=1.8))
+    sentence, caption = get_first_screen(tmp_path)
+    assert "30 epochs, seed 0" in sentence
+    assert "30 epochs, seed 0" in caption
+    write_runs(tmp_path, table_results(6, floor=1.8))
+    sentence, caption = get_first_screen(tmp_path)
+    assert sentence.startswith("**The epsilon floor does the work**")
+    assert "200 epochs, 6 seeds" in sentence
+    assert "200 epochs, 6 seeds" in caption
+    write_runs(tmp_path, table_results(6, floor=0.0, variance=1.8))
+    assert get_first_screen(tmp_path)[0].startswith("An epsilon floor does not explain all of the lead")
+
+
+def test_curves_are_means_over_the_seeds_that_kept_them(tmp_path):
+    write_runs(tmp_path, table_results(3, floor=1.8))
+    path = tmp_path / records.get_file_name("made-up")
+    rows = json.loads(path.read_text())["runs"]
+    best, _ = grid_results()
+    for seed, last in ((1, 78.0), (2, 79.0)):
+        (row,) = (row for row in rows if row["key"] == arms.long_run(best["adam-floor"], seed).key)
+        row["curve"] = [{"epoch": 10, "loss": 1.0}, {"epoch": 100, "test_accuracy": 60.0}]
+        row["curve"].append({"epoch": 200, "test_accuracy": last})
+    path.write_text(json.dumps({"runs": rows}))
+    _, curves = draw(collect(tmp_path)["floor-table"])
+    (panel,) = curves.panels
+    assert "At the end: Adam 78.50 (n = 2)." in panel.svg

@@ -240,7 +240,7 @@ def test_a_part_of_the_runs_is_a_part_of_the_table():
 def test_a_part_of_the_runs_has_a_section_of_its_own_and_is_nowhere_else():
     records = add_tables(runs()[:4])
     page = html.unescape(render(judge(records), records, version="1", made="now"))
-    section = page.split('id="group-gpt-2-on-a-stand-in-text-44-runs-4-done">')[1].split("</section>")[0]
+    section = page.split('id="group-language-models-on-the-stand-in">')[1].split("</section>")[0]
     assert "4 of 44 runs" in section
     assert 'id="other-runs"' not in page
 

@@ -129,7 +129,9 @@ def render_own(record: Record, *, version: str, made: str) -> str:
 
 
 def _first_claim(name: str, targets: Iterable[str]) -> int | None:
-    return next((i for i, target in enumerate(targets) if target == name or target.startswith(f"{name}-")), None)
+    """The index of the first target of this name, or else of the first that starts with it."""
+    ranks = [(target != name, i) for i, target in enumerate(targets) if target == name or target.startswith(f"{name}-")]
+    return min(ranks)[1] if ranks else None
 
 
 def _find_anchor(target: str, groups: Sequence[Group], judged: Sequence[Judged]) -> str:
@@ -153,7 +155,8 @@ def _make_groups(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> lis
     for name, record in sorted(by_name.items()):
         first = _first_claim(name, targets)
         if isinstance(record, Summary) and record.run_keys and name not in drawn and first is not None:
-            groups[name] = Group(record.title, first, records=[record])
+            title = judged[first][0].group if targets[first] == name else record.title
+            groups.setdefault(title, Group(title, first)).records.append(record)
     return sorted(groups.values(), key=lambda group: group.position)
 
 

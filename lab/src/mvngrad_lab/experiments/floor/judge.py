@@ -23,6 +23,8 @@ from mvngrad_lab.report.verdicts import (
     NOT_RUN,
     REPRODUCED,
     UNDECIDED,
+    Estimate,
+    Strip,
     Verdict,
     decide,
     judges,
@@ -82,6 +84,11 @@ def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
     return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
 
 
+def make_strip(effects: Mapping[str, Contrast], n: int) -> Strip:
+    rows = tuple(Estimate(name, effect.estimate, effect.interval(), n) for name, effect in effects.items())
+    return Strip("points of test accuracy, and 95% interval", rows)
+
+
 # 200 epochs at batch 1024
 
 
@@ -91,13 +98,14 @@ def judge_main(result: dict[str, Any]) -> Verdict:
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effect = compute_effects(result)["floor"]
-    return _judge_gain(effect, f"{effect} points; {describe_seeds(seeds, effect)}")
+    return _judge_gain(effect, len(seeds), describe_seeds(seeds, effect))
 
 
-def _judge_gain(effect: Contrast, text: str) -> Verdict:
+def _judge_gain(effect: Contrast, n: int, text: str) -> Verdict:
     above, below = effect.p_above(GAIN), effect.p_below(GAIN)
     status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.01 else UNDECIDED
-    return Verdict(status, f"{text}; p for more than {GAIN:g} point {above:.2g}")
+    strip = make_strip({"with a floor less without": effect}, n)
+    return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}; {text}", strip=strip)
 
 
 @judges("floor-each-cell")
@@ -107,10 +115,10 @@ def judge_each_cell(result: dict[str, Any]) -> Verdict:
         return obstacle
     effects = {NAMES[cell]: estimate_contrast(values, {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}) for cell in COUPLED}
     p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
-    text = "; ".join(f"{cell} {effect}, p = {p[cell]:.2g}" for cell, effect in effects.items())
+    text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in p.items())}; seeds {', '.join(seeds)}"
     failed = [cell for cell in effects if p[cell] >= 0.05]
     caveat = f"Not shown for {', '.join(failed)}." if failed else ""
-    return decide(len(failed) < len(effects), f"{text} (Holm); n = {len(seeds)} seeds ({', '.join(seeds)})", caveat)
+    return decide(len(failed) < len(effects), text, caveat, make_strip(effects, len(seeds)))
 
 
 def judge_equal(result: dict[str, Any], name: str) -> Verdict:
@@ -118,23 +126,23 @@ def judge_equal(result: dict[str, Any], name: str) -> Verdict:
     seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    effects = compute_effects(result)
-    parts = ", ".join(f"{where} {effects[f'{name}, {where}']}" for where in KINDS)
-    return _judge_equivalence(effects[name], seeds, parts)
+    effects = {each: effect for each, effect in compute_effects(result).items() if each.partition(",")[0] == name}
+    return _judge_equivalence(effects, seeds)
 
 
 judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE))
 judges("floor-order-equal")(partial(judge_equal, name=ORDER))
 
 
-def _judge_equivalence(effect: Contrast, seeds: Sequence[str], more: str = "") -> Verdict:
+def _judge_equivalence(effects: Mapping[str, Contrast], seeds: Sequence[str]) -> Verdict:
+    """Whether the first of the effects is within the margin; the others are stated."""
+    effect, strip = next(iter(effects.values())), make_strip(effects, len(seeds))
     p, (low, high) = effect.p_within(MARGIN), effect.interval()
-    text = f"{effect} points; {describe_seeds(seeds, effect)}; p for within {MARGIN} points {p:.2g}"
-    text += f"; {more}" if more else ""
+    text = f"p for within {MARGIN} points {p:.2g}; {describe_seeds(seeds, effect)}"
     if len(seeds) < EQUIVALENCE_SEEDS:
-        return Verdict(UNDECIDED, text, f"Underpowered: {len(seeds)} of {EQUIVALENCE_SEEDS} seeds.")
+        return Verdict(UNDECIDED, text, f"Underpowered: {len(seeds)} of {EQUIVALENCE_SEEDS} seeds.", strip)
     differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
-    return Verdict(REPRODUCED if p < 0.05 else NOT_REPRODUCED if differs else UNDECIDED, text)
+    return Verdict(REPRODUCED if p < 0.05 else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
 
 
 @judges("floor-interactions")
@@ -144,11 +152,12 @@ def judge_interactions(result: dict[str, Any]) -> Verdict:
         return obstacle
     effects = {name: effect for name, effect in compute_effects(result).items() if " x " in name}
     p = dict(zip(effects, adjust_by_holm([effect.p_different() for effect in effects.values()]), strict=True))
-    text = "; ".join(f"{name} {effect}, p = {p[name]:.2g}" for name, effect in effects.items())
+    text = f"p (Holm): {', '.join(f'{name} {value:.2g}' for name, value in p.items())}"
     present = [name for name in effects if p[name] < 0.05]
     status = NOT_REPRODUCED if present else UNDECIDED
     note = f"Present: {', '.join(present)}." if present else "None shows; none is called absent."
-    return Verdict(status, f"{text} (Holm); {describe_seeds(seeds, effects['floor x order'])}", note)
+    text += f"; {describe_seeds(seeds, effects['floor x order'])}"
+    return Verdict(status, text, note, make_strip(effects, len(seeds)))
 
 
 @judges("floor-sgd")
@@ -157,7 +166,8 @@ def judge_sgd(result: dict[str, Any]) -> Verdict:
     seeds, values = keep_whole_seeds(result["arms"], ["sgd", *floored])
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    return _judge_equivalence(estimate_contrast(values, {"sgd": 1.0, **dict.fromkeys(floored, -0.25)}), seeds)
+    effect = estimate_contrast(values, {"sgd": 1.0, **dict.fromkeys(floored, -0.25)})
+    return _judge_equivalence({"SGD less the four with a floor": effect}, seeds)
 
 
 def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
@@ -292,7 +302,7 @@ def judge_batch_128(result: dict[str, Any]) -> Verdict:
     effect = estimate_contrast(values, make_weights("floor", among=six), blocks=False)
     sgd = [value for value in arms["sgd"].values() if value is not None]
     beside = f"SGD {sum(sgd) / len(sgd):.2f}" if sgd else "SGD diverged"
-    return _judge_gain(effect, f"{effect} points; 3 seeds, {effect.freedom} degrees of freedom; {beside}")
+    return _judge_gain(effect, 3, f"{effect.freedom} degrees of freedom; {beside}")
 
 
 def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:
@@ -304,19 +314,18 @@ def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:
     if lost := [NAMES[cell] for cell, row in rows.items() if row["mixed"] is None]:
         return Verdict(UNDECIDED, "", f"No train accuracy on mixed images, or diverged: {', '.join(lost)}.")
     off = {NAMES[cell]: row["mixed"] - paper[NAMES[cell]] for cell, row in rows.items()}
-    text = "; ".join(
-        f"{NAMES[cell]} {row['mixed']:.2f} mixed ({off[NAMES[cell]]:+.2f}), {row['clean']:.2f} clean"
-        for cell, row in rows.items()
-    )
+    text = "on clean images: " + ", ".join(f"{NAMES[cell]} {row['clean']:.2f}" for cell, row in rows.items())
+    mixed = (Estimate(NAMES[cell], row["mixed"], None, 1, paper[NAMES[cell]]) for cell, row in rows.items())
+    strip = Strip("train accuracy on mixed images, %", tuple(mixed))
     near = [cell for cell, by in off.items() if abs(by) <= 1]
     if len(near) >= 3:
         outside = [cell for cell in off if cell not in near]
-        return decide(True, f"{text} (n = 1 seed)", f"Outside 1 point: {outside[0]}." if outside else "")
+        return decide(True, text, f"Outside 1 point: {outside[0]}." if outside else "", strip)
     spread = max(off.values()) - min(off.values())
     shift = sum(off.values()) / len(off)
     note = f"A shift of {shift:+.2f} of all four." if spread <= 1 else ""
     wrong = sum(abs(by) > far for by in off.values()) >= 2
-    return Verdict(NOT_REPRODUCED if wrong else UNDECIDED, f"{text} (n = 1 seed)", note)
+    return Verdict(NOT_REPRODUCED if wrong else UNDECIDED, text, note, strip)
 
 
 judges("floor-train-mixed-1024")(partial(judge_mixed, batch="1024", far=3.4))
@@ -353,9 +362,11 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
         dict(zip(gains, adjust_by_holm(p_values), strict=True))
         for p_values in zip(*((gain.p_above(0), gain.p_below(0)) for gain in gains.values()), strict=True)
     )
-    text = "; ".join(f"{cell} {gain}, p = {better[cell]:.2g}" for cell, gain in gains.items())
-    text += f" (Holm); floor {nearest}, gradient {size:.2g}; n = {len(result['seeds'])} seeds; {result['data']}"
+    text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in better.items())}"
+    text += f"; floor {nearest}, gradient {size:.2g}; {result['data']}"
+    strip = make_strip(gains, len(result["seeds"]))
     failed = [cell for cell in gains if better[cell] >= 0.05]
     if len(failed) < len(gains):
-        return Verdict(CAVEAT if failed else REPRODUCED, text, f"Not shown for {', '.join(failed)}." if failed else "")
-    return Verdict(NOT_REPRODUCED if min(worse.values()) < 0.05 else UNDECIDED, text)
+        caveat = f"Not shown for {', '.join(failed)}." if failed else ""
+        return Verdict(CAVEAT if failed else REPRODUCED, text, caveat, strip)
+    return Verdict(NOT_REPRODUCED if min(worse.values()) < 0.05 else UNDECIDED, text, strip=strip)

@@ -27,6 +27,8 @@ class Run(NamedTuple):
     environment: Mapping[str, Any]
     gradient_rms: Sequence[float | None] = ()
     """Root mean square of the last gradient of each epoch; older runs have none."""
+    curve: Sequence[tuple[int, float]] = ()
+    """Epoch and test accuracy at each evaluation; runs that no file of a queue has keep none."""
 
 
 Runs = Mapping[str, Run]
@@ -48,7 +50,8 @@ def read_runs(*roots: Path) -> dict[str, Run]:
             for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
                 environment = {name: row[name] for name in ENVIRONMENT if name in row}
                 result = {"status": row["status"], **row["metrics"]}
-                runs[row["key"]] = Run(result, environment, row.get("gradient_rms", ()))
+                curve = [(at["epoch"], at["test_accuracy"]) for at in row.get("curve", ()) if "test_accuracy" in at]
+                runs[row["key"]] = Run(result, environment, row.get("gradient_rms", ()), curve)
     return runs
 
 
@@ -146,6 +149,10 @@ def _collect_table(runs: Runs, selected: arms.Selected) -> TableResult:
         arms={arm: _by_seed(runs, arms.table_runs({arm: recipe}, seeds)) for arm, recipe in selected.items()},
         selected={arm: _describe_settings(recipe) for arm, recipe in selected.items()},
         published=published,
+        curves={
+            arm: [run.curve for r in arms.table_runs({arm: recipe}, seeds) if (run := runs.get(r.key)) and run.curve]
+            for arm, recipe in selected.items()
+        },
     )
 
 
