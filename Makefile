@@ -19,8 +19,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# First the experiments that need no GPU, for their figures and the report; finished ones are not run again.
 docs: $(READY)
-	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/mvngrad reproduce --runs docs/_build/runs
 	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html
 	@echo docs/_build/html/index.html
 
@@ -39,5 +40,5 @@ $(READY): pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable './lab[postgres,slurm,zoo]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,docs]' --editable './lab[postgres,slurm,zoo]'
 	touch $@

@@ -101,8 +101,8 @@ class Page:
 
     def __init__(self, browser, path, width=1440, theme="light"):
         self.browser, self.url = browser, Path(path).resolve().as_uri()
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         size = {"width": width, "height": 844 if width < 600 else 900, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -133,6 +133,11 @@ class Page:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def close(self):
+        """Close the tab; its events are forgotten."""
+        self.browser.call("Target.closeTarget", targetId=self.target)
+        self.browser.events = [event for event in self.browser.events if event.get("sessionId") != self.session]
 
     def pdf(self):
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])

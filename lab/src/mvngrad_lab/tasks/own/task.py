@@ -29,7 +29,7 @@ class OwnTask:
     model: Callable[[], Any]
     """Makes the torch.nn.Module; the seed of the run is set before it is called."""
     loss: Callable[..., Any]
-    """`loss(model, *batch)`: the mean loss of a batch, a tensor."""
+    """`loss(model, *batch)` is the mean loss of a batch, a tensor."""
     train: Any
     """A tuple of tensors, whose first dimension counts samples; or a torch Dataset with a length."""
     validation: Any
@@ -37,9 +37,9 @@ class OwnTask:
     test: Any = None
     """Of the same form; evaluated once, at the end."""
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-    """By name, `function(model, *batch)`, a mean over the batch: `validation_NAME` and `test_NAME` in the result."""
+    """Functions by name, called as `loss` is. Their means are `validation_NAME` and `test_NAME` in the result."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Defaults of the options of `mvngrad train`, such as {"epochs": 20, "lr": 3e-3}."""
+    """Defaults of the options of `mvngrad train`, such as `epochs` and `lr`."""
 
 
 _functions: dict[str, Callable[[], OwnTask]] = {}
