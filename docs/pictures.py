@@ -41,7 +41,7 @@ def take_screenshot(html: Path, target: Path) -> None:
     sys.path.insert(0, str(ROOT / "lab" / "tests"))
     from browser import Browser, Page
 
-    with tempfile.TemporaryDirectory() as folder, Browser(folder) as browser:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Browser(folder) as browser:
         shown = Page(browser, html, width=1280)
         clip = {"x": 0, "y": 0, "width": 1280, "height": 800, "scale": 1}
         data = shown.call("Page.captureScreenshot", clip=clip)["data"]

@@ -26,6 +26,7 @@ from mvngrad_lab.report.verdicts import (
     UNDERPOWERED,
     judge,
 )
+from mvngrad_lab.store.metrics import MetricsFile
 from mvngrad_lab.tasks.cifar100.recipe import SELECTED
 from mvngrad_lab.training import train as training
 
@@ -264,7 +265,15 @@ def test_runs_of_tables_and_of_gpu_experiments_are_kept(tmp_path):
     assert keep_runs(tmp_path / "runs", tmp_path / "results" / "runs.jsonl") == 2
     assert {run.key for run in store.load_runs(tmp_path / "results")} == {"cifar-gap-0", *(run.key for run in expected)}
     write_run(tmp_path / "runs", gap)
-    assert keep_runs(tmp_path / "runs", tmp_path / "new.jsonl") == 3
+    metrics = MetricsFile(tmp_path / "runs" / expected[0].key / "metrics.jsonl", 0)
+    for epoch, accuracy in ((1, None), (10, 40.0), (200, 77.8)):
+        metrics.add({"step": epoch, "epoch": epoch} | ({"test_accuracy": accuracy} if accuracy else {}))
+    assert keep_runs(tmp_path / "runs", tmp_path / "new" / "runs.jsonl") == 3
+    kept = {run.key: run.result for run in store.load_runs(tmp_path / "new")}
+    assert kept[expected[0].key]["curve"] == [[10, 40.0], [200, 77.8]]
+    assert "curve" not in kept[expected[1].key]
+    _, curves = draw(get_table(list(store.load_runs(tmp_path / "new")), "table1"))
+    assert "Adam 77.80 (n = 1)" in curves.panels[0].svg
 
 
 def test_stored_runs_are_not_trained_again(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
 from mvngrad.diagnostics.sinks import read_records
 from mvngrad_lab import store
 from mvngrad_lab.experiments import find_experiments, import_all
+from mvngrad_lab.store.metrics import read_rows
 
 MONITORS = "monitors"
 """In a folder of small results: the records of Monitors, KEY.jsonl for each run that has one."""
@@ -147,7 +148,8 @@ def collect(sources: Sources) -> Iterable[Record]:
 def keep_runs(folder: Path, bundle: Path) -> int:
     """Add the runs of `folder` that a repository should keep to the file `bundle`; return how many.
 
-    These are the runs behind tables, and those of experiments that need a GPU. Records of Monitors are copied too.
+    These are the runs behind tables, and those of experiments that need a GPU, with their test accuracy at each
+    evaluation. Records of Monitors are copied too.
     """
     runs = {run.key: run for run in store.load_runs(folder)}
     tables = [
@@ -156,11 +158,18 @@ def keep_runs(folder: Path, bundle: Path) -> int:
     in_table = {key for table in tables for key in table.run_keys}
     on_gpu = {experiment.name for experiment in find_experiments().values() if experiment.gpu}
     selected = [run for run in runs.values() if run.key in in_table or run.name in on_gpu]
-    store.write_bundle(bundle, selected)
+    store.write_bundle(bundle, [_with_curve(run, folder) for run in selected])
     for run in selected:
         if (path := folder / run.key / store.MONITOR).is_file():
             store.write_atomic(_bundled_monitor(bundle.parent, run.key), path.read_text(encoding="utf-8"))
     return len(selected)
+
+
+def _with_curve(run: store.FinishedRun, folder: Path) -> store.FinishedRun:
+    """The run with [epoch, test accuracy] of each evaluation in its result, if it evaluates accuracy."""
+    rows = read_rows(folder / run.key / "metrics.jsonl")
+    curve = [[row["epoch"], row["test_accuracy"]] for row in rows if row.get("test_accuracy") is not None]
+    return replace(run, result={**run.result, "curve": curve}) if curve else run
 
 
 def _bundled_monitor(folder: Path, key: str) -> Path:

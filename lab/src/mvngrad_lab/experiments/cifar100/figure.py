@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.figures.style import LIGHT, cell_mark, draw_band, draw_curve, label_rows, make_axes
+from mvngrad_lab.report.figures.curves import draw_accuracies
+from mvngrad_lab.report.figures.style import LIGHT, MARKS, cell_mark, draw_band, draw_curve, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import mean_and_deviation, mean_interval
 from mvngrad_lab.report.tables import (
@@ -46,7 +47,21 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
     panels = tuple(
         _draw_forest(f"Batch {batch}", cells, paper[f"cifar-test-{batch}"]) for batch, cells in result["cells"].items()
     )
-    return [Figure("ResNet-18 on CIFAR-100", caption, panels, table=Table("Accuracy, %", head, tuple(rows)))]
+    table = Table("Accuracy, %", head, tuple(rows))
+    return [Figure("ResNet-18 on CIFAR-100", caption, panels, table=table), *_draw_curves(result["cells"])]
+
+
+def _draw_curves(batches: Mapping[str, Mapping[str, Row]]) -> list[Figure]:
+    """Test accuracy along the trainings, of the runs that have kept it."""
+    panels = [
+        panel
+        for batch, cells in batches.items()
+        for panel in draw_accuracies(
+            f"Batch {batch}, curves", {cell: [curve for curve in row["curve"] if curve] for cell, row in cells.items()}
+        )
+    ]
+    caption = "Mean over the seeds that kept their accuracy at each evaluation."
+    return [Figure("Training curves of Table 1", caption, tuple(panels), tuple(MARKS.values()))] if panels else []
 
 
 def _draw_forest(title: str, cells: Mapping[str, Row], paper: Mapping[str, float]) -> Panel:

@@ -30,4 +30,4 @@ def collect(sources: Sources) -> list[TableResult]:
             }
         }
 
-    return make_table("table1", recipes, sources, ("test_accuracy", "train_accuracy"), fill)
+    return make_table("table1", recipes, sources, ("test_accuracy", "train_accuracy", "curve"), fill)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
 from mvngrad_lab.experiments.floor.judge import MARGIN, compute_effects
+from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
 from mvngrad_lab.report.figures.style import (
     BOUND,
     LIGHT,
     MARKS,
     Mark,
-    cell_mark,
     draw_curve,
     draw_vertical,
     label_rows,
@@ -121,18 +121,13 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
     return [forest, *_draw_curves(result["curves"])]
 
 
-def _draw_curves(curves: Mapping[str, list[list[tuple[int, float]]]]) -> list[Figure]:
+def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> list[Figure]:
     """Test accuracy along the 200 epochs, of each arm that has kept it."""
     panels = []
     for kind, title in TITLES.items():
-        at, parts = make_axes("epoch", "test accuracy, %"), []
-        for name, cell in (*OPTIMIZERS.items(), *([("SGD", "sgd")] if kind == "floor" else [])):
-            if of_seeds := curves.get(cell if cell == "sgd" else f"{cell}-{kind}"):
-                means = [fmean(value for _, value in column) for column in zip(*of_seeds, strict=True)]
-                draw_curve(at, cell_mark(name), [epoch for epoch, _ in of_seeds[0]], means)
-                parts.append(f"{name} {means[-1]:.2f} (n = {len(of_seeds)})")
-        if parts:
-            panels.append(make_panel(at, f"{title}, 200 epochs", f"At the end: {', '.join(parts)}."))
+        of_kind = {name: curves.get(f"{cell}-{kind}", ()) for name, cell in OPTIMIZERS.items()}
+        of_kind |= {"SGD": curves.get("sgd", ())} if kind == "floor" else {}
+        panels += draw_accuracies(f"{title}, 200 epochs", of_kind)
     caption = "Mean over the seeds that kept their accuracy every 10 epochs; runs of Table 1 and older ones did not."
     marks = (*MARKS.values(), SGD.with_label("SGD"))
     return [Figure("Training curves on CIFAR-100", caption, tuple(panels), marks)] if panels else []
@@ -153,13 +148,17 @@ def _format_betas(arm: str, settings: dict[str, Any]) -> str:
 def draw_dial(result: dict[str, Any]) -> list[Figure]:
     """From no floor to SGD, on images and on language. A point whose rates are not all done is left out."""
     parts = {"images": ("test accuracy, %", "CIFAR-100"), "language": ("validation loss", "GPT-2 30M")}
-    panels = tuple(draw_dial_panel(result[task], *words) for task, words in parts.items() if task in result)
+    panels = tuple(draw_dial_panel(result[task], *words) for task, words in parts.items() if has_point(result[task]))
     caption = (
         f"The best of three rates at each floor, seed 0: ResNet-18 on CIFAR-100 after 30 epochs, GPT-2 30M on the "
         f"stand-in text after 1,000 steps. {result['done']} of {result['of']} runs are done; a point with a run to "
         "come is left out. At a floor far above every gradient all four are SGD with momentum, the last point."
     )
     return [Figure("The dial: from a normalized gradient to SGD", caption, panels, tuple(MARKS.values()))]
+
+
+def has_point(part: dict[str, Any]) -> bool:
+    return any(row["done"] == row["of"] for rows in part["cells"].values() for row in rows.values())
 
 
 def draw_dial_panel(part: dict[str, Any], y: str, title: str) -> Panel:
@@ -184,7 +183,7 @@ def draw_dial_panel(part: dict[str, Any], y: str, title: str) -> Panel:
     ticks = [floor / scale for floor in floors]
     at.set_xticks([none, *ticks, 1 / scale], ["none", *(number(tick, 2) for tick in ticks), "SGD"])
     at.set_xlim(none / 2, 2 / scale)
-    return make_panel(at, title, f"{'; '.join(words) or 'No point is complete'}.")
+    return make_panel(at, title, f"{'; '.join(words)}.")
 
 
 def draw_mnist(result: dict[str, Any]) -> list[Figure]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from mvngrad_lab.report.figures.style import LIGHT, NARROW, Mark, label_rows, make_axes
+from mvngrad_lab.report.figures.style import LIGHT, SIZE, Mark, label_rows, make_axes
 
 GOLDEN = 0.6180339887498949
 """The fractional parts of its multiples are evenly spread, however many: they spread the marks over a box."""
@@ -69,7 +69,7 @@ def draw_cells(
     mark: Mark, x: str, y: str, columns: Sequence[str], rows: Sequence[str], values: Sequence[Sequence[Cell]]
 ) -> Axes:
     """A text for each combination of settings, shaded by its rank from 0 to 1; not shaded if the rank is negative."""
-    axes = make_axes(x, y, size=(NARROW[0], 0.8 + 0.26 * len(rows)), left=0.95)
+    axes = make_axes(x, y, size=(SIZE[0], 0.8 + 0.24 * len(rows)), left=0.95)
     best = max(rank for row in values for _, rank in row)
     for i, row in enumerate(values):
         for j, (text, rank) in enumerate(row):

@@ -133,7 +133,7 @@ def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, l
             axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
         else:
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 5)))
     return axes
 
 
