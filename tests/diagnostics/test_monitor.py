@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -474,10 +475,23 @@ def test_records_survive_kill_9(tmp_path):
     assert [record["step"] for record in read_records(path)] == [5, 10, 15, 20, 25]
     # An incomplete line, as a crash leaves it, is skipped, and the next record starts a new line.
     path.write_text(path.read_text()[:-30])
-    optimizer = mvngrad.MVNGrad(parameters((5,)))
+    optimizer = mvngrad.MVNGrad(parameters((50,)))
+    train(optimizer, 18)  # resumes from a checkpoint before the last record
     with Monitor(optimizer, every=1, sink=path):
-        train(optimizer, 2)
-    assert [record["step"] for record in read_records(path)] == [5, 10, 15, 20, 1, 2]
+        train(optimizer, 3)
+    assert [record["step"] for record in read_records(path)] == [5, 10, 15, 19, 20, 21]
+
+
+def test_a_second_run_into_one_file_is_a_new_section(tmp_path):
+    path = tmp_path / "records.jsonl"
+    for every, steps in ((1, 3), (2, 5)):
+        optimizer = mvngrad.MVNGrad(parameters((5,)))
+        with Monitor(optimizer, every=every, sink=path):
+            train(optimizer, 1)
+            with pytest.warns(UserWarning, match="has records of an earlier run") if every == 2 else nullcontext():
+                train(optimizer, steps - 1)
+    assert [record["step"] for record in read_records(path)] == [2, 4]
+    assert len(path.read_text().splitlines()) == 3 + 1 + 2
 
 
 def test_tensorboard_gets_scalars_or_names_the_missing_package(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ class Monitor:
         self._groups: list[_Group] = []
         self._logged: dict[str, list[Tensor]] = {}
         counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
-        self.step = int(max(counts, default=0))
+        self.start = self.step = int(max(counts, default=0))
         """The number of steps so far, including those in a loaded state."""
         self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
@@ -158,7 +158,8 @@ class Monitor:
         if not entries:
             return None
         self.step = max(self.step, *(entry["t"] for entry in entries))  # includes steps that called no hook
-        record: Record = {"step": self.step, "optimizer": type(self.optimizer).__name__, "groups": entries}
+        record: Record = {"step": self.step, "start": self.start, "optimizer": type(self.optimizer).__name__}
+        record["groups"] = entries
         if self._logged:
             joined = {k: torch.stack([v.to(values[0].device) for v in values]) for k, values in self._logged.items()}
             record["logged"] = {name: finite_or_none(values.mean().item()) for name, values in joined.items()}

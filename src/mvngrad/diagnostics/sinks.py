@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any, BinaryIO
 
 Record = dict[str, Any]
 Sink = Callable[[Record], object]
+NEW_RUN = '{"new_run": true}'
+"""The line between the records of two runs."""
 
 
 class JSONLines:
-    """Append each record to a file as one line, in one write, so that records survive if the process is killed."""
+    """Append each record to a file as one line, in one write, so that records survive if the process is killed.
+
+    A file that has records of an earlier run gets a line `NEW_RUN` before those of a new one, and a warning says so.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -26,6 +32,13 @@ class JSONLines:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab+", buffering=0)
             if self._file.tell():
+                if record.get("start") == 0:
+                    line = NEW_RUN.encode() + b"\n" + line
+                    warnings.warn(
+                        f"{self.path} has records of an earlier run; those of this run follow as a new section, and "
+                        "only the last section is read: name another file to keep both",
+                        stacklevel=2,
+                    )
                 self._file.seek(-1, os.SEEK_END)
                 line = line if self._file.read(1) == b"\n" else b"\n" + line  # the last line is incomplete
         self._file.write(line)
@@ -37,13 +50,16 @@ class JSONLines:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The records in a Monitor's file, without lines that a crash left incomplete.
+    """The records of the last run in a Monitor's file, without lines that a crash left incomplete.
+
+    A run that was resumed takes steps again; what it recorded of them before is left out.
 
     Raises:
         ValueError: the file has no record, or lines that are not records.
     """
-    values = []
-    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+    values: list[Any] = []
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    for line in text.rpartition(f"{NEW_RUN}\n")[2].splitlines():
         with suppress(json.JSONDecodeError):
             values.append(json.loads(line))
     records = [value for value in values if isinstance(value, dict) and {"step", "groups"} <= value.keys()]
@@ -51,7 +67,12 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
         raise ValueError(
             f"{os.fspath(path)} is empty or has lines that are no Monitor's records; name a file that a Monitor wrote"
         )
-    return records
+    steps: list[Record] = []
+    for record in records:
+        while steps and steps[-1]["step"] >= record["step"] and steps[-1].get("start") != record.get("start"):
+            steps.pop()
+        steps.append(record)
+    return steps
 
 
 class TensorBoard:
