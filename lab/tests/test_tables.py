@@ -134,6 +134,13 @@ def test_missing_and_diverged_runs_are_named():
     assert "diverged: 1 of Adam" in verdict.measured
 
 
+def test_a_table_names_the_code_of_every_part_of_its_runs():
+    first, *others = make_runs()
+    parts = [{"from_step": 0, "commit": "before"}, {"from_step": 3, "commit": "abc"}]
+    resumed = dataclasses.replace(first, result={**first.result, "environments": parts})
+    assert get_table([resumed, *others], "table1").environment["commit"] == "abc, before"
+
+
 def test_a_run_with_another_setting_is_not_in_the_table():
     other = make_run(dataclasses.replace(table1()[0], weight_decay=1e-4), 77.0)
     assert add_tables([other]) == [other]

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask, exit_code, rows, start_training, wait_for_checkpoint
+from tiny import Tiny, TinyTask, exit_code, killed_after, rows, start_training, wait_for_checkpoint
 
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab.experiments.cifar100.gap import measure_gap as variance_gap
@@ -207,6 +207,33 @@ def test_a_run_killed_at_any_step_ends_with_the_same_weights(run, tmp_path, devi
     for name in ("weights", "train_accuracy"):
         assert results[0][name] == results[1][name]
     assert [row["step"] for row in check_rows(tmp_path, recipe, "killed", "whole")] == [7, 14, 21]
+
+
+def test_a_run_resumed_by_other_code_keeps_the_environment_of_every_part(run, monkeypatch):
+    recipe, events, threads = Tiny(), [], torch.get_num_threads()
+    for commit, steps in (("first", 3), ("second", 5), ("second", 9)):
+        monkeypatch.setenv("MVNGRAD_COMMIT", commit)
+        with killed_after(steps):
+            run(recipe, checkpoint_every=0)
+    monkeypatch.setenv("MVNGRAD_COMMIT", "third")
+    done = run(recipe, on_event=events.append)
+    assert events[0].text == "resumes after step 9 of 21; commit was second, is third"
+    assert done.environment["commit"] == "third"
+    parts = done.result["environments"]
+    assert [(part["from_step"], part["commit"]) for part in parts] == [(0, "first"), (3, "second"), (9, "third")]
+    assert all(part["torch"] == torch.__version__ and part["threads"] == threads for part in parts)
+    assert "environments" not in run(recipe, "whole").result
+
+
+def test_a_missing_row_of_metrics_is_reported_on_resume_and_in_the_result(run, tmp_path):
+    recipe, events = Tiny(), []
+    with killed_after(15):
+        run(recipe, checkpoint_every=0)
+    path = folder(tmp_path, recipe) / "metrics.jsonl"
+    path.write_text(path.read_text().partition("\n")[2])
+    result = run(recipe, on_event=events.append).result
+    assert events[1].text == "metrics.jsonl lacks 1 of 2 rows, so the result lacks them too"
+    assert result["missing_rows"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

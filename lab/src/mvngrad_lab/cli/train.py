@@ -58,7 +58,7 @@ class Train(Generic[R]):
         from mvngrad_lab.cli.data import progress
         from mvngrad_lab.cli.progress import TrainingBar
         from mvngrad_lab.training import events
-        from mvngrad_lab.training.optimizers import check_options, third_party_options
+        from mvngrad_lab.training.optimizers import check_optimizer
         from mvngrad_lab.training.train import Interrupted, check_monitorable, make_monitor_observer, train
 
         world_size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
@@ -70,8 +70,7 @@ class Train(Generic[R]):
             raise InvalidInput("--device cuda: this torch sees no GPU; use --device cpu")
         if not self.checkpoint_every >= 0:
             raise InvalidInput(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
-        if self.recipe.is_third_party:
-            check_options(self.recipe.optimizer, **third_party_options(self.recipe))
+        check_optimizer(self.recipe)
         if self.monitored:
             check_monitorable(self.recipe)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
@@ -110,7 +109,11 @@ class Train(Generic[R]):
                 return 128 + stop.signal_number
         if first:
             for name, value in run.result.items():
-                if not isinstance(value, list):  # per-step values are in the run's folder
+                if name == "environments":
+                    print(
+                        f"environments: {len(value)}, after steps {', '.join(str(part['from_step']) for part in value)}"
+                    )
+                elif not isinstance(value, list):  # per-step values are in the run's folder
                     print(f"{name}: {value}")
             print(self.runs / run.key)
         return int(run.result["status"] != "finished")

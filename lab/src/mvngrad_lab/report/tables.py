@@ -37,8 +37,9 @@ def make_table(
         return []
     settings = [recipe.settings for recipe in recipes]
     shared = {key: value for key, value in settings[0].items() if len({str(each[key]) for each in settings}) == 1}
+    parts = [part for run in done for part in (run.environment, *run.result.get("environments", []))]
     environment = {
-        key: ", ".join(sorted({str(run.environment[key]) for run in done if key in run.environment}))
+        key: ", ".join(sorted({str(part[key]) for part in parts if key in part}))
         for key in dict.fromkeys(key for run in done for key in run.environment)
     }
     data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))

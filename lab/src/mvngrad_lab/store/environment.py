@@ -65,7 +65,7 @@ def environment(device: str = "cpu", *parts: Path) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a class of torch's, which checkpoints must not have
         "python": platform.python_version(),
         "commit": commit(*parts),
     }

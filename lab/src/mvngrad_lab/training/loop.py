@@ -54,6 +54,7 @@ class Trainer:
         observe: Observer | None,
         signals: list[int],
         check: Check,
+        environment: dict[str, Any],
     ) -> None:
         self.recipe, self.training_step, self.checkpoints = recipe, training_step, folder / checkpoint.FOLDER
         self.checkpoint_every, self.on_event, self.observe = checkpoint_every, on_event, observe
@@ -64,19 +65,24 @@ class Trainer:
         self.step, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
         self.evaluation_pending = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
-        self._resume(folder)
+        self.environments = [{"from_step": 0, **environment}]
+        """The machine, versions and code of each part of the run, and the step after which it begins."""
+        self._resume(folder, environment)
         self.first_step = self.step
         self.final_metrics: dict[str, float | None] | None = None
         self.metrics = MetricsFile(folder / "metrics.jsonl", self.step, check) if parallel.get_rank() == 0 else None
         self.epoch = self.step // self.steps_per_epoch - self.evaluation_pending
+        self.missing_rows = self.epoch - len(read_rows(self.metrics.path)) if self.metrics is not None else 0
+        if self.missing_rows:
+            self._send(f"metrics.jsonl lacks {self.missing_rows} of {self.epoch} rows, so the result lacks them too")
         self.plan = self._plan_epoch(self.step // self.steps_per_epoch)
         if self.step < self.steps and not self.evaluation_pending:
             training_step.set_plan(self.plan, self.step % self.steps_per_epoch)  # captures, before the clock starts
         self.started = self.saved_at = self.reported_at = time.perf_counter()
         self.observer_seconds = 0.0
 
-    def _resume(self, folder: Path) -> None:
-        """Load the newest checkpoint, if there is one."""
+    def _resume(self, folder: Path, environment: dict[str, Any]) -> None:
+        """Load the newest checkpoint, if there is one; `environment` is that of this process."""
         newest = checkpoint.find_newest(self.checkpoints, self._send) if parallel.get_rank() == 0 else None
         path = parallel.broadcast_from_rank0(newest)
         if path is None:
@@ -93,7 +99,13 @@ class Trainer:
         self.step, self.seconds_before = notes["step"], notes["seconds"]
         self.nonfinite_in_a_row = notes.get("missed", 0)
         self.evaluation_pending = notes.get("untold", False)
-        self._send(f"resumes after step {self.step} of {self.steps}")
+        self.environments = notes.get("environments", [{"from_step": 0, "commit": "unknown"}])
+        before = self.environments[-1]
+        changed = {name: value for name, value in environment.items() if before.get(name) != value}
+        if changed or before.keys() - {"from_step"} != environment.keys():
+            self.environments.append({"from_step": self.step, **environment})
+        others = "".join(f"; {name} was {before.get(name)}, is {value}" for name, value in changed.items())
+        self._send(f"resumes after step {self.step} of {self.steps}{others}")
 
     @property
     def seconds(self) -> float:
@@ -131,11 +143,14 @@ class Trainer:
         return result | self._step_summary()
 
     def _step_summary(self) -> dict[str, Any]:
-        """Loss curve, spikes and skipped steps, of a run that records every step."""
+        """Missing metrics, the environments of a run that had several; if it records every step, curve and spikes."""
+        summary: dict[str, Any] = {"environments": self.environments} if len(self.environments) > 1 else {}
+        if self.missing_rows:
+            summary["missing_rows"] = self.missing_rows
         if self.metrics is None or not self.training_step.guarded:
-            return {}
+            return summary
         rows = read_rows(self.metrics.path)
-        return {
+        return summary | {
             "nonfinite_steps": sum(row["nonfinite"] for row in rows),
             "loss_spikes": find_spikes([value for row in rows for value in row["losses"]]),
             "norm_spikes": find_spikes([value for row in rows for value in row["norms"]]),
@@ -249,7 +264,12 @@ class Trainer:
             raise Interrupted(self.recipe.key, self.step, self.signals[0] if self.signals else signal.SIGTERM)
 
     def _save(self, keep: int) -> None:
-        notes = {"seconds": self.seconds, "missed": self.nonfinite_in_a_row, "untold": self.evaluation_pending}
+        notes = {
+            "seconds": self.seconds,
+            "missed": self.nonfinite_in_a_row,
+            "untold": self.evaluation_pending,
+            "environments": self.environments,
+        }
         checkpoint.save(self.checkpoints, self.step, notes, self.training_step.state_dict(), keep, self.check)
         self.saved_at = time.perf_counter()
 

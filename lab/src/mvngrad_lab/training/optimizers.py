@@ -123,7 +123,19 @@ def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: 
     if name == "torch:Muon":
         return MuonAndAdamW(_split_matrices(params, most=2), **chosen)
     groups = _split_matrices(params) if name.lower() in MUONS else params
-    return cast(torch.optim.Optimizer, _find_class(name)(groups, **chosen))
+    try:
+        return cast(torch.optim.Optimizer, _find_class(name)(groups, **chosen))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        values = ", ".join(f"{option}={value!r}" for option, value in chosen.items())
+        raise InvalidInput(f"{name} cannot be made with {values}: {error}") from error
+
+
+def check_optimizer(recipe: TrainingRecipe) -> None:
+    """Raise ValueError if the recipe's optimizer does not exist, or refuses an option. Needs no data."""
+    if recipe.optimizer.startswith(("torch:", "zoo:")):
+        make_optimizer(recipe, nn.Linear(2, 2), torch.zeros(()))
+    elif recipe.is_third_party:
+        check_options(recipe.optimizer, **third_party_options(recipe))
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -174,7 +186,19 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
         default = parameters[option].default
         if isinstance(default, tuple) and (not isinstance(value, tuple) or len(value) != len(default)):
             raise InvalidInput(f"{option}={value!r} does not fit {name}; it takes {len(default)} values, as {default}")
+        if not own and not _is_like(value, default):
+            raise InvalidInput(f"{option}={value!r} does not fit {name}; its default is {default!r}")
     return chosen
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value is of the kind of a default: a number, a bool, a string, or a tuple of these."""
+    if isinstance(default, tuple):
+        return all(map(_is_like, value, default))
+    for kind in (bool, (int, float), str):
+        if isinstance(default, kind):
+            return isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
+    return True
 
 
 def option_names(name: str) -> tuple[str, ...]:

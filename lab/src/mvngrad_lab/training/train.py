@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -23,7 +24,7 @@ from mvngrad_lab.store.metrics import MetricsFile
 from mvngrad_lab.training import parallel as distributed
 from mvngrad_lab.training.events import Event, print_event
 from mvngrad_lab.training.loop import Interrupted, Observer, Trainer
-from mvngrad_lab.training.optimizers import make_optimizer
+from mvngrad_lab.training.optimizers import check_optimizer, make_optimizer
 from mvngrad_lab.training.step import TrainingStep, clear_cache, get_training_step
 from mvngrad_lab.training.task import Task
 
@@ -92,6 +93,7 @@ def train(
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:  # just now, by another process
             return cast(FinishedRun, finished)
         started = time.perf_counter()
+        check_optimizer(recipe)
         captured = where.type == "cuda" and parallel is None if capture is None else capture
         _check_parallel(recipe, parallel)
         compiled = compile and not recipe.deterministic
@@ -105,7 +107,9 @@ def train(
         else:
             on_event = _ignore
         distributed.barrier()
-        trainer = Trainer(recipe, training_step, folder.path, checkpoint_every, on_event, observe, signals, check)
+        trainer = Trainer(
+            recipe, training_step, folder.path, checkpoint_every, on_event, observe, signals, check, measured_on
+        )
         result = {**trainer.train(), "setup_seconds": trainer.started - started}
         if first:
             check()
@@ -153,6 +157,10 @@ def _catch_signals() -> Iterator[list[int]]:
             signal.signal(caught, handler)
 
 
+NO_MEMORY = "can't allocate memory|Storage size calculation overflowed|multiplication overflow"
+"""What torch says of a tensor that is too large for the memory of the host, or for any."""
+
+
 class OutOfMemory(UserError, torch.OutOfMemoryError):
     """The step does not fit the device's memory."""
 
@@ -162,13 +170,15 @@ def _explain_out_of_memory(recipe: TrainingRecipe, device: torch.device) -> Iter
     """Name the remedy if the device is too small, and free its memory for another attempt."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not re.search(NO_MEMORY, str(error)):
+            raise
         clear_cache()
         name = "micro_batch_size" if "micro_batch_size" in recipe.settings else "batch_size"
         size = f"{name}={min(recipe.micro_batch_size, recipe.batch_size // distributed.get_world_size())}"
         raise OutOfMemory(
             f"{recipe.key} does not fit the memory of {device}; make {size} smaller, or free memory that others hold "
-            f"there ({str(error).splitlines()[0]})"
+            f"there ({next(iter(str(error).splitlines()), 'MemoryError')})"
         ) from error
 
 
