@@ -120,6 +120,18 @@ def staged():
     return make_sweep(toys(lr=(1.0, 2.0)), second)
 
 
+def leave():
+    sys.exit(3)
+
+
+def fail_in_a_stage():
+    return make_sweep(toys(), lambda results: 1 / 0)
+
+
+def numbers():
+    return make_sweep([1, 2])
+
+
 def unlucky():
     recipes = toys(lr=(1.0,)) + toys(lr=(2.0,), fate=("diverges",)) + toys(lr=(3.0,), fate=("raises",))[:2]
     return make_sweep(recipes, seeds=2)

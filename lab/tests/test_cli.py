@@ -93,6 +93,7 @@ def test_a_stopped_training_names_its_step_and_exits_as_shells_expect(monkeypatc
 
 CIFAR100 = ["train", "cifar100"]
 NO_TEXT = "--text {!r} is not a folder, and no name that `mvngrad data prepare` prints"
+NO_OPTIMIZER = "torch.optim has no optimizer {!r}; names are as there: torch:RAdam, torch:Muon"
 NO_MONITOR = "{} does not exist; train with --monitored, or attach a Monitor"
 NOT_MONITORED = "optimizer={!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
 
@@ -110,6 +111,19 @@ NOT_MONITORED = "optimizer={!r} cannot be monitored; ours, torch:Adam and torch:
             ([*CIFAR100, "--optimizer", name, "--monitored"], NOT_MONITORED.format(name))
             for name in ("torch:SGD", "torch:SGD,momentum=0.9")
         ),
+        *(
+            (
+                [*CIFAR100, "--optimizer", f"torch:SGD,{option}"],
+                f"{option} does not fit torch:SGD; its default is {default}",
+            )
+            for option, default in (("momentum='x'", "0"), ("nesterov=2", "False"))
+        ),
+        ([*CIFAR100, "--optimizer", "torch:SGDD"], NO_OPTIMIZER.format("SGDD")),
+        (
+            [*CIFAR100, "--batch-size", "1000000000000"],
+            "batch_size=1000000000000 is invalid; it must be less than 2**31",
+        ),
+        ([*LANGUAGE, "--steps", f"{10**20}"], f"steps={10**20} is invalid; it must be less than 2**31"),
         *(([*LANGUAGE, "--text", text], NO_TEXT.format(text)) for text in ("./nope", "no such texts", "")),
         (["diagnose", "."], NO_MONITOR.format("monitor.jsonl")),
         (["diagnose", "none.jsonl"], NO_MONITOR.format("none.jsonl")),
@@ -121,6 +135,20 @@ def test_invalid_arguments_are_refused_by_name_and_nothing_is_written(capsys, mo
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert get_error(capsys, *words) == message
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # of matplotlib
+
+
+def test_a_model_that_no_memory_can_hold_is_refused_in_one_line(capsys):
+    assert cli.main(["train", "mnist", "--digits", "mnist-5k", "--device", "cpu", "--hidden", str(2**31 - 1)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "does not fit the memory of cpu; make batch_size=128 smaller" in line
+
+
+def test_what_the_encoding_of_the_terminal_lacks_is_escaped():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "mvngrad_lab", "train", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2022 cifar100" in done.stdout
 
 
 def test_a_missing_folder_of_data_is_named(capsys):

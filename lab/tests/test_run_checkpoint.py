@@ -1,12 +1,15 @@
 """Checkpoints are written completely or not at all; the newest undamaged one is read, old ones are removed."""
 
 import errno
-import pickle
+import hashlib
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import filesystem, state_dict_saver
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store.lock import Locked
 from mvngrad_lab.training import checkpoint
 
@@ -64,7 +67,20 @@ def empty(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [cut, change, empty])
+EMPTY = hashlib.sha256().hexdigest()[:16]
+
+
+def empty_and_rename(path):
+    """The name of an empty file is right if it has the hash of nothing."""
+    empty(path.rename(path.with_name(f"{path.name[:14]}{EMPTY}.pt")))
+
+
+def replace_by_empty_folder(path):
+    path.unlink()
+    path.with_name(f"{path.name[:14]}{EMPTY}.dcp").mkdir()
+
+
+@pytest.mark.parametrize("damage", [cut, change, empty, empty_and_rename, replace_by_empty_folder])
 def test_a_damaged_checkpoint_is_reported_and_skipped(tmp_path, damage):
     messages = []
     save(tmp_path, 1, keep=2)
@@ -123,8 +139,19 @@ def test_only_plain_data_is_loaded(tmp_path):
             return print, ("ran",)
 
     save(tmp_path, 1, keep=1, notes={"seconds": Runs()})
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(InvalidInput, match=r"is not a checkpoint of a run .* delete it to use an older one"):
         newest(tmp_path)
+
+    folder, ran = tmp_path / "folder", tmp_path / "ran"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        state_dict_saver.save({"x": torch.ones(3)}, storage_writer=filesystem.FileSystemWriter(folder))
+    (folder / checkpoint.NOTES).write_text("{}")
+    assert checkpoint.load(folder, {})[0]["x"].eq(1).all()
+    (folder / ".metadata").write_bytes(f"cos\nsystem\n(S'touch {ran}'\ntR.".encode())
+    with pytest.raises(InvalidInput, match=r"folder is not a checkpoint of a run \(its index names os.system\)"):
+        checkpoint.load(folder, {})
+    assert not ran.exists()
 
 
 def test_a_full_disk_is_named_and_leaves_no_partial_file(tmp_path, monkeypatch):

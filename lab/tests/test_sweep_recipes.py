@@ -113,6 +113,9 @@ def test_recipes_that_a_store_cannot_keep_are_refused():
         ("no.where:x", "No module"),
         ("sweep_toy:nothing", "no attribute 'nothing'"),
         ("sweep_toy:kill", "TypeError: kill"),
+        ("sweep_toy:leave", "SystemExit: 3"),
+        ("sweep_toy:fail_in_a_stage", "ZeroDivisionError: division by zero"),
+        ("sweep_toy:numbers", r"a stage of 'sweep_toy:numbers' is \[1, 2\]; it must be a list of recipes"),
         ("os:getcwd", "returned a str"),
     ],
 )

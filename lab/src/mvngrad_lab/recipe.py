@@ -190,6 +190,8 @@ class TrainingRecipe(Recipe, ABC):
                 raise InvalidInput(f"{name}={value!r} is invalid; choose of {', '.join(get_args(kind))}")
             if isinstance(value, int) and float in (kind, *get_args(kind)):
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are equal and must have the same key
+            if isinstance(value, int) and abs(value) >= 2**31 and name != "seed":
+                raise InvalidInput(f"{name}={value!r} is invalid; it must be less than 2**31")
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidInput(f"{name}={value!r} is invalid; it must be finite")
         for name, bound in self.bounds.items():

@@ -8,6 +8,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Union
 
@@ -173,6 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Such an error is one line on stderr, or a traceback with MVNGRAD_DEBUG in the environment. Any other one is raised.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what the terminal's encoding lacks is printed as an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run_command(hide_passwords(sys.argv[1:] if arguments is None else arguments))
@@ -184,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141  # as if ended by SIGPIPE
         if os.environ.get("MVNGRAD_DEBUG"):
             raise
-        print(f"mvngrad: {error}", file=sys.stderr)
+        print("mvngrad:", *str(error).splitlines(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)

@@ -131,10 +131,14 @@ def load_sweep(path: str) -> Sweep:
     module, _, function = path.partition(":")
     try:
         sweep = getattr(import_module(module), function)()
-    except Exception as error:  # the user's code: anything
+        stages = sweep.expand_stages() if isinstance(sweep, Sweep) else []
+    except (Exception, SystemExit) as error:  # the user's code: anything
         raise InvalidInput(f"the sweep {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(sweep, Sweep):
         raise InvalidInput(f"{path!r} returned a {type(sweep).__name__}; it must return a Sweep")
+    for stage in stages:
+        if not (isinstance(stage, Sequence) and all(isinstance(recipe, Recipe) for recipe in stage)):
+            raise InvalidInput(f"a stage of {path!r} is {stage!r:.60}; it must be a list of recipes")
     return sweep
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import platform
 import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mvngrad_lab.errors import MissingFile
+from mvngrad_lab.errors import InvalidInput, MissingFile
 from mvngrad_lab.store import read_chunks, write_atomic
 from mvngrad_lab.store.lock import Check
 from mvngrad_lab.training import parallel
@@ -103,26 +104,32 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def find_newest(folder: Path, on_message: Callable[[str], Any] = print) -> Path | None:
     """The newest undamaged checkpoint. `on_message` is called for each damaged one."""
     for path in list_checkpoints(folder):
-        if path.stem.endswith(f"-{_digest(path)}"):
+        if path.stem.endswith(f"-{_digest(path)}") and (any(path.iterdir()) if path.is_dir() else path.stat().st_size):
             return path
         on_message(f"{path.name} is damaged, its content is not what was written; it is not used")
     return None
 
 
-def load(path: Path, template: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the notes of a checkpoint, however many processes wrote it.
+def load(path: Path, template: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and the notes of a checkpoint, however many processes wrote it; of a folder, names with the prefix.
 
     A tensor is read into that of the same name, shape and dtype in `template` if that one is sharded, and is whole
-    otherwise. A collective if several processes read a checkpoint of several.
+    otherwise. A collective if several processes read a checkpoint of several. Raises InvalidInput if the file is
+    something else, or would run code.
     """
-    if not path.is_dir():
+    try:
+        if path.is_dir():
+            return _read_folder(path, template, prefix), json.loads((path / NOTES).read_text(encoding="utf-8"))
         notes: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         state: dict[str, Any] = notes.pop("state")
-        if "optimizer" in notes:  # of a third-party optimizer, until November 2026
-            state["optimizer"] = notes.pop("optimizer")
-        return state, notes
-    notes = json.loads((path / NOTES).read_text(encoding="utf-8"))
-    return _read_folder(path, template), notes
+    except (OSError, EOFError, pickle.UnpicklingError, RuntimeError, ValueError, LookupError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if reason.startswith("Weights only"):  # torch goes on to recommend loading it all the same
+            reason = "it has more than tensors and plain values"
+        raise InvalidInput(f"{path} is not a checkpoint of a run ({reason}); delete it to use an older one") from error
+    if "optimizer" in notes:  # of a third-party optimizer, until November 2026
+        state["optimizer"] = notes.pop("optimizer")
+    return state, notes
 
 
 def load_weights(run: Path) -> dict[str, Tensor]:
@@ -130,13 +137,30 @@ def load_weights(run: Path) -> dict[str, Tensor]:
     path = find_newest(run / FOLDER)
     if path is None:
         raise MissingFile(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
-    state = _read_folder(path, {}, MODEL) if path.is_dir() else load(path, {})[0]
+    state = load(path, {}, MODEL)[0]
     return {name.removeprefix(MODEL): value for name, value in state.items() if name.startswith(MODEL)}
 
 
-def _read_folder(path: Path, template: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+class _MetadataUnpickler(pickle.Unpickler):
+    """Refuses everything that the index of a distributed checkpoint does not consist of, so that it runs no code."""
+
+    OTHERS: ClassVar = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self.OTHERS or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        if module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"):
+            found = super().find_class(module, name)
+            if isinstance(found, type) and found.__module__ == module:
+                return found
+        raise pickle.UnpicklingError(f"its index names {module}.{name}")
+
+
+def _read_folder(path: Path, template: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
+    with (path / ".metadata").open("rb") as file:
+        _MetadataUnpickler(file).load()
     reader = filesystem.FileSystemReader(path)
     state: dict[str, Any] = {}
     metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
