@@ -84,10 +84,10 @@ class OptimizerMachine(RuleBasedStateMachine):
     def make(self, params):
         return self.cls(params, lr=0.01, **self.new_options)
 
-    def random(self, shape, dtype=None):
-        dtype = dtype or self.dtype
+    def random(self, shape, like=None):
+        dtype, device = (self.dtype, self.device) if like is None else (like.dtype, like.device)
         wide = torch.complex64 if dtype.is_complex else torch.float32
-        return torch.randn(shape, generator=self.generator, dtype=wide).to(self.device, dtype)
+        return torch.randn(shape, generator=self.generator, dtype=wide).to(device, dtype)
 
     def new_param(self, shape):
         return torch.nn.Parameter(self.random(shape))
@@ -108,17 +108,17 @@ class OptimizerMachine(RuleBasedStateMachine):
                 p.grad = self.gradient(p, kind)
 
     def gradient(self, p, kind):
-        dense = self.random(p.shape, p.dtype)
+        dense = self.random(p.shape, p)
         if kind == "transposed" and p.dim() > 1:
             return dense.mT.contiguous().mT
         if kind == "expanded" and p.dim():
-            return self.random(p.shape[-1:], p.dtype).expand(p.shape)
+            return self.random(p.shape[-1:], p).expand(p.shape)
         if kind == "negative" and not p.is_complex():
             return torch._neg_view(dense)
         if kind == "conjugate" and p.is_complex():
             return dense.conj()
         if kind == "strided" and p.dim():
-            return self.random((*p.shape, 2), p.dtype)[..., 0]
+            return self.random((*p.shape, 2), p)[..., 0]
         return torch.zeros_like(dense) if kind == "zero" else dense
 
     @rule(kind=st.sampled_from(["dense", "strided"]))
