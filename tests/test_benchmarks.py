@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import candidates, monitor, step
+from benchmarks import candidates, memory, monitor, step
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
@@ -160,3 +160,15 @@ def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
     assert all(row["ratio"] == 1 for row in result["rows"] if row["monitor"] == "without")
     page = (tmp_path / "monitor-cpu.md").read_text()
     assert page.count("| mvngrad.MVNGradW |") == 6
+
+
+def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
+    monkeypatch.setitem(memory.SHAPES, "gpt2-tiny", (memory.Shape(1, 32, 2, 16, vocabulary=256), 1))
+    arms = [arm for arm in memory.ARMS if arm.name == memory.TORCH or "lean" in arm.name]
+    torch_row, lean = memory.measure_steps(arms, "gpt2-tiny", "cpu", 2, [])
+    assert torch_row["bytes"] == pytest.approx(12, abs=0.1)
+    assert lean["bytes"] == pytest.approx(2 + 1 + 2, abs=0.3)  # scales weigh more in small tensors
+    results = {"model": "gpt2-tiny", "steps": [torch_row, lean], "largest": [], "notes": ["a note"], "environment": {}}
+    results["training"] = memory.measure_training(arms, "gpt2-tiny", "cpu", 2, [])
+    assert [row["name"] for row in results["training"]] == [arm.name for arm in arms]
+    assert "- a note" in memory.make_markdown(results)

@@ -1,0 +1,263 @@
+"""Bytes and time of a step with small weights and state, against other implementations; and what a training needs.
+
+    python -m benchmarks.memory [--model gpt2-124m|gpt2-30m|gpt2-tiny] [--rounds 20] [--largest]
+
+*Step*: every round steps every optimizer once, each on parameters and gradients of its own, in the dtypes it is meant
+for; *of torch* is the median ratio to torch's fused AdamW in float32. *Training*: forward, backward and step of a GPT-2
+on random tokens, its peak of allocated memory and its time. `--largest` also searches the largest GPT-2 of width 4096
+that takes a step with one sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import re
+import statistics
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mvngrad
+from benchmarks.candidates import describe_error
+from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.step import make_parameters
+from benchmarks.timing import graph_seconds, synchronize, time_step
+from benchmarks.traffic import state_bytes
+from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY, Shape
+
+SHAPES = {"gpt2-124m": (GPT2_124M, 8), "gpt2-30m": (GPT2_30M, 16), "gpt2-tiny": (GPT2_TINY, 2)}
+"""By name: the shape, and the sequences in a batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """An optimizer, the dtype of the weights that it steps, and whether it releases gradients."""
+
+    name: str
+    make: Callable[[Any], torch.optim.Optimizer]
+    dtype: torch.dtype = torch.bfloat16
+    release: bool = False
+    ours: bool = True
+
+
+def _peer(module: str, factory: str, **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda params: getattr(import_module(module), factory)(params, lr=1e-6, **options)
+
+
+def _ours(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda params: mvngrad.MVNGradW(params, lr=1e-6, **options)
+
+
+SMALL = {"state_dtype": "int8", "master_bits": 24}
+TORCH = "torch AdamW fused, float32"
+ARMS = [
+    Arm(TORCH, partial(torch.optim.AdamW, lr=1e-6, fused=True), torch.float32, ours=False),
+    Arm("torch AdamW fused, bf16", partial(torch.optim.AdamW, lr=1e-6, fused=True), ours=False),
+    Arm("FlashAdamW, 24-bit masters", _peer("flashoptim", "FlashAdamW"), ours=False),
+    Arm("torchao AdamW8bit, bf16", _peer("torchao.optim", "AdamW8bit"), ours=False),
+    Arm("bitsandbytes AdamW8bit, bf16", _peer("bitsandbytes.optim", "AdamW8bit"), ours=False),
+    Arm("AdamW int8, 24-bit masters", lambda params: mvngrad.AdamW(params, lr=1e-6, **SMALL)),
+    Arm("MVNGradW, float32", _ours(), torch.float32),
+    Arm("MVNGradW int8, bf16 rounded at random", _ours(state_dtype="int8", stochastic_rounding=True)),
+    Arm("MVNGradW int8, 32-bit masters", _ours(state_dtype="int8", master_bits=32)),
+    Arm("MVNGradW int8, 24-bit masters", _ours(**SMALL)),
+    Arm("MVNGradW lean int8, 24-bit masters", _ours(lean=True, **SMALL)),
+    Arm("MVNGradW lean int8, 24-bit masters, release", _ours(lean=True, **SMALL), release=True),
+]
+
+
+def measure_steps(arms: list[Arm], model: str, device: str, rounds: int, notes: list[str]) -> list[dict[str, Any]]:
+    """Bytes of weights and state per parameter, and times of a step, of each arm that runs."""
+    with torch.device("meta"):
+        shapes = [tuple(param.shape) for param in GPT2(SHAPES[model][0]).parameters()]
+    running: dict[str, tuple[Arm, torch.optim.Optimizer, list[Tensor], list[tuple[float, float]]]] = {}
+    for arm in arms:
+        if arm.release:
+            continue
+        params = [torch.nn.Parameter(p.detach().to(arm.dtype)) for p in make_parameters(shapes, device)]
+        for param in params:
+            param.grad = torch.full_like(param, 1e-3)
+        try:
+            optimizer = arm.make(params)
+            for _ in range(3):
+                optimizer.step()
+        except Exception as error:  # a peer or its compiler can raise anything
+            if arm.ours:
+                raise
+            notes.append(f"{arm.name}: {describe_error(error)}")
+            continue
+        running[arm.name] = arm, optimizer, params, []
+    for _ in range(rounds):
+        for _, optimizer, _, times in running.values():
+            times.append(time_step(optimizer.step, device))
+    reference = [whole for whole, _ in running[TORCH][3]]
+    rows = []
+    for arm, optimizer, params, times in running.values():
+        ratios = [whole / other for (whole, _), other in zip(times, reference, strict=True)]
+        graph = None
+        if device == "cuda":
+            try:
+                for group in optimizer.param_groups:
+                    group["capturable"] = True
+                graph = 1e3 * graph_seconds(optimizer.step, rounds)
+            except Exception as error:
+                notes.append(f"{arm.name}, replayed from a graph: {describe_error(error)}")
+        count = sum(param.numel() for param in params)
+        rows.append(
+            {
+                "name": arm.name,
+                "bytes": (sum(param.nbytes for param in params) + state_bytes(optimizer)) / count,
+                "milliseconds": 1e3 * statistics.median(whole for whole, _ in times),
+                "of_torch": statistics.median(ratios),
+                "of_torch_quartiles": statistics.quantiles(ratios, n=4, method="inclusive")[::2],
+                "host_microseconds": 1e6 * statistics.median(host for _, host in times),
+                "graph_milliseconds": graph,
+            }
+        )
+    return rows
+
+
+def start_training(arm: Arm, shape: Shape, batch: int, device: str) -> Callable[[], None]:
+    """A function that trains a GPT-2 for one step on random tokens."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(arm.dtype)
+        try:
+            model = GPT2(shape)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    optimizer = arm.make(model.parameters())
+    if arm.release:
+        mvngrad.release_gradients(optimizer)  # type: ignore[arg-type]
+    tokens = torch.randint(shape.vocabulary, (batch, shape.context + 1), device=device)
+
+    def train() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=arm.dtype == torch.float32):
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train
+
+
+def measure_training(arms: list[Arm], model: str, device: str, rounds: int, notes: list[str]) -> list[dict[str, Any]]:
+    """The peak of allocated bytes and the time of a training step of each arm."""
+    shape, batch = SHAPES[model]
+    rows = []
+    for arm in arms:
+        free_memory(device)
+        try:
+            train = start_training(arm, shape, batch, device)
+            for _ in range(3):
+                train()
+        except Exception as error:
+            if arm.ours:
+                raise
+            notes.append(f"{arm.name}, training: {describe_error(error)}")
+            continue
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds = statistics.median(time_step(train, device)[0] for _ in range(rounds))
+        peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+        rows.append({"name": arm.name, "milliseconds": 1e3 * seconds, "peak_bytes": peak})
+        del train
+    return rows
+
+
+def find_largest(device: str) -> list[dict[str, Any]]:
+    """The most layers of width 4096 that take two steps without running out of memory, for some arms."""
+    rows = []
+    for arm in (ARMS[0], *ARMS[-2:]):
+        low, high = 1, 200
+        while low < high:
+            free_memory(device)
+            layers = (low + high + 1) // 2
+            try:
+                train = start_training(arm, Shape(layers, 4096, 32, 512), 1, device)
+                for _ in range(2):
+                    train()
+                synchronize(device)
+                low = layers
+            except torch.OutOfMemoryError:
+                high = layers - 1
+            train = None  # type: ignore[assignment]
+        count = 12 * 4096**2 * low + (SHAPES["gpt2-tiny"][0].vocabulary + 512) * 4096
+        rows.append({"name": arm.name, "layers": low, "parameters": count})
+    return rows
+
+
+def free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def make_markdown(results: dict[str, Any]) -> str:
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    steps = markdown_table(
+        ["step", "bytes: weights and state", "ms", "of torch", "host, us", "graph, ms"],
+        [
+            [
+                row["name"], number(row["bytes"], 2), number(row["milliseconds"], 3),
+                f"{row['of_torch']:.2f} ({row['of_torch_quartiles'][0]:.2f}-{row['of_torch_quartiles'][1]:.2f})",
+                number(row["host_microseconds"], 0), number(row["graph_milliseconds"], 3),
+            ]
+            for row in results["steps"]
+        ],
+    )  # fmt: skip
+    training = markdown_table(
+        ["training", "peak, MB", "ms"],
+        [
+            [row["name"], number(row["peak_bytes"] and row["peak_bytes"] / 1e6, 0), number(row["milliseconds"], 2)]
+            for row in results["training"]
+        ],
+    )
+    parts = [f"# {results['model']}: bytes and time", (__doc__ or "").partition("\n\n    ")[0], steps, training]
+    if results["largest"]:
+        rows = [[row["name"], str(row["layers"]), f"{row['parameters'] / 1e9:.1f}"] for row in results["largest"]]
+        parts.append(markdown_table(["largest", "layers", "billion parameters"], rows))
+    parts += ["\n".join(f"- {note}" for note in results["notes"]), f"Environment: `{results['environment']}`"]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", choices=SHAPES, default="gpt2-124m")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default="", metavar="REGEX", help="optimizers by name; torch's is always measured")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--largest", action="store_true", help="also search the largest model; CUDA only")
+    args = parser.parse_args()
+    arms = [arm for arm in ARMS if arm.name == TORCH or re.search(args.only, arm.name)]
+    notes: list[str] = []
+    results: dict[str, Any] = {
+        "model": args.model,
+        "rounds": args.rounds,
+        "environment": environment(args.device),
+        "notes": notes,
+        "steps": measure_steps(arms, args.model, args.device, args.rounds, notes),
+        "training": [],
+        "largest": [],
+    }
+    for name, measure in (
+        ("training", partial(measure_training, arms, args.model, args.device, args.rounds, notes)),
+        ("largest", partial(find_largest, args.device) if args.largest else list),
+    ):
+        results[name] = measure()
+        write(results, args.out / f"memory-{args.device}", make_markdown(results))
+    print(make_markdown(results))
+
+
+if __name__ == "__main__":
+    main()
