@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -98,7 +100,7 @@ class Report:
             print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
         if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
             print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
-        path = build(self.runs, store.RESULTS, out=self.out or self.runs / REPORT, say=print).resolve()
+        path = build(self.runs, store.RESULTS, out=self.out or self.runs / REPORT, say=_print_wrapped).resolve()
         print(path)
         if self.open and not webbrowser.open(path.as_uri()):
             print_warning("no browser could be started; open the file above by hand")
@@ -224,6 +226,12 @@ def _describe(kind: Any) -> str:
     """A command's docstring and examples, for its --help."""
     examples = "".join(f"\n  {example}" for example in kind.examples)
     return f"{inspect.cleandoc(kind.__doc__)}\n\nexamples:{examples}"
+
+
+def _print_wrapped(line: str) -> None:
+    """Print a line, wrapped at words on a terminal."""
+    width = min(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else sys.maxsize
+    print(textwrap.fill(line, width, subsequent_indent="  "))
 
 
 def _flush() -> None:

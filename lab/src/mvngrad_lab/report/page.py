@@ -66,10 +66,6 @@ class Group:
         return f"group-{get_slug(self.name)}"
 
     @property
-    def known(self) -> bool:
-        return any(claim.known for claim, _ in self.claims)
-
-    @property
     def tally(self) -> str:
         counts = Counter(verdict.status for _, verdict in self.claims)
         return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
