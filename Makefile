@@ -31,8 +31,21 @@ pictures: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step
 
+# The library's tests with one torch, in an environment of its own, and the table of versions in results/.
+torch-floor: RELEASE := torch==2.11.0
+torch-pinned: RELEASE := torch==2.13.0
+torch-newest: RELEASE := torch
+torch-floor torch-pinned torch-newest:
+	$(PYTHON) -m venv $(VENV)-$@
+	$(VENV)-$@/bin/pip install --quiet --disable-pip-version-check --upgrade pip
+	$(VENV)-$@/bin/pip install --quiet --disable-pip-version-check --upgrade '$(RELEASE)'
+	$(VENV)-$@/bin/pip install --quiet --disable-pip-version-check '$(RELEASE)' --editable '.[dev]' --editable ./lab
+	version=$$($(VENV)-$@/bin/python -c 'import torch; print(torch.__version__.partition("+")[0])'); \
+	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest tests src -n auto --dist worksteal --record results/torch-$$version.json; \
+	status=$$?; $(VENV)-$@/bin/python -m benchmarks.versions; exit $$status
+
 clean:
-	rm -rf $(VENV) build dist docs/_build
+	rm -rf $(VENV) $(VENV)-torch-* build dist docs/_build
 
 # torch first and by its exact version: a range would fetch the newest build with gigabytes of CUDA. pip first of all:
 # the one that Python 3.10 brings had not resolved these requirements after 17 minutes, a current one takes 2.

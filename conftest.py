@@ -1,4 +1,4 @@
-"""Set-up for all tests. ``pytest -m gpu --record FILE`` also writes a record of a run on a GPU."""
+"""Set-up for all tests. With ``--record FILE``, a run also writes a record: machine, versions, commit and counts."""
 
 import json
 import os
@@ -28,8 +28,15 @@ def pytest_terminal_summary(terminalreporter, config):
     if path := config.getoption("--record"):
         from benchmarks.report import environment
 
-        counts = {kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")}
-        record = {**environment("cuda"), "command": "pytest -m gpu", **counts}
+        stats = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "error", "skipped")}
+        asked = [str(argument) for argument in config.invocation_params.args]
+        arguments = [each for i, each in enumerate(asked) if "--record" not in (each, *asked[max(i - 1, 0) : i])]
+        record = {
+            **environment("cuda" if torch.cuda.is_available() else "cpu"),
+            "command": " ".join(["pytest", *arguments]),
+            **{kind: len(reports) for kind, reports in stats.items()},
+            "failures": sorted({report.nodeid for kind in ("failed", "error") for report in stats[kind]}),
+        }
         Path(path).write_text(json.dumps(record, indent=1) + "\n")
 
 
