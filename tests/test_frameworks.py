@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from family import through_disk
 from vision import torchvision
 
 import mvngrad
@@ -140,15 +141,33 @@ def test_monitor_callback_is_closed_by_another_callback_and_after_a_failure(tmp_
 # peft
 
 
-def test_peft_trains_the_adapter_alone():
-    from peft import LoraConfig, get_peft_model
+@pytest.mark.parametrize("options", FORMATS, ids=IDS)
+def test_peft_trains_the_adapter_alone_and_resumes_bit_identically(options):
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    model = get_peft_model(tiny_gpt2(), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = MVNGradW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
     tokens = Tokens().rows[:4]
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
+
+    def start():
+        model = get_peft_model(tiny_gpt2(), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+        return model, MVNGradW((p for p in model.parameters() if p.requires_grad), lr=1e-2, **options)
+
+    def train(model, optimizer, steps):
+        model.eval()  # no dropout
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+
+    model, optimizer = start()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train(model, optimizer, 2)
+    saved = through_disk([get_peft_model_state_dict(model), optimizer.state_dict()])
+    train(model, optimizer, 2)
+    resumed, other = start()
+    set_peft_model_state_dict(resumed, saved[0])
+    other.load_state_dict(saved[1])
+    train(resumed, other, 2)
+    assert_same_weights(model, resumed)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed
     assert all("lora_" in name for name in changed)
@@ -158,14 +177,23 @@ def test_peft_trains_the_adapter_alone():
 
 ACCELERATE = """
 import sys, torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from mvngrad import MVNGradW
-def run(folder, options, resume):
+
+def run(folder, options, sharded, resume):
+    wrapped = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Linear"]}
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT", **wrapped)
     accelerator = Accelerator(cpu=True)
+    if sharded:  # without an accelerator, Accelerate takes no plugin
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+        assert accelerator.is_fsdp2
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
     optimizer = MVNGradW(model.parameters(), lr=0.1, **options)
     model, optimizer = accelerator.prepare(model, optimizer)
+    assert all(hasattr(p, "full_tensor") == sharded for group in optimizer.param_groups for p in group["params"])
     data = torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(1 + accelerator.process_index))
     for step in range(4 if resume else 0, 8):
         if resume and step == 4:
@@ -176,20 +204,24 @@ def run(folder, options, resume):
         optimizer.step()
         if step == 3:
             accelerator.save_state(folder)
-    weight = accelerator.unwrap_model(model).weight.detach()
-    everywhere = accelerator.gather(weight[None])
-    assert all(torch.equal(each, weight) for each in everywhere), "replicas differ"
-    return weight.clone()
+    weights = [p.full_tensor() if sharded else p.detach() for p in accelerator.unwrap_model(model).parameters()]
+    if not sharded:
+        for weight in weights:
+            assert all(torch.equal(each, weight) for each in accelerator.gather(weight[None])), "replicas differ"
+    return [weight.clone() for weight in weights]
 
-for name, options in (("float32", {}), ("int8", {"state_dtype": "int8"}), ("lean", {"lean": True})):
-    folder = f"{sys.argv[1]}/{name}"
-    assert torch.equal(run(folder, options, resume=False), run(folder, options, resume=True)), name
-open(f"{sys.argv[1]}/equal{Accelerator().process_index}", "w").close()
+for sharded in (False, True) if PartialState(cpu=True).num_processes > 1 else (False,):
+    for name, options in (("float32", {}), ("int8", {"state_dtype": "int8"}), ("lean", {"lean": True})):
+        folder = f"{sys.argv[1]}/{name}{sharded}"
+        whole, resumed = (run(folder, options, sharded, resume) for resume in (False, True))
+        assert all(map(torch.equal, whole, resumed)), (name, sharded)
+open(f"{sys.argv[1]}/equal{PartialState().process_index}", "w").close()
 """
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_accelerate_resumes_bit_identically_in_every_format(tmp_path, processes):
+    """In two processes both with DDP and with FSDP2."""
     script = tmp_path / "train.py"
     script.write_text(ACCELERATE)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
@@ -294,6 +326,47 @@ def test_timm_makes_the_optimizer_by_name_with_layer_decay():
     assert len({group["lr_scale"] for group in optimizer.param_groups}) > 1
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     optimizer.step()
+
+
+# torchao
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", FORMATS, ids=IDS)
+def test_torchao_keeps_the_state_on_the_host_and_resumes_bit_identically(options):
+    offload = pytest.importorskip("torchao.optim").CPUOffloadOptimizer
+
+    def start():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).cuda()
+        return model, offload(model.parameters(), MVNGradW, fused=True, lr=1e-2, **options)
+
+    def train(model, optimizer, seeds):
+        for seed in seeds:
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(seed)).cuda()
+            (model(inputs) - inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, optimizer = start()
+    train(model, optimizer, range(3))
+    saved = through_disk([model.state_dict(), optimizer.state_dict()])
+    states = [state for inner in optimizer.optim_dict.values() for state in inner.state.values()]
+    assert len(states) == 2  # the matrices; biases are too small, and stay on the device
+    assert all(value.is_cpu for state in states for value in state.values())
+    train(model, optimizer, range(3, 6))
+    resumed, other = start()
+    train(resumed, other, range(7, 8))  # makes pinned copies of the weights, which loading must replace
+    resumed.load_state_dict(saved[0])
+    for device, host in other.param_d2h_map.items():
+        host.data.copy_(device.data)
+    other.load_state_dict(saved[1])
+    train(resumed, other, range(3, 6))
+    assert_same_weights(model, resumed)
+    plain, _ = start()
+    train(plain, MVNGradW(plain.parameters(), lr=1e-2, **options), range(6))
+    for one, two in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-4 if "state_dtype" not in options else 5e-2)
 
 
 @pytest.mark.parametrize("name", ["transformers", "lightning", "timm"])

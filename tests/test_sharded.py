@@ -517,6 +517,23 @@ def test_ddp_equals_one_process_and_zero_works(tmp_path):
     on_two_ranks(train_replicas, tmp_path)
 
 
+@pytest.mark.parametrize("options", STATE_OPTIONS.values(), ids=STATE_OPTIONS)
+def test_flat_state_dicts_of_torch_distributed_checkpoint_round_trip(alone, options):
+    """As torchtitan saves them: keys such as state.0.weight.m and param_groups.0.weight.lr, in one dict."""
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    for setup_model in (setup, single):
+        model, optimizer = setup_model(mvngrad.MVNGradW, **options)
+        train(model, optimizer, 2)
+        optimizer.zero_grad()
+        saved = get_optimizer_state_dict(model, optimizer, options=flat)
+        assert "state.0.weight.u" in saved
+        resumed = mvngrad.MVNGradW(model.parameters(), **options)
+        resumed.init_state()
+        set_optimizer_state_dict(model, resumed, saved, options=flat)
+        assert resumed.param_groups[0]["lr"] == 1e-2
+        assert equal(get_local_parts(optimizer), get_local_parts(resumed))
+
+
 # The way over from AdamW
 
 
