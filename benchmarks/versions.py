@@ -1,6 +1,6 @@
 """The table of torch versions that the library was tested with, from the records of `make torch-floor` and the others.
 
-    python -m benchmarks.versions      # reads results/torch-*.json, writes results/torch-versions.md
+python -m benchmarks.versions      # reads results/torch-*.json, writes results/torch-versions.md
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ HEAD = ["torch", "Python", "passed", "failed", "skipped", "tests", "commit"]
 INTRODUCTION = """\
 # torch versions
 
-Each row is a run of the library's tests by `make torch-floor` (the oldest torch that we support), `make torch-pinned` (the
-one that all other checks use) or `make torch-newest`. Tests that need a CUDA device are skipped without one; the row with
-`-m gpu` ran on one."""
+Each row is a run of the library's tests with one torch: `make torch-floor` (the oldest that we support), `make
+torch-pinned` (the one that all other checks use) and `make torch-newest`. Without a CUDA device, tests that need one
+are skipped."""
 
 
 def make_row(record: dict[str, Any]) -> list[str]:
     failed = record["failed"] + record["error"]
     tests = record["command"].removeprefix("pytest ")
     counts = f"{record['passed']:,}", f"{failed:,}", f"{record['skipped']:,}"
-    return [record["torch"], record["python"], *counts, f"`{tests}`, {record['device']}", f"`{record['commit'][:7]}`"]
+    return [record["torch"], record["python"], *counts, f"`{tests}`, {record['device']}", (record["commit"] or "")[:7]]
 
 
 def make_page(folder: Path) -> str:

@@ -1,12 +1,13 @@
 """The benchmark of a step: what it writes, how it judges, what it counts."""
 
 import json
+import re
 from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import candidates, memory, monitor, step
+from benchmarks import candidates, memory, monitor, step, versions
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
@@ -172,3 +173,20 @@ def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
     results["training"] = memory.measure_training(arms, "gpt2-tiny", "cpu", 2, [])
     assert [row["name"] for row in results["training"]] == [arm.name for arm in arms]
     assert "- a note" in memory.make_markdown(results)
+
+
+def test_the_table_of_torch_versions_is_that_of_the_records():
+    page = (versions.RESULTS / "torch-versions.md").read_text()
+    assert page == versions.make_page(versions.RESULTS)
+    floor = re.search(r"torch>=([\d.]+)", (versions.RESULTS.parent / "pyproject.toml").read_text())[1]
+    assert f"\n| {floor}" in page
+
+
+def test_failures_are_named_under_the_table_of_torch_versions(tmp_path):
+    counts = {"passed": 1200, "failed": 1, "error": 0, "skipped": 3}
+    about = {"torch": "2.11.0+cpu", "python": "3.11.7", "commit": None, "device": "cpu", "command": "pytest tests -q"}
+    record = {**about, **counts, "failures": ["tests/test_a.py::test_b"]}
+    (tmp_path / "torch-2.11.0.json").write_text(json.dumps(record))
+    page = versions.make_page(tmp_path)
+    assert "| 2.11.0+cpu | 3.11.7 | 1,200 | 1 | 3 | `tests -q`, cpu |" in page
+    assert page.endswith("- torch 2.11.0+cpu: `tests/test_a.py::test_b`\n")
