@@ -31,6 +31,14 @@ pictures: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.step
 
+# Wheels and source distributions of both packages, as the release workflow builds them.
+release: $(READY)
+	rm -rf dist
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --quiet --outdir dist/mvngrad .
+	$(BIN)/python -m build --quiet --outdir dist/mvngrad-lab lab
+	$(BIN)/twine check --strict dist/*/*
+
 # The library's tests with one torch, in an environment of its own, and the table of versions in results/.
 torch-floor: RELEASE := torch==2.11.0
 torch-pinned: RELEASE := torch==2.13.0

@@ -208,6 +208,9 @@ def test_both_distributions_have_one_version_and_license():
 
     assert mvngrad.__version__ == mvngrad_lab.__version__
     assert f'"mvngrad=={mvngrad.__version__}"' in (ROOT / "lab" / "pyproject.toml").read_text()
+    assert f"\nversion: {mvngrad.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ["))
+    assert newest.startswith(f"## [{mvngrad.__version__}]")
     assert (ROOT / "LICENSE").read_text() == (ROOT / "lab" / "LICENSE").read_text()
 
 

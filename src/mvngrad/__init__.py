@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         to_adamw as to_adamw,
     )
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = [
     "AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict",
     "from_adamw", "get_master_state_dict", "load_master_state_dict", "release_gradients", "to_adamw",
