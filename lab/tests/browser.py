@@ -34,7 +34,7 @@ os.dup2(ends[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 """Chromium reads commands from 3 and writes to 4; Popen's own way to move them warns in a process with threads."""
-PATIENCE = 60
+PATIENCE = 600
 """Seconds to wait for an answer: a busy machine is slow, a dead browser closes its pipe."""
 
 

@@ -24,7 +24,7 @@ from mvngrad_lab.sweep.worker import run_worker
 
 HERE = Path(__file__).parent
 OPTIMIZERS = ("adam", "laprop", "adabelief", "mvngrad")
-PATIENCE = 300.0
+PATIENCE = 1200.0
 """Seconds until a test gives up on an event. No test passes or fails by how fast the machine is before that."""
 COMMAND = (
     "import os, platform, sys; from mvngrad_lab.cli import main\n"

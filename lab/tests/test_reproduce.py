@@ -160,7 +160,7 @@ def command(*arguments, root, wait=True, **options):
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
     )
-    return process.communicate(timeout=300)[0] if wait else process
+    return process.communicate(timeout=1200)[0] if wait else process
 
 
 def has_started(root, target):
@@ -178,7 +178,7 @@ def test_an_interruption_loses_only_the_unfinished_experiment(tmp_path, how):
     process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)
     assert has_started(tmp_path, "separation")
     process.send_signal(how)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=1200)
     assert process.returncode == (130 if how == signal.SIGINT else -9)
     if how == signal.SIGINT:
         assert "Finished results are stored" in output

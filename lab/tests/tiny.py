@@ -19,6 +19,8 @@ from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.task import Task, make_generators
 from mvngrad_lab.training.train import Interrupted, train
 
+PATIENCE = 1200
+"""Seconds after which a process that did not end is thought to hang, however slow the machine is."""
 SERVER = multiprocessing.get_context("forkserver")
 """Imports what its processes need once, so that they start at once."""
 SERVER.set_forkserver_preload(
@@ -136,19 +138,20 @@ def _train(log, recipes, variables, pause, options):
 
 def exit_code(process, log):
     """Wait for a process; returns its exit code."""
-    process.join(180)
+    process.join(PATIENCE)
     assert process.exitcode is not None, log.read_text()
     return process.exitcode
 
 
 def wait_for_checkpoint(is_alive, log, checkpoints, steps):
     """Wait until a process has written a checkpoint of at least so many steps."""
-    for _ in range(9000):
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         if (paths := checkpoint.list_checkpoints(checkpoints)) and int(paths[0].name[5:13]) >= steps:
             return
         assert is_alive(), log.read_text()
         time.sleep(0.01)
-    raise AssertionError(f"no checkpoint of step {steps} in 90 s")
+    raise AssertionError(f"no checkpoint of step {steps} in {PATIENCE} s")
 
 
 def rows(folder):
