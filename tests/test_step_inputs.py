@@ -128,6 +128,20 @@ def test_gradients_with_a_negative_or_conjugate_bit_are_resolved(device, options
     assert equal(*results)
 
 
+@pytest.mark.parametrize("path", ["compiled", "differentiable"])
+def test_a_conjugate_gradient_is_resolved_where_inputs_are_not_kept(path):
+    results = []
+    for resolves in (False, True):
+        c = torch.tensor([1 + 2j, 3 - 1j])
+        optimizer = mvngrad.MVNGrad([c], lr=0.1, differentiable=path == "differentiable")
+        c.grad = torch.tensor([1 + 1j, 2 - 3j]).conj()
+        if resolves:
+            c.grad = c.grad.resolve_conj()
+        (torch.compile(optimizer.step, backend="eager") if path == "compiled" else optimizer.step)()
+        results.append([c.detach()])
+    assert equal(*results)
+
+
 @each_device
 def test_a_parameter_that_is_a_negated_view_is_not_stepped_by_a_kernel(device, options):
     param = torch._neg_view(torch.ones(4, device=device)).requires_grad_()

@@ -185,7 +185,10 @@ class StepInputs:
         """Replace complex tensors by real views of the same memory."""
         self.has_complex = any(param.is_complex() for param in self.params)
         if self.has_complex:
-            self.params, self.grads = list(map(view_as_real, self.params)), list(map(view_as_real, self.grads))
+            self.params, self.grads = (
+                list(map(view_as_real, self.params)),
+                [view_as_real(grad.resolve_conj()) for grad in self.grads],
+            )
             if self._stored is not None:
                 self._stored = view_state_as_real(self.state), self.steps
 
