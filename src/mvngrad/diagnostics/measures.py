@@ -78,26 +78,32 @@ def measure_sample(
         if rule.centered:
             saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
     at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
+    all_live = bool(live.all())
+
+    def pick(values: Tensor, where: Tensor = live) -> Tensor:
+        return values if all_live else values[where]
+
+    ordered = None if ratio is None else pick(ratio).sort().values
     by_layer = [
         values.split_with_sizes(list(counts)) for values in (live, at_floor, update, update if snr is None else snr)
     ]
     return {
         "sampled": live.numel(),
         "dead": _share(~live),
-        "ratio": None if ratio is None else quantiles(ratio[live]),
-        "snr": None if snr is None else quantiles(snr[live]),
-        "sign_collapse": _share((saturation[live] - 1).abs() <= SATURATION),
+        "ratio": None if ordered is None else quantiles(ordered),
+        "snr": None if ordered is None else quantiles(signal_to_noise(rule, hyper, ordered)),  # grows with the ratio
+        "sign_collapse": _share((pick(saturation) - 1).abs() <= SATURATION),
         "sign_collapse_is": "implied" if rule.centered else "measured",
-        "epsilon_floor": _share(at_floor[live]),
+        "epsilon_floor": _share(pick(at_floor)),
         "floor_divisor": _median(root[live & at_floor] + hyper.eps),
-        "update": quantiles(update[live]),
+        "update": quantiles(pick(update).sort().values),
         "layers": [
             {
                 "name": name,
                 "sampled": len(here),
-                "epsilon_floor": _share(floor[here]),
-                "update": _median(size[here]),
-                "snr": None if snr is None else _median(signal[here]),
+                "epsilon_floor": _share(pick(floor, here)),
+                "update": _median(pick(size, here)),
+                "snr": None if snr is None else _median(pick(signal, here)),
             }
             for name, here, floor, size, signal in zip(names, *by_layer, strict=True)
             if here.sum() >= LAYER
@@ -105,12 +111,12 @@ def measure_sample(
     }
 
 
-def quantiles(values: Tensor) -> dict[str, float | None] | None:
-    """The value at each of `QUANTILES`, by its name; None without values."""
-    if not len(values):
+def quantiles(ordered: Tensor) -> dict[str, float | None] | None:
+    """The value at each of `QUANTILES` of sorted values, by its name; None without values."""
+    if not len(ordered):
         return None
-    ordered = values.sort().values
-    return {str(q): finite_or_none(ordered[round(q * (len(ordered) - 1))].item()) for q in QUANTILES}
+    values = ordered[[round(q * (len(ordered) - 1)) for q in QUANTILES]].tolist()
+    return {str(q): finite_or_none(value) for q, value in zip(QUANTILES, values, strict=True)}
 
 
 def _share(where: Tensor) -> float | None:
