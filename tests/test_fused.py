@@ -86,6 +86,22 @@ def test_gradients_at_new_addresses_are_read(device, by_kernel):
 
 
 @each_device
+def test_gradients_may_lose_their_alignment(device, by_kernel):
+    """A kernel that loads 16 bytes at once must not read them."""
+    results = []
+    for fused in (None, False):
+        (x,) = parameters((2000,), device=device)
+        optimizer = mvngrad.MVNGrad([x], lr=0.1, fused=fused, foreach=None if fused is None else False)
+        for t, offset in enumerate([0, 0, 1, 1, 4, 3, 0]):
+            x.grad = tensors((2000 + offset,), device=device, seed=t)[0][offset:]
+            optimizer.step()
+            if fused is None:
+                assert optimizer._inputs[0].plan[0][0].aligned == (offset % 4 == 0)
+        results.append([x.detach()])
+    torch.testing.assert_close(*results)
+
+
+@each_device
 def test_changed_options_reach_a_launch_whose_addresses_are_unchanged(device, by_kernel):
     changes = [
         {}, {}, {"lr": 0.2}, {"betas": (0.8, 0.9)}, {"eps": 0.1}, {"eps_s": 0.1}, {"weight_decay": 0.3},

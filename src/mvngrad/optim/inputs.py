@@ -259,6 +259,11 @@ class StepInputs:
         stored = chain.from_iterable(map(self.get_values, found))
         return map(get_local, stored) if self.has_sharded else stored
 
+    @property
+    def grad_addresses(self) -> list[int]:
+        """The addresses of `grads`."""
+        return self.grad_key.addresses or []
+
     def release(self) -> None:
         """Drop the tensors after a step."""
         self.params, self.grads, self.sharded, self._members = [], [], [], []

@@ -20,6 +20,7 @@ from mvngrad.optim.backends.eager import LOG_OF_ZERO
 from mvngrad.optim.backends.table import (
     COORDINATE_COLUMNS,
     Batch,
+    Column,
     fill,
     make_batches,
     map_blocks,
@@ -104,7 +105,9 @@ class Launch(Batch):
         sums = self.reserve_sums() if inputs.leaves_sums and not capturing else None
         if sums is not None:
             inputs.sums.append(sums)
-        if not (inputs.addresses_changed or capturing or self.table is None):
+        if self.table is not None and not capturing:
+            if inputs.addresses_changed:
+                self.upload_gradient_addresses(inputs)
             self.launch(inputs, hyper, sums)
             return
         table, copies = self.make_table(inputs)
@@ -130,7 +133,8 @@ class Launch(Batch):
 
         `captured` collects what the graph being captured needs; it is None outside of a capture.
         """
-        self.aligned = not (host[list(COORDINATE_COLUMNS)] % 16).any()
+        self.others_aligned = not (host[[column for column in COORDINATE_COLUMNS if column != Column.GRAD]] % 16).any()
+        self.aligned = self.others_aligned and not (host[Column.GRAD] % 16).any()
         if captured is not None:
             # At every replay the graph uploads the table from this memory, so nothing else may write to it. Pinned
             # memory cannot be allocated during a capture: the step before allocated it.
@@ -144,6 +148,18 @@ class Launch(Batch):
                 self.spare = torch.empty_like(host).pin_memory()
         self.table = host.to(self.device, non_blocking=True)
         self.prepared = None
+
+    def upload_gradient_addresses(self, inputs: StepInputs) -> None:
+        """Upload the row of the table that often changes: zero_grad frees gradients and backward makes new ones."""
+        assert self.table is not None
+        addresses = inputs.grad_addresses
+        if self.batch is not None:
+            addresses = [addresses[i] for i in self.batch]
+        aligned = self.others_aligned and not any(map((15).__and__, addresses))
+        if aligned != self.aligned:
+            self.aligned, self.prepared = aligned, None
+        host = torch.tensor(addresses, device="cpu", pin_memory=self.device.type == "cuda")
+        self.table[Column.GRAD].copy_(host, non_blocking=True)
 
     def launch(self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None) -> None:
         """Launch the two kernels, with the arguments of the step before if only lr and the row of sums have changed."""
