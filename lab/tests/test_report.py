@@ -86,6 +86,7 @@ def test_every_record_is_drawn_with_a_description(runs):
             assert root.get("aria-labelledby") == f"{root[0].get('id')} {root[1].get('id')}"
             assert not re.search(r"(?<!,)#[0-9a-f]{6}", panel.svg), f"{panel.title}: a colour that no theme can change"
             assert not re.search(r"\bnan\b", root[1].text), root[1].text
+            assert "font-family" not in panel.svg, "the page has its own"
 
 
 def test_figures_depend_on_their_data_alone(runs):

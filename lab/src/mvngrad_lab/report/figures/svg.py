@@ -89,7 +89,10 @@ def _clean_element(element: ElementTree.Element, used: set[str]) -> None:
         attributes["href"] = attributes.pop(LINK)
     if "style" in attributes:
         style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", attributes["style"])
+        style = re.sub(r"font-family: [^;]*; ?", "", style)
         attributes["style"] = COLORS.sub(lambda match: VARIABLES[match[0]], style).replace(": ", ":").replace("; ", ";")
+    if attributes.get("transform", "").startswith("rotate(-0 "):
+        del attributes["transform"]
     for name in attributes.keys() & {"d", "x", "y", "width", "height", "transform"}:
         attributes[name] = " ".join(NUMBERS.sub(_round, attributes[name]).split())
 
