@@ -233,7 +233,7 @@ def test_accelerate_resumes_bit_identically_in_every_format(tmp_path, processes)
 # Lightning
 
 
-def make_lightning(folder, options, callbacks=(), **arguments):
+def make_lightning(folder, options, callbacks=(), make=MVNGradW, hook=None, **arguments):
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import CSVLogger
 
@@ -247,7 +247,9 @@ def make_lightning(folder, options, callbacks=(), **arguments):
             return self.layer(batch).square().mean()
 
         def configure_optimizers(self):
-            optimizer = MVNGradW(self.parameters(), lr=0.1, **options)
+            optimizer = make(self.parameters(), lr=0.1, **options)
+            if hook is not None:
+                optimizer.register_load_state_dict_pre_hook(hook)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -272,6 +274,17 @@ def test_lightning_resumes_bit_identically(tmp_path, options):
     resumed, trainer = make_lightning(tmp_path, options, max_epochs=2)
     trainer.fit(resumed, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     assert_same_weights(whole, resumed)
+
+
+def test_lightning_switches_from_its_own_adamw_checkpoint(tmp_path):
+    model, trainer = make_lightning(tmp_path, {}, make=torch.optim.AdamW, max_epochs=1)
+    trainer.fit(model)
+    trainer.save_checkpoint(tmp_path / "adamw.ckpt")
+    switched, trainer = make_lightning(tmp_path, {"lean": True}, hook=mvngrad.from_adamw, max_epochs=2)
+    trainer.fit(switched, ckpt_path=tmp_path / "adamw.ckpt", weights_only=True)
+    (optimizer,) = trainer.optimizers
+    assert {state["step"].item() for state in optimizer.state.values()} == {8}
+    assert "exp_avg" not in optimizer.state[switched.layer.weight]
 
 
 def test_lightning_averages_weights(tmp_path):
