@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def cpp_compiler():
-    """Skip the test if there is no C++ compiler for torch.compile; in CI there is one."""
+    """Skip the test if there is no C++ compiler, for the CPU's kernel or torch.compile; in CI there is one."""
     if os.environ.get("CI") != "true" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("needs a C++ compiler")
 

@@ -47,3 +47,21 @@ def by_kernel(triton, monkeypatch):
             return param.dtype in backends.KERNEL_DTYPES and backends.owns_memory(backends.get_local(param))
 
         monkeypatch.setattr(backends, "kernel_accepts", accepts)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def kernel(request, device):
+    """The backend of each kernel; on a CPU the one for CUDA runs in Triton's interpreter."""
+    if request.param == "cpu":
+        if device != "cpu":
+            pytest.skip("this backend runs on the CPU only")
+        request.getfixturevalue("cpp_compiler")
+    else:
+        request.getfixturevalue("by_kernel")
+    return request.param
+
+
+@pytest.fixture
+def kernel_options(kernel):
+    """Options with which an optimizer steps by the kernel."""
+    return {"fused": True} if kernel == "cpu" else {}

@@ -25,8 +25,8 @@ def numbers(low, high):
 
 
 @settings(deadline=None, max_examples=25)
-@given(numbers(-126, 99))
-@example([(1.0, 0, 0), (1.0, 0, 1), (1.0, 0, 2**23 - 1), (-1.0, -126, 0), (-1.0, -126, 2**16 - 1), (1.0, 98, 2**15)])
+@given(numbers(-126, 127))
+@example([(1.0, 0, 0), (1.0, 0, 1), (1.0, 0, 2**23 - 1), (-1.0, -126, 0), (-1.0, -126, 2**16 - 1), (1.0, 126, 2**15)])
 def test_rounding_to_bfloat16_is_unbiased_and_to_a_neighbour(drawn):
     x = torch.tensor([sign * 2.0**octave * (1 + part * 2.0**-23) for sign, octave, part in drawn])
     below = x.view(torch.int32) & -(2**16)
@@ -34,8 +34,7 @@ def test_rounding_to_bfloat16_is_unbiased_and_to_a_neighbour(drawn):
     below = below.view(torch.float32).double()
     rounded = round_to_bfloat16(x.expand(2**16, -1), EVERY[:, None]).double()
     assert ((rounded == below) | (rounded == above)).all()
-    # 15 of the 16 bits of noise are used, and ties go to the even neighbour: 2^-16 of a step.
-    assert ((rounded.mean(0) - x.double()).abs() <= (above - below).abs() * 2**-16).all()
+    assert torch.equal(rounded.mean(0), x.double())
 
 
 @pytest.mark.parametrize("noise", [0, 1, HALF - 1, HALF, 2**16 - 1])
@@ -45,17 +44,11 @@ def test_rounding_leaves_bfloat16_numbers_unchanged(noise):
     assert torch.equal(round_to_bfloat16(every.float(), torch.full(every.shape, noise)), every)
 
 
-def test_very_large_and_denormal_numbers_are_rounded_to_the_nearest_bfloat16():
-    """Where the scaled value would overflow, and among bfloat16's denormal numbers."""
-    for x in (1.3 * 2.0**100, 3e38, 1e-39):
-        rounded = round_to_bfloat16(torch.full((2**16,), x), EVERY)
-        assert rounded.unique().tolist() == [torch.tensor(x).to(torch.bfloat16).item()]
-
-
-@pytest.mark.parametrize("x", [math.inf, -math.inf, math.nan])
-def test_rounding_to_bfloat16_keeps_values_that_are_not_finite(x):
-    expected = torch.full((2**16,), x, dtype=torch.bfloat16)
-    torch.testing.assert_close(round_to_bfloat16(expected.float(), EVERY), expected, rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7FFFFFFF], ids=["inf", "nan", "nan-of-a-gpu"])
+@pytest.mark.parametrize("sign", [0, -(2**31)], ids=["positive", "negative"])
+def test_rounding_to_bfloat16_keeps_values_that_are_not_finite(bits, sign):
+    x = torch.tensor(bits + sign, dtype=torch.int32).view(torch.float32).expand(2**16)
+    torch.testing.assert_close(round_to_bfloat16(x, EVERY).float(), x, rtol=0, atol=0, equal_nan=True)
 
 
 def test_rounding_to_bfloat16_keeps_zero():

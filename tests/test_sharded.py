@@ -255,16 +255,14 @@ def test_gradients_with_other_placements_are_redistributed(tmp_path):
     on_two_ranks(step_with_every_placement, tmp_path, mvngrad.MVNGradW, False, equal)
 
 
-def compare_compiled(folder, make, options):
-    compare_with_one_process(folder, [(make, options)], True, close)
-    step_with_every_placement(folder, make, True, close)
+def compare_fused(folder):
+    compare_with_one_process(folder, SHARDED_CASES, True, equal)
+    step_with_every_placement(folder, mvngrad.MVNGradW, True, close)  # close, because the reference steps eagerly
 
 
 @pytest.mark.usefixtures("cpp_compiler")
-@pytest.mark.parametrize("cell", SHARDED_CASES, ids=["decoupled", "coupled"])
-def test_the_compiled_sharded_step_equals_one_process(tmp_path, cell):
-    """Up to rounding: shards of 0 and 1 elements are not compiled, and the ends of rows are computed separately."""
-    on_two_ranks(compare_compiled, tmp_path, *cell)
+def test_the_fused_sharded_step_equals_one_process_bit_for_bit(tmp_path):
+    on_two_ranks(compare_fused, tmp_path)
 
 
 @pytest.mark.usefixtures("alone")

@@ -476,13 +476,13 @@ def test_copied_optimizers_with_rounded_state_continue_bit_for_bit(clone, state_
     assert repr(twin) == repr(original)
 
 
-# The kernel
+# The kernels
 
 
 @each_device
 @pytest.mark.parametrize("rule", [MVNGRAD, LEAN], ids=lambda rule: rule.name)
 @each_narrow_dtype
-def test_overflow_changes_no_rounded_state_and_the_scale_is_divided_out(state_dtype, rule, device, triton):
+def test_overflow_changes_no_rounded_state_and_the_scale_is_divided_out(state_dtype, rule, device, kernel):
     shapes, hyper, rounding = [(2348,), (5,), (), (0,)], Hyper(lr=1e-2, eps_s=1e-16), Rounding(9)
     sides = []
     for _ in range(2):
@@ -496,27 +496,27 @@ def test_overflow_changes_no_rounded_state_and_the_scale_is_divided_out(state_dt
         before = [x.clone() for x in ours]
         scale, found_inf = torch.tensor(4.0, device=device), torch.tensor(overflow, device=device)
         (params, state, steps), twin = sides
-        step("cuda", rule, hyper, params, [4 * x for x in g], state, steps, scale, found_inf, rounding=rounding)
+        step(kernel, rule, hyper, params, [4 * x for x in g], state, steps, scale, found_inf, rounding=rounding)
         if overflow:
             assert equal(ours, before)
         else:
             assert not equal(ours, before)
-            step("cuda", rule, hyper, twin[0], g, *twin[1:], rounding=rounding)
+            step(kernel, rule, hyper, twin[0], g, *twin[1:], rounding=rounding)
     assert equal(ours, twins)
 
 
-@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("device", ["cpu"])
 @pytest.mark.parametrize(
     ("state_dtype", "size"), [("int8", 1e-20), ("int8", 1e18), (torch.bfloat16, 1e-15), (torch.bfloat16, 1e15)], ids=str
 )
-def test_the_kernel_stores_state_of_every_magnitude_as_eager_does(state_dtype, size):
+def test_kernels_store_state_of_every_magnitude_as_eager_does(state_dtype, size, device, kernel):
     """Squares from denormal numbers to 1e36, with one block of zeros and one with a single number."""
     grads = [size * tensors((1200,), seed=t)[0] for t in range(1, 4)]
     for g in grads:
         g[256:512] = 0
         g[513:768] = 0
     runs = []
-    for backend in ("eager", "cuda"):
+    for backend in ("eager", kernel):
         params, steps = tensors((1200,)), [torch.zeros(())]
         state = new_state(MVNGRAD, state_dtype, params)
         for g in grads:

@@ -339,8 +339,8 @@ BACKENDS = {
     "kernel": {},
     "compiled": {"foreach": False},
 }
-SHARE = {"cpu": 4, "compiled": 20}
-"""These compile, so they take one sequence where the others take so many."""
+SHARE = {"compiled": 20}
+"""It compiles, so it takes one sequence where the others take so many."""
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 import copy
 import sys
-import threading
 import weakref
 
 import pytest
 import torch
-from family import PLAIN, each_device, equal, everything, parameters, tensors, train
+from family import each_device, equal, everything, parameters, tensors, train
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -231,35 +230,6 @@ def test_wrapper_subclasses_are_stepped_eagerly_or_refused(device, by_kernel):
     with pytest.raises(ValueError, match=r"memory of their own; here are TwoTensor of torch.float32 on \w+: leave"):
         demanded.step()
     assert not demanded.state
-
-
-@pytest.mark.usefixtures("cpp_compiler")
-def test_threads_can_compile_their_first_steps_at_the_same_time():
-    from mvngrad.optim.backends import cpu
-
-    cpu.compile_update.cache_clear()
-    barrier, results, errors = threading.Barrier(4), {}, []
-
-    def run(i):
-        params = parameters((33, 7), (5,))
-        optimizer = PLAIN[i](params, lr=1e-2, fused=True)
-        barrier.wait()
-        try:
-            train(optimizer, 3)
-            results[i] = everything(optimizer)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for i, result in results.items():
-        twin = PLAIN[i](parameters((33, 7), (5,)), lr=1e-2, fused=True)
-        train(twin, 3)
-        assert equal(result, everything(twin))
 
 
 def test_a_refused_step_leaves_no_state_behind():

@@ -65,14 +65,6 @@ class Arithmetic:
         """1 - beta^t, the total weight of an average that started at zero, after t steps."""
         return 1 - beta**t
 
-    def corrections(self, hyper: Hyper, t: Any) -> tuple[Any, Any]:
-        """c_m and c_v."""
-        return self.correction(hyper.beta1, t), self.correction(hyper.beta2, t)
-
-    def previous_correction(self, hyper: Hyper, t: Any) -> Any:
-        """c_v of the previous step; 0 at the first step."""
-        return self.correction(hyper.beta2, t - 1)
-
     def add(self, a: Array, b: Array, alpha: float = 1) -> Array:
         return a + alpha * b
 
@@ -174,7 +166,7 @@ class Rule:
         new[r_name] = r = ops.add_(r, hyper.eps_s) if _is_used(hyper.eps_s) else r
         root = ops.sqrt_into(spread, r) if self.centered else ops.sqrt(r)
 
-        c_m, c_v = ops.corrections(hyper, t)
+        c_m, c_v = ops.correction(beta1, t), ops.correction(beta2, t)
         k = c_v**0.5
         if not self.momentum_last:
             root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
@@ -187,7 +179,7 @@ class Rule:
 
     def reconstruct_mean(self, state: Mapping[str, Array], t: Any, hyper: Hyper, ops: Arithmetic) -> Array:
         """An estimate of the last m, u (sqrt(s/c_v) + eps): exact if every gradient was divided by the same root."""
-        k = (ops.previous_correction(hyper, t) + TINY) ** 0.5
+        k = (ops.correction(hyper.beta2, t - 1) + TINY) ** 0.5
         return ops.mul_(ops.add_(ops.div_(ops.sqrt(state["s"]), k), hyper.eps), state["u"])
 
     def check(self, hyper: Hyper, owner: str | None = None) -> None:

@@ -9,7 +9,8 @@ A format allocates state, loads it as the floats that the rule computes with, an
 
 State in fewer than 32 bits is rounded up or down at random, so that on average nothing is lost, however small a change
 is. The random bits are a hash of a seed, the parameter's index, the step and the coordinate: they need no memory, and a
-resumed run and every backend draw the same. `backends/cuda/kernel.py` repeats the arithmetic of this file.
+resumed run and every backend draw the same. `backends/cuda/kernel.py` and `backends/cpu/kernel.cpp` repeat the
+arithmetic of this file.
 """
 
 from __future__ import annotations
@@ -119,16 +120,11 @@ NO_SEED = Rounding()
 def round_to_bfloat16(value: Tensor, noise: Tensor) -> Tensor:
     """The value, rounded to one of its two neighbours in bfloat16 with odds that keep its mean.
 
-    Noise of one unit in the last place is added and the sum is truncated; here in floating point, where a compiler for
-    the CPU is faster than on bits. The CUDA kernel does it on bits.
+    16 random bits are added below the last bit of a bfloat16, and the sum is truncated.
     """
-    size = value.to(torch.float32).abs()
-    scaled = size * (2.0**23 + 1)
-    octave = (scaled - scaled * (1 - 2.0**-24)).abs()  # the power of 2 below, exactly (Rump, Ogita and Oishi's ufp)
-    odds = ((noise >> 1).to(torch.float32) - (2**14 - 0.5)) * 2.0**-15
-    rounded = torch.maximum(size + odds * (octave * 2.0**-7), octave)  # odds around 0: the cast rounds to nearest
-    rounded = torch.where(size < 2.0**100, rounded, size)  # beyond, the scaled value would overflow
-    return torch.where(value < 0, -rounded, rounded).to(torch.bfloat16)
+    single = value.to(torch.float32)
+    rounded = _as_float((single.view(torch.int32) + noise) & -(2**16))
+    return torch.where(single == single, rounded, single).to(torch.bfloat16)
 
 
 def write(target: Tensor, value: Tensor, noise: Tensor | None) -> None:

@@ -97,7 +97,7 @@ class RuleOptimizer(Optimizer):
             foreach: one kernel for each operation on all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, with equal results and less memory.
             fused: one kernel for the whole step. On CUDA it is written in Triton, and None uses it if it can. On the
-                CPU torch's compiler makes it; that needs a C++ compiler and fused=True.
+                CPU it is written in C++ and needs fused=True and a C++ compiler, which compiles it once.
             maximize: ascend instead of descending.
             capturable: keep step counts on the device and read nothing back, for CUDA graphs.
             differentiable: let autograd run through the step.
@@ -346,7 +346,7 @@ class RuleOptimizer(Optimizer):
         tensors = inputs.params, inputs.grads, inputs.steps, *inputs.state.values()
         seed = self._init_group(group, inputs.indices, *tensors)
         inputs.rounding = Rounding.of_group(number, seed, group["stochastic_rounding"] or group["master_bits"] == 24)
-        if backend == "cuda":
+        if backend in ("cpu", "cuda"):
             self._move_step_counts(group, inputs)
         if not torch.compiler.is_compiling():
             inputs.remember(group, self.state)
@@ -408,7 +408,7 @@ class RuleOptimizer(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `step` itself divides by the scale and skips on overflow; GradScaler reads it."""
-        return all(choose_backend(group) == "cuda" for group in self.param_groups)
+        return all(choose_backend(group) in ("cpu", "cuda") for group in self.param_groups)
 
     # Checkpoints
 

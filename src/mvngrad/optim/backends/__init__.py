@@ -4,7 +4,7 @@
 |---|---|---|
 | eager | any device | the rule, tensor by tensor |
 | foreach | accelerators | the rule, on lists of tensors, one launch for each operation |
-| cpu | CPU, with fused=True | the rule, compiled by torch's compiler |
+| cpu | CPU, with fused=True | a C++ kernel, one call for all tensors of a dtype |
 | cuda | CUDA | a Triton kernel, one launch for all tensors of a device and dtype |
 """
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from mvngrad.optim.backends import cpu, eager, foreach
+from mvngrad.optim.backends import eager, foreach
 from mvngrad.optim.inputs import Group, StepInputs
 from mvngrad.optim.private import default_to_fused_or_foreach
 from mvngrad.optim.tensors import get_local, owns_memory
@@ -81,14 +81,17 @@ def _describe(param: Tensor) -> str:
 
 
 def get_step(backend: Backend) -> Callable[[StepInputs, Hyper], None]:
-    """The step function of a backend. Imports triton for cuda."""
+    """The step function of a backend. Imports triton for cuda; compiles the kernel for cpu if it is not cached."""
     if backend == "cuda":
         from mvngrad.optim.backends.cuda import launch
 
         return launch.step
-    modules: dict[str, Any] = {"eager": eager, "foreach": foreach, "cpu": cpu}
-    step: Callable[[StepInputs, Hyper], None] = modules[backend].step
-    return step
+    if backend == "cpu":
+        from mvngrad.optim.backends.cpu import launch as cpu_launch, library
+
+        library.load()  # now, so that without a compiler no state is created
+        return cpu_launch.step
+    return foreach.step if backend == "foreach" else eager.step
 
 
 def make_step_count(steps: float, param: Tensor, group: Group) -> Tensor:

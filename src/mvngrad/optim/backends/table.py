@@ -5,6 +5,8 @@ The Triton kernel and the C++ kernel read the same table. A `Batch` is what one 
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -12,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mvngrad.optim.backends.eager import LOG_OF_ZERO
 from mvngrad.optim.inputs import State, StepInputs
 from mvngrad.optim.tensors import is_dense
 
@@ -77,6 +80,10 @@ class Batch:
         params, grads, steps = ([each[i] for i in self.batch] for each in (inputs.params, inputs.grads, inputs.steps))
         return params, grads, {name: [each[i] for i in self.batch] for name, each in inputs.state.items()}, steps
 
+    def get_gradient_addresses(self, inputs: StepInputs) -> list[int]:
+        addresses = inputs.grad_addresses
+        return addresses if self.batch is None else [addresses[i] for i in self.batch]
+
     def make_table(self, inputs: StepInputs) -> tuple[Tensor, list[Copy]]:
         """The table, on the host, and the copies whose addresses it has. The copies are not filled yet."""
         columns = {column: list(each) for column, each in get_columns(*self.select(inputs)).items()}
@@ -98,13 +105,20 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 def make_batches(
     inputs: StepInputs, make: Callable[[StepInputs, list[int] | None], AnyBatch]
 ) -> tuple[list[AnyBatch], list[int]]:
-    """One batch for each device and set of dtypes, and the indices of the empty parameters, which need none."""
+    """One batch for each device and set of dtypes, and the indices of the empty parameters, which need none.
+
+    Parameters with the same memory are in different batches, because a kernel steps those of a batch at the same time.
+    """
     batches: dict[tuple[Any, ...], list[int]] = {}
     empty = []
+    at_address: Counter[int] = Counter()
     stored = inputs.state[inputs.rule.state_names[0]]
     for i, tensors in enumerate(zip(inputs.params, inputs.grads, stored, strict=True)):
         if tensors[0].numel():
-            batches.setdefault((tensors[0].device, *(tensor.dtype for tensor in tensors)), []).append(i)
+            address = tensors[0].data_ptr()
+            key = tensors[0].device, at_address[address], *(tensor.dtype for tensor in tensors)
+            at_address[address] += 1
+            batches.setdefault(key, []).append(i)
         else:
             empty.append(i)
     everything = list(range(len(inputs.params)))
@@ -130,6 +144,11 @@ def get_columns(
 def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """The strides of a tensor or, if it has gaps in memory, of a dense tensor like it."""
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
+
+
+def get_log(beta: float) -> float:
+    """log(beta); finite for 0, so that its product with 0 steps is 0."""
+    return math.log(beta) if beta else LOG_OF_ZERO
 
 
 def fill(copies: list[Copy]) -> None:

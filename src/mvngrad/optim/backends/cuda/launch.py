@@ -6,7 +6,6 @@ address changes, the table of addresses is uploaded again. A step never waits fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,12 +15,12 @@ from torch import Tensor
 
 from mvngrad.optim.backends.cuda import kernel
 from mvngrad.optim.backends.cuda.kernel import AdvanceArguments, UpdateArguments
-from mvngrad.optim.backends.eager import LOG_OF_ZERO
 from mvngrad.optim.backends.table import (
     COORDINATE_COLUMNS,
     Batch,
     Column,
     fill,
+    get_log,
     make_batches,
     map_blocks,
     write_back,
@@ -152,9 +151,7 @@ class Launch(Batch):
     def upload_gradient_addresses(self, inputs: StepInputs) -> None:
         """Upload the row of the table that often changes: zero_grad frees gradients and backward makes new ones."""
         assert self.table is not None
-        addresses = inputs.grad_addresses
-        if self.batch is not None:
-            addresses = [addresses[i] for i in self.batch]
+        addresses = self.get_gradient_addresses(inputs)
         aligned = self.others_aligned and not any(map((15).__and__, addresses))
         if aligned != self.aligned:
             self.aligned, self.prepared = aligned, None
@@ -187,8 +184,8 @@ class Launch(Batch):
             tensors=self.count,
             found_at=unused if found_inf is None else found_inf,
             seed=self.seed,
-            log1=_log(beta1),
-            log2=_log(beta2),
+            log1=get_log(beta1),
+            log2=get_log(beta2),
             T=self.step_dtype,
             C=self.compute_dtype,
             CHECKED=found_inf is not None,
@@ -284,7 +281,3 @@ class Prepared(NamedTuple):
 def get_addresses(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments with addresses in place of tensors, about which Triton would ask the driver at every launch."""
     return tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
-
-
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else LOG_OF_ZERO

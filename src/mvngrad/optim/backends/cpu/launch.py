@@ -1,0 +1,109 @@
+"""The fused step on the CPU: one call of the C++ kernel for all parameters of a set of dtypes."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.backends.cpu import library
+from mvngrad.optim.backends.cpu.library import Arguments, Dtype
+from mvngrad.optim.backends.table import Batch, Column, fill, get_log, make_batches, write_back
+from mvngrad.optim.formats import to_int32
+from mvngrad.optim.inputs import StepInputs
+from mvngrad.rule import Hyper
+
+CHUNK = 2**14
+"""Coordinates in the pieces that threads share: 400 KB of float32 with its state, which fit a core's cache."""
+DTYPES = {
+    torch.float64: Dtype.FLOAT64,
+    torch.float32: Dtype.FLOAT32,
+    torch.bfloat16: Dtype.BFLOAT16,
+    torch.float16: Dtype.FLOAT16,
+    torch.uint8: Dtype.UINT8,
+}
+
+
+def step(inputs: StepInputs, hyper: Hyper) -> None:
+    """One step. Gradients are divided by `inputs.grad_scale`; if `inputs.found_inf` is not 0, nothing changes."""
+    if inputs.found_inf is not None and inputs.found_inf.item():
+        return
+    if inputs.plan is None:
+        inputs.plan = make_batches(inputs, Call)
+    calls, empty = inputs.plan
+    for call in calls:
+        call.run(inputs, hyper)
+    for i in empty:
+        inputs.steps[i] += 1
+    torch.autograd.graph.increment_version(inputs.params)
+    inputs.addresses_changed = False
+
+
+class Call(Batch):
+    """One call of the kernel."""
+
+    def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
+        super().__init__(inputs, batch)
+        params, grads, state, steps = self.select(inputs)
+        tensors = {"step": steps[0], "param": params[0], "grad": grads[0], "state": state[self.rule.state_names[0]][0]}
+        unknown = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
+        if unknown:
+            raise ValueError(f"fused=True on the CPU takes floating-point numbers of 16 bits and more, not {unknown}")
+        # In Python: in a forked process, torch's parallel operations wait for the threads of the parent for ever.
+        starts = list(accumulate((-(-size // CHUNK) for size in self.sizes.tolist()), initial=0))
+        self.starts = torch.tensor(starts, device="cpu")
+        self.table: Tensor | None = None
+        self.step_chunks = library.load()
+        self.hyper: tuple[Any, ...] = ()
+        """The hyper-parameters in `arguments`, without lr."""
+        self.arguments = Arguments(
+            sizes=self.sizes.data_ptr(),
+            starts=self.starts.data_ptr(),
+            tensors=self.count,
+            chunks=starts[-1],
+            chunk_size=CHUNK,
+            seed=to_int32(inputs.rounding.seed),
+            centered=self.rule.centered,
+            momentum_last=self.rule.momentum_last,
+            lean=self.rule.lean,
+            round_params=inputs.rounding.params,
+            **{f"{name}_dtype": DTYPES[tensor.dtype] for name, tensor in tensors.items()},
+        )
+
+    def run(self, inputs: StepInputs, hyper: Hyper) -> None:
+        if self.table is not None:
+            if inputs.addresses_changed:  # of gradients only: others begin a new plan
+                self.table[Column.GRAD] = torch.tensor(self.get_gradient_addresses(inputs), device="cpu")
+            self.call(self.table, inputs, hyper)
+            return
+        self.table, copies = self.make_table(inputs)
+        fill(copies)
+        self.call(self.table, inputs, hyper)
+        write_back(copies)
+        if copies:
+            self.table = None  # it has addresses of copies that are freed now
+
+    def call(self, table: Tensor, inputs: StepInputs, hyper: Hyper) -> None:
+        arguments, scale = self.arguments, inputs.grad_scale
+        if self.hyper != hyper[1:]:
+            self.set_hyper(hyper)
+        arguments.table, arguments.lr, arguments.threads = table.data_ptr(), hyper.lr, torch.get_num_threads()
+        arguments.scaled, arguments.grad_scale = scale is not None, 1.0 if scale is None else scale.item()
+        self.step_chunks(ctypes.byref(arguments))
+
+    def set_hyper(self, hyper: Hyper) -> None:
+        arguments, decay, mean_decay = self.arguments, hyper.weight_decay, hyper.mean_decay
+        arguments.beta1, arguments.beta2 = hyper.beta1, hyper.beta2
+        arguments.log_beta1, arguments.log_beta2 = get_log(hyper.beta1), get_log(hyper.beta2)
+        arguments.decay_at_most_half = mean_decay <= 0.5
+        arguments.mean_weight = mean_decay if mean_decay <= 0.5 else 1 - mean_decay
+        arguments.eps, arguments.eps_s = hyper.eps, hyper.eps_s
+        arguments.weight_decay = decay
+        arguments.coupled = decay != 0 and not hyper.decoupled
+        arguments.decoupled = decay != 0 and hyper.decoupled
+        arguments.clipped, arguments.z_clip = hyper.z_clip is not None, hyper.z_clip or 1.0
+        arguments.maximize = hyper.maximize
+        self.hyper = hyper[1:]
