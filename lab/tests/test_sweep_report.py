@@ -314,7 +314,7 @@ def test_a_partial_sweep_says_so_and_decides_nothing(read):
     verdict = verdicts(run)["sweep-mnist-best"]
     assert (verdict.status, verdict.note) == (NOT_RUN, "The sweep mnist is not done: at least 24 runs are to come.")
     text = page(run)
-    assert '<section class="group" id="group-sweep-mnist">' in text
+    assert '<section class="group" id="group-mnist-a-sweep-of-ours">' in text
     assert "A partial sweep" not in page(read(samples.sweep(name="mnist-5k")))
 
 
