@@ -188,6 +188,22 @@ def test_weight_decay_keeps_its_size_where_only_one_is_decoupled_from_lr():
     assert "max_lr" not in optimizer.param_groups[0]
 
 
+@pytest.mark.parametrize("state_dtype", [None, "int8"])
+def test_master_weights_are_kept(state_dtype):
+    params = parameters((300,), dtype=torch.bfloat16)
+    adamw = mvngrad.AdamW(params, lr=1e-4, master_bits=32, state_dtype=state_dtype)
+    train(adamw, 3)
+    optimizer = MVNGradW(params, master_bits=32, state_dtype=state_dtype)
+    load(optimizer, adamw.state_dict())
+    assert adamw.state[params[0]]["low"].any()
+    assert torch.equal(optimizer.state[params[0]]["low"], adamw.state[params[0]]["low"])
+    train(optimizer, 1)
+    load(optimizer, through_disk(to_adamw(optimizer)))  # masters begin at the parameters
+    assert not optimizer.state[params[0]]["low"].any()
+    with pytest.raises(ValueError, match="low"):
+        load(MVNGradW(params), adamw.state_dict())
+
+
 def test_what_does_not_fit_is_refused():
     params = parameters((20,), (3,))
     adam = torch.optim.Adam(params, weight_decay=0.1)

@@ -40,6 +40,8 @@ from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
 from mvngrad.optim.tensors import view_as_real
 from mvngrad.rule import ADAM, Hyper, Rule
 
+LOW = "low"
+"""The state that has the low bits of master weights: copied as it is."""
 SHARED = ("lr", "betas", "eps", "weight_decay")
 """Options that AdamW's groups have too. They are loaded, as torch loads them; how a step is computed is not."""
 
@@ -68,7 +70,7 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     renamed = rename_torch_state(state_dict)
     states, groups, own_groups = renamed["state"], renamed["param_groups"], optimizer.param_groups
     names = {*chain.from_iterable(saved for saved in states.values() if isinstance(saved, Mapping))}
-    stepped = {name for name in names if name != "step" and not str(name).endswith("_scale")}
+    stepped = {name for name in names if name not in ("step", LOW) and not str(name).endswith("_scale")}
     if stepped != {*ADAM.state_names} and (names or not all("amsgrad" in group for group in groups)):
         return state_dict
     sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own_groups]
@@ -89,7 +91,8 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
         hyper, rule = make_hyper(group, 0.0), optimizer.get_rule(group)
         for key in saved["params"]:
             if state := states.get(key):
-                new_states[key] = _from_moments(rule, hyper, state)
+                low = {LOW: state[LOW]} if LOW in state else {}
+                new_states[key] = {**_from_moments(rule, hyper, state), **low}
     return {**renamed, "state": new_states, "param_groups": new_groups}
 
 
@@ -97,7 +100,8 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     """A state_dict for torch.optim.AdamW (Adam, of a class without W) from the state of any of our optimizers.
 
     m, v and step counts are copied if they are stored; otherwise m is u times its root, and v is estimated from s and
-    m. `mvngrad.convert_state_dict` makes one for `mvngrad.AdamW` of it.
+    m. `mvngrad.convert_state_dict` makes one for `mvngrad.AdamW` of it. The low bits of master weights, which torch's
+    class does not have, are left out.
     """
     state_dict = optimizer.state_dict()
     states, groups = {}, []
