@@ -146,9 +146,9 @@ def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
 
 
 def test_unknown_experiments_are_refused_with_the_valid_ones(capsys):
-    assert cli.main(["reproduce", "spike", "spikes"]) == 2
+    assert cli.main(["reproduce", "spike", "spyke"]) == 2
     error = capsys.readouterr().err
-    assert error.strip() == f"mvngrad: no experiment 'spikes'; choose from {', '.join(EXPERIMENTS)}"
+    assert error.strip() == f"mvngrad: no experiment 'spyke'; choose from {', '.join(EXPERIMENTS)}"
 
 
 # The command, in processes of its own
