@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from mvngrad.optim.backends import make_step_count
 from mvngrad.optim.formats import (
+    CODE_BITS,
     INT8,
     SQUARES,
     STATE_DTYPES,
-    FloatFormat,
     allocate_low,
     get_format,
     invalid_state_dtype_message,
     load_state,
     parse_state_dtype,
+    to_row,
 )
 from mvngrad.optim.inputs import Group
 from mvngrad.optim.tensors import get_local_like, is_sharded, view_as_real
@@ -32,6 +33,16 @@ if TYPE_CHECKING:
 
 TORCH_NAMES = {"step": "step", "exp_avg": "m", "exp_avg_sq": "v"}
 """Our names for the state of torch.optim.Adam."""
+
+
+AS_FLOATS = "int8 as float32"
+"""The `state_dtype` in a state_dict whose 8-bit state is saved as floats, because parameters are sharded."""
+CODES, SCALE, LAYOUT = "unsharded_int8_codes (load other checkpoints into float32 state first)", "scale", "layout"
+"""The parts of saved 8-bit blocks. torch.distributed.checkpoint shows the first name if a checkpoint lacks it."""
+
+
+KEPT = ("step", "low")
+"""State that does not depend on `state_dtype`."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
         raise ValueError("corrupted state_dict: state must be a dict, param_groups a list of dicts with params")
     if _is_from_torch(states):
         raise ValueError(_torch_state_message(optimizer))
+    states = {key: unpack_blocks(saved) for key, saved in states.items()}
     sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
     if sizes[0] != sizes[1]:
         raise ValueError(f"the state_dict's groups hold {sizes[0]} parameters, this optimizer's {sizes[1]}")
@@ -65,6 +77,8 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     owners = dict(zip(saved_ids, members, strict=True))
     if unknown := [key for key in states if key not in owners]:
         raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
+    unsure = {key for group in groups if group.get("state_dtype") == "int8" for key in group["params"]}
+    _refuse_codes_as_floats({key: states[key] for key in states if key in unsure})
     copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
     return {**state_dict, "state": copies, "param_groups": filled}
 
@@ -92,7 +106,7 @@ def _check_cell(optimizer: RuleOptimizer, states: Mapping[Any, Any], groups: lis
     The cell is recognized by its state or, before the first step, by the options of its groups.
     """
     saved = next((saved for saved in states.values() if isinstance(saved, Mapping) and saved), {})
-    names = {name for name in saved if name not in ("step", "low") and not str(name).endswith("_scale")}
+    names = {name for name in saved if name not in KEPT and not str(name).endswith("_scale")}
     options = {option for option in MVNGRAD.options if any(option in group for group in groups)}
     from_mvngrad = all("state_dtype" in group for group in groups)
     source = next((rule for rule in (*CELLS, LEAN) if names == {*rule.state_names}), None)
@@ -143,12 +157,17 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
         )
     was_lean = bool(saved.get("lean"))
     if was_lean != bool(own.get("lean")):
-        raise ValueError(f"not a state_dict of {name}(lean={not was_lean}): it was saved with lean={was_lean}")
+        raise ValueError(
+            f"not a state_dict of {name}(lean={not was_lean}): it was saved with lean={was_lean}; make the optimizer "
+            f"with lean={was_lean}, or start it without loading"
+        )
     dtypes = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
     if dtypes[0] != dtypes[1]:
+        sharded = own["state_dtype"] == "int8" and any(map(is_sharded, own["params"]))
+        target = AS_FLOATS if sharded else own["state_dtype"]
         raise ValueError(
             f"the state_dict has its state in {dtypes[0]}, this optimizer in {dtypes[1]}: make the optimizer with that "
-            f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
+            f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
         )
     filled = {
         **own,
@@ -163,13 +182,15 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
 
 def _get_family(state_dtype: Any) -> str:
     """How a checkpoint's state was rounded: the wide floats are one family, as in torch."""
-    if state_dtype == "int8":
+    if state_dtype in ("int8", AS_FLOATS):
         return "int8"
     return "bfloat16" if state_dtype in (torch.bfloat16, "bfloat16") else "float32"
 
 
-def get_dtype_name(state_dtype: torch.dtype | str | None) -> str | None:
+def get_dtype_name(state_dtype: torch.dtype | str | None, as_floats: bool) -> str | None:
     """The name of a `state_dtype` in checkpoints: torch.distributed.checkpoint cannot store dtypes."""
+    if state_dtype == "int8" and as_floats:
+        return AS_FLOATS
     return None if state_dtype is None else _get_family(state_dtype)
 
 
@@ -224,10 +245,11 @@ def parse_steps(value: Any) -> float:
 
 
 def _check_tensor(name: str, value: Any, param: Tensor, stored: Tensor, floats: bool) -> None:
-    if is_sharded(param) and not floats:
+    if is_sharded(param) and (not floats or isinstance(value, int)):
         raise ValueError(
-            f"{name} is in 8-bit blocks, which cannot be cut where shards are: load it in float32 into another "
-            "optimizer of these parameters, and its state_dict into this one; mvngrad.convert_state_dict converts"
+            f"{name} is in 8-bit blocks of an unsharded parameter, which cannot be cut into shards: convert the "
+            f"state_dict of the unsharded optimizer by mvngrad.convert_state_dict(state_dict, {AS_FLOATS!r}), and load "
+            "that by set_optimizer_state_dict with full_state_dict=True"
         )
     whole = view_as_real(param.detach()) if floats else stored
     fits = (
@@ -259,20 +281,83 @@ def _describe(value: Any) -> str:
 def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """The state_dict as torch.distributed.checkpoint takes it, for any number of processes.
 
-    Dtypes become their names. 8-bit state of sharded parameters becomes sharded floats, because blocks cannot be cut at
-    the borders of shards; nothing is lost: floats decoded from codes are encoded as the same values.
+    Dtypes become their names. 8-bit state becomes floats if a parameter of the optimizer is sharded, because blocks
+    cannot be cut at the borders of shards; nothing is lost: floats decoded from codes are encoded as the same values.
+    Otherwise it stays in blocks.
     """
+    sharded = any(is_sharded(param) for group in optimizer.param_groups for param in group["params"])
     states, groups = dict(state_dict["state"]), []
     for saved, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        groups.append({**saved, "state_dtype": get_dtype_name(group["state_dtype"])})
+        groups.append({**saved, "state_dtype": get_dtype_name(group["state_dtype"], sharded)})
         names = optimizer.get_rule(group).state_names
         for key, param in zip(saved["params"], group["params"], strict=True):
-            if is_sharded(param) and f"{names[0]}_scale" in states.get(key, {}):
-                values = load_state(names, states[key], torch.float32)
-                sharded = {name: _make_sharded(values[name], param) for name in names}
-                kept = {name: value for name, value in states[key].items() if name in ("step", "low")}
-                states[key] = {**kept, **sharded}
+            stored = states.get(key, {})
+            if f"{names[0]}_scale" in stored and sharded:
+                values = load_state(names, stored, torch.float32)
+                if is_sharded(param):
+                    values = {name: _make_sharded(value, param) for name, value in values.items()}
+                kept = {name: value for name, value in stored.items() if name in KEPT}
+                states[key] = {**kept, **values}
+            elif f"{names[0]}_scale" in stored:
+                states[key] = _pack_blocks(names, stored)
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str, Any]:
+    """8-bit state of a parameter as it is saved: `m_scale` has codes in memory order, scales and layout, `m` is 8.
+
+    Codes have a name that sharded state, saved as floats, does not have: torch.distributed.checkpoint would read them
+    as floats. The numbers 8 reach every process that such state is broadcast to, so that all refuse it alike.
+    """
+    packed: dict[str, Any] = {name: stored[name] for name in KEPT if name in stored}
+    for name in names:
+        codes = stored[name]
+        layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
+        packed[f"{name}_scale"] = {CODES: to_row(codes), SCALE: stored[f"{name}_scale"], LAYOUT: layout}
+    return packed | dict.fromkeys(names, CODE_BITS)
+
+
+def unpack_blocks(saved: Any) -> Any:
+    """The saved state of a parameter with packed blocks as codes and scales; any other value unchanged.
+
+    If floats and blocks are there, the blocks are those of the optimizer before loading: torch's set_state_dict adds
+    what it has not found. Its flattened form has empty dicts for them.
+    """
+    if not isinstance(saved, Mapping):
+        return saved
+    flat = {name: value for name, value in saved.items() if not isinstance(value, Mapping)}
+    for scale_name, blocks in saved.items():
+        name = str(scale_name).removesuffix("_scale")
+        packed = isinstance(blocks, Mapping) and blocks.keys() == {CODES, SCALE, LAYOUT}
+        if packed and not isinstance(saved.get(name), Tensor):
+            shape, strides = blocks[LAYOUT].tolist()
+            flat |= {name: blocks[CODES].as_strided(shape, strides), scale_name: blocks[SCALE]}
+    return flat
+
+
+def _refuse_codes_as_floats(states: Mapping[Any, Any]) -> None:
+    """Raise a ValueError if torch.distributed.checkpoint has read 8-bit codes of a whole parameter into floats.
+
+    Checkpoints that were saved until November 2026 have the same names for both: floats that all are integers from 0
+    to 255 are codes. Every rank finds the same, because a result of DTensors is reduced over all of them.
+    """
+    for key, saved in states.items():
+        values = [value for name, value in saved.items() if name not in KEPT] if isinstance(saved, Mapping) else []
+        if not values or not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
+            continue
+        if all(_is_true((value == value.round().clamp(0, 255)).all()) for value in values) and any(
+            _is_true((value != 0).any()) for value in values
+        ):
+            raise ValueError(
+                f"the state of {key!r} is in 8-bit codes of an unsharded parameter, which were read as floats: make "
+                "one file of the checkpoint by torch.distributed.checkpoint.format_utils.dcp_to_torch_save, convert "
+                f"its optimizer state by mvngrad.convert_state_dict(state_dict, {AS_FLOATS!r}), and load that by "
+                "set_optimizer_state_dict with full_state_dict=True"
+            )
+
+
+def _is_true(value: Any) -> bool:
+    return bool(value.full_tensor() if is_sharded(value) else value)
 
 
 def _make_sharded(part: Tensor, param: Any) -> Tensor:
@@ -288,6 +373,7 @@ def _make_sharded(part: Tensor, param: Any) -> Tensor:
 def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
     """A copy of an optimizer's state_dict with its state in another dtype, rounded to the nearest.
 
+    "int8 as float32" is for optimizers with 8-bit state and sharded parameters, which cannot load "int8".
     One of torch.optim.Adam or AdamW becomes one of `mvngrad.Adam` or `AdamW`, which continue as torch's would.
 
     >>> import mvngrad, torch
@@ -297,24 +383,40 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     >>> small.step()
     >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
     """
+    if not {"state", "param_groups"} <= state_dict.keys():
+        raise ValueError(
+            "not an optimizer's state_dict: it has no state and param_groups; a flattened one cannot be converted, get "
+            "it without flatten_optimizer_state_dict"
+        )
     state_dtype, state_dict = parse_state_dtype(state_dtype), rename_torch_state(state_dict)
+    as_floats = state_dtype == AS_FLOATS
+    state_dtype = "int8" if as_floats else state_dtype
     if state_dtype not in STATE_DTYPES:
         raise ValueError(invalid_state_dtype_message(state_dtype))
+    flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
+    if any(group.get("state_dtype") == "int8" for group in state_dict["param_groups"]):
+        _refuse_codes_as_floats(flat)
+    as_floats |= any(is_sharded(value) for saved in flat.values() for value in saved.values())
     states: dict[Any, dict[str, Any]] = {}
-    for key, saved in state_dict["state"].items():
-        names = [name for name in saved if name not in ("step", "low") and not name.endswith("_scale")]
+    for key, saved in flat.items():
+        names = [name for name in saved if name not in KEPT and not name.endswith("_scale")]
         if not names:  # reading optimizer.state[param] creates an empty entry
             states[key] = {}
             continue
+        if not isinstance(saved[names[0]], Tensor):
+            raise ValueError(
+                f"{names[0]} is in 8-bit blocks, which were not read: torch.distributed.checkpoint reads them only "
+                "into an optimizer with state_dtype='int8' whose parameters are not sharded; load the checkpoint "
+                "there, and convert its state_dict"
+            )
         wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32
         values = load_state(names, saved, wide)
-        as_floats = is_sharded(values[names[0]]) and state_dtype == "int8"  # as `make_portable` has them
-        target = FloatFormat(torch.float32) if as_floats else get_format(state_dtype or wide, values[names[0]])
-        stored = target.allocate(names, values[names[0]])
+        small = state_dtype == "int8"
+        target = get_format(torch.float32 if small and as_floats else state_dtype or wide, values[names[0]])
+        kept = {name: saved[name] for name in KEPT if name in saved}
+        stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kept.items()}
+        stored |= target.allocate(names, values[names[0]])
         target.store(stored, values)
-        step = saved["step"]
-        states[key] = {"step": step.clone() if isinstance(step, torch.Tensor) else step, **stored}
-        if "low" in saved:
-            states[key]["low"] = saved["low"].clone()
-    groups = [{**group, "state_dtype": get_dtype_name(state_dtype)} for group in state_dict["param_groups"]]
+        states[key] = _pack_blocks(names, stored) if target is INT8 else stored
+    groups = [{**group, "state_dtype": get_dtype_name(state_dtype, as_floats)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}

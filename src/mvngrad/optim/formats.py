@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mvngrad.optim.tensors import get_local, is_sharded, view_as_real
+from mvngrad.optim.tensors import get_local, is_flat_shard, is_sharded, view_as_real
 
 SQUARES = "vs"
 """The state names that are averages of squares."""
@@ -66,7 +66,8 @@ def hash_values(param: Tensor) -> int:
 
     Every process must find the same bits, and a shard has other values in each.
     """
-    first = [] if is_sharded(param) or param.is_meta else param.detach().reshape(-1)[:16].tolist()
+    differs = is_sharded(param) or is_flat_shard(param)
+    first = [] if differs or param.is_meta else param.detach().reshape(-1)[:16].tolist()
     return zlib.crc32(repr((*param.shape, *first)).encode())
 
 
@@ -211,7 +212,7 @@ class Int8Format:
         values = {}
         for name in names:
             codes = stored[name]
-            value = self.decode(name, _to_blocks(_to_row(codes).to(torch.int32)), stored[f"{name}_scale"][..., None])
+            value = self.decode(name, _to_blocks(to_row(codes).to(torch.int32)), stored[f"{name}_scale"][..., None])
             values[name] = _from_row(value.view(-1)[: codes.numel()], codes).to(dtype)
         return values
 
@@ -219,7 +220,7 @@ class Int8Format:
         for name, value in new.items():
             bits = _to_blocks(noise[name]) if noise else ROUND_TO_NEAREST
             encode = encode_squares if name in SQUARES else encode_signed
-            codes, *scale = encode(_to_blocks(_to_row(value).to(torch.float32)), bits)
+            codes, *scale = encode(_to_blocks(to_row(value).to(torch.float32)), bits)
             stored[name].copy_(_from_row(codes.view(-1)[: stored[name].numel()], stored[name]))
             stored[f"{name}_scale"].copy_(torch.cat(scale, -1).mT.squeeze(0))
 
@@ -279,7 +280,7 @@ def load_state(names: Sequence[str], stored: Mapping[str, Tensor], dtype: torch.
 
 # 8-bit blocks
 
-BLOCK = 256
+BLOCK, CODE_BITS = 256, 8
 OFFSET = 2.0**-16
 """Added to a magnitude in (0, TOP], so that everything far below it gets codes with equal steps."""
 OFFSET_BITS = 0x37800000
@@ -343,7 +344,7 @@ def _as_float(bits: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
 
 
-def _to_row(tensor: Tensor) -> Tensor:
+def to_row(tensor: Tensor) -> Tensor:
     """A dense tensor as one row, in memory order."""
     return tensor if tensor.dim() == 1 else tensor.as_strided((tensor.numel(),), (1,))
 

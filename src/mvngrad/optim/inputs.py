@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mvngrad.optim.formats import NO_SEED, Rounding
 from mvngrad.optim.private import TensorGuards
-from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, resolve_bits, view_as_real
+from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, resolve_bits, trace_local, view_as_real
 from mvngrad.rule import Hyper, Rule
 
 Group = dict[str, Any]
@@ -180,6 +180,13 @@ class StepInputs:
             state = {name: stored[i::count] for i, name in enumerate(self.names, start=1)}
             self._stored = view_state_as_real(state) if self.has_complex else state, stored[::count]
         return self._stored
+
+    def use_local_parts(self) -> None:
+        """Replace DTensors by their local parts, in a way that torch.compile can trace."""
+        self.grads = [get_local_like(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
+        self.params = list(map(trace_local, self.params))
+        state = {name: list(map(trace_local, tensors)) for name, tensors in self.state.items()}
+        self._stored = state, self.steps
 
     def view_complex_as_real(self) -> None:
         """Replace complex tensors by real views of the same memory."""

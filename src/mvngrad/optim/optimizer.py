@@ -29,7 +29,7 @@ from mvngrad.optim.formats import (
     parse_state_dtype,
 )
 from mvngrad.optim.inputs import Group, StepInputs, StepSums
-from mvngrad.optim.tensors import get_local, get_local_like
+from mvngrad.optim.tensors import get_local, get_local_like, is_flat_shard
 from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
@@ -222,6 +222,7 @@ class RuleOptimizer(Optimizer):
 
     def _get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
+        group["state_dtype"] = parse_state_dtype(group["state_dtype"])  # a name, if ZeroRedundancyOptimizer loaded it
         if group["master_bits"] and param.dtype != torch.bfloat16:
             raise ValueError(
                 f"{type(self).__name__}: master_bits is for bfloat16 parameters; here is one of {param.dtype}: cast "
@@ -239,9 +240,18 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 "
                     "one: leave it out for this group, or train in bfloat16"
                 )
+            if group["state_dtype"] == "int8" and is_flat_shard(param):
+                raise ValueError(
+                    f"{type(self).__name__}: FullyShardedDataParallel (FSDP1) cannot save state_dtype='int8', whose "
+                    "blocks do not follow its shards: use fully_shard (FSDP2), or state_dtype=torch.bfloat16"
+                )
             state["step"] = make_step_count(0, param, group)
             state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
             state.update(allocate_low(group["master_bits"], param))
+        if any(isinstance(value, dict) for value in state.values()):  # ZeroRedundancyOptimizer loads past us
+            unpacked = checkpoint.unpack_blocks(state)
+            state.clear()
+            state.update(unpacked)
         names = self._get_stored_names(group)
         if {*names} != state.keys() & ALL_NAMES or not is_stored_as(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
@@ -343,12 +353,15 @@ class RuleOptimizer(Optimizer):
             differentiable=group["differentiable"],
         )
         inputs.backend, inputs.step_backend, inputs.captured = backend, get_step(backend), self._captured
+        compiling = torch.compiler.is_compiling()
         tensors = inputs.params, inputs.grads, inputs.steps, *inputs.state.values()
-        seed = self._init_group(group, inputs.indices, *tensors)
+        seed = self._init_group(group, compiling, inputs.indices, *tensors)
+        if compiling and not group["differentiable"]:
+            inputs.use_local_parts()
         inputs.rounding = Rounding.of_group(number, seed, group["stochastic_rounding"] or group["master_bits"] == 24)
         if backend in ("cpu", "cuda"):
             self._move_step_counts(group, inputs)
-        if not torch.compiler.is_compiling():
+        if not compiling:
             inputs.remember(group, self.state)
         inputs.view_complex_as_real()
         return inputs
@@ -356,6 +369,7 @@ class RuleOptimizer(Optimizer):
     def _init_group(
         self,
         group: Group,
+        compiling: bool,
         indices: list[int],
         params: list[Tensor],
         grads: list[Tensor],
@@ -363,9 +377,10 @@ class RuleOptimizer(Optimizer):
         *stored: list[Tensor],
     ) -> int:
         # torch.compile looks for this name and for one flat list of each kind of tensor: it runs this function
-        # instead of tracing it, and makes a constant of its result, the rounding seed.
+        # instead of tracing it, and makes a constant of its result, the rounding seed. It knows only the tensors of
+        # the optimizer: a local part would become a constant too, and every step would use the first gradient.
         names = self._get_stored_names(group)
-        differentiable = group["differentiable"]
+        whole = compiling or group["differentiable"]
         for i, param in zip(group.get("param_indices") or range(len(group["params"])), group["params"], strict=True):
             grad = param.grad
             if grad is None:
@@ -377,11 +392,11 @@ class RuleOptimizer(Optimizer):
                 )
             state = self._get_state(param, group)
             indices.append(i)
-            params.append(param if differentiable else get_local(param))
-            grads.append(grad if differentiable else get_local_like(grad, param))
+            params.append(param if whole else get_local(param))
+            grads.append(grad if whole else get_local_like(grad, param))
             steps.append(state["step"])
             for name, tensors in zip(names, stored, strict=True):
-                tensors.append(state[name] if differentiable else get_local(state[name]))
+                tensors.append(state[name] if whole else get_local(state[name]))
         return self.get_rounding_seed(group)
 
     def get_rounding_seed(self, group: Group) -> int:

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.checkpoint import get_dtype_name, parse_steps, rename_torch_state
+from mvngrad.optim.checkpoint import get_dtype_name, parse_steps, rename_torch_state, unpack_blocks
 from mvngrad.optim.formats import load_state
 from mvngrad.optim.inputs import Group
 from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
@@ -82,7 +82,7 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     new_states, new_groups = {}, []
     for saved, own in zip(groups, own_groups, strict=True):
         _check_group(optimizer, saved, own)
-        group = {**own, "state_dtype": get_dtype_name(own["state_dtype"])}
+        group = {**own, "state_dtype": get_dtype_name(own["state_dtype"], as_floats=True)}
         group |= {name: saved[name] for name in (*SHARED, "params")}
         group |= {name: value for name, value in saved.items() if name not in (*own, "amsgrad", "max_lr")}
         decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)
@@ -179,5 +179,6 @@ def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tenso
 
 
 def _load(names: tuple[str, ...], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    saved = unpack_blocks(saved)
     wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32
     return load_state(names, saved, wide)

@@ -18,9 +18,20 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
+def is_flat_shard(tensor: Tensor) -> bool:
+    """Whether the tensor is a parameter of FullyShardedDataParallel (FSDP1), other in each process."""
+    return bool(getattr(tensor, "_fsdp_flattened", False))
+
+
 def get_local(tensor: Tensor) -> Tensor:
     """The local part of a DTensor, sharing its memory; any other tensor itself."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def trace_local(tensor: Any) -> Tensor:
+    """As `get_local`, for torch.compile: it traces the method, and would make a constant of the attribute."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
@@ -36,7 +47,7 @@ def get_local_like(tensor: Any, param: Any) -> Tensor:
         )
     if is_sharded(param) and tensor.placements != param.placements:
         tensor = tensor.redistribute(param.device_mesh, param.placements)
-    part = get_local(tensor)
+    part = trace_local(tensor) if torch.compiler.is_compiling() else get_local(tensor)
     ready: Tensor = part.wait() if hasattr(part, "wait") else part  # an asynchronous collective may still run
     return ready
 

@@ -102,9 +102,11 @@ class TrainingStep:
         if self.is_third_party:
             return {**self._own_tensors(), "optimizer": optimizer}
         states = {
-            f"{OPTIMIZER}{index}.{name}": value
+            f"{OPTIMIZER}{index}.{name}{part and '.'}{part}": value
             for index, state in optimizer["state"].items()
-            for name, value in state.items()
+            for name, parts in state.items()
+            for part, value in (parts.items() if isinstance(parts, dict) else [("", parts)])
+            if isinstance(value, Tensor)
         }
         return self._own_tensors() | states
 
@@ -287,10 +289,13 @@ def _split(row: StepPlan, size: int) -> list[StepPlan]:
 
 def _optimizer_state_dict(saved: Mapping[str, Tensor], template: dict[str, Any]) -> dict[str, Any]:
     """A state dict like `template`, sharded as it is, from the tensors `optimizer.INDEX.NAME` of a checkpoint."""
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Any]] = {}
     for name, value in saved.items():
-        index, _, part = name.removeprefix(OPTIMIZER).partition(".")
-        state.setdefault(int(index), {})[part] = value
+        index, key, *part = name.removeprefix(OPTIMIZER).split(".")
+        entry = state.setdefault(int(index), {})
+        if part:  # 8-bit blocks have several parts
+            entry, key = entry.setdefault(key, {}), part[0]
+        entry[key] = value
     result = {**template, "state": state}
     shards = {
         (index, name): value
@@ -298,7 +303,7 @@ def _optimizer_state_dict(saved: Mapping[str, Tensor], template: dict[str, Any])
         for name, value in names.items()
         if parallel.is_sharded(value)
     }
-    if shards and any(name.endswith("_scale") for name in saved):
+    if shards and any("_scale" in name for name in saved):
         result = convert_state_dict(result, torch.float32)  # 8-bit blocks of whole tensors cannot be split into shards
         result["param_groups"] = template["param_groups"]
     for (index, name), shard in shards.items():
