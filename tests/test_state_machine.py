@@ -364,6 +364,7 @@ def use_backend(request, backend, device, monkeypatch):
         yield
 
 
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
 @pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 @pytest.mark.usefixtures("use_backend")
 @each_device
