@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from family import OPTIMIZERS, each_device, tensors
+from family import OPTIMIZERS, each_device, equal, new_state, step, tensors
 from test_sharded import on_two_ranks
 from torch.distributed.fsdp import fully_shard
 
 import mvngrad
-from mvngrad.optim.formats import join_master, split_master
+from mvngrad.optim.formats import LOW_DTYPES, Rounding, join_master, split_master
+from mvngrad.rule import LEAN, MVNGRAD, Hyper
 
 STATE = [{}, {"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}, {"state_dtype": "int8", "lean": True}]
 each_state = pytest.mark.parametrize("options", STATE, ids=["float32", "bf16", "int8", "lean"])
@@ -77,8 +78,8 @@ def train_pair(make, options, bits, device, fused=None, steps=8):
 
 @each_device
 @each_state
-def test_with_32_bits_a_run_is_that_of_float32_parameters_seen_in_bfloat16(options, device, by_kernel):
-    params, masters, reference, _ = train_pair(mvngrad.MVNGradW, options, 32, device)
+def test_with_32_bits_a_run_is_that_of_float32_parameters_seen_in_bfloat16(options, device, kernel_options):
+    params, masters, reference, _ = train_pair(mvngrad.MVNGradW, options, 32, device, **kernel_options)
     for param, master, wide in zip(params, masters, reference, strict=True):
         assert torch.equal(master, wide)
         assert torch.equal(param, round_half_away(wide))
@@ -97,8 +98,8 @@ def test_every_optimizer_has_masters(make):
 
 
 @each_device
-def test_with_24_bits_every_step_rounds_by_less_than_2_to_the_minus_15(device, by_kernel):
-    _, masters, reference, _ = train_pair(mvngrad.MVNGradW, {}, 24, device)
+def test_with_24_bits_every_step_rounds_by_less_than_2_to_the_minus_15(device, kernel_options):
+    _, masters, reference, _ = train_pair(mvngrad.MVNGradW, {}, 24, device, **kernel_options)
     for master, wide in zip(masters, reference, strict=True):
         error = (master - wide).abs() / (wide.abs() + 1e-2)
         assert error.max() < 8 * 2.0**-15
@@ -106,12 +107,33 @@ def test_with_24_bits_every_step_rounds_by_less_than_2_to_the_minus_15(device, b
 
 
 @each_device
-def test_kernel_and_eager_step_round_masters_by_the_same_bits(device, by_kernel):
-    kernel = train_pair(mvngrad.MVNGradW, {}, 24, device, steps=1)[1]
+def test_kernel_and_eager_step_round_masters_by_the_same_bits(device, kernel_options):
+    kernel = train_pair(mvngrad.MVNGradW, {}, 24, device, steps=1, **kernel_options)[1]
     eager = train_pair(mvngrad.MVNGradW, {}, 24, device, fused=False, steps=1)[1]
     for a, b in zip(kernel, eager, strict=True):
         assert (a == b).float().mean() > 0.9  # other values of x in float32 are rounded to another neighbour
         torch.testing.assert_close(a, b, rtol=2.0**-14, atol=0)
+
+
+@pytest.mark.usefixtures("cpp_compiler", "triton")
+@each_width
+@each_state
+def test_both_kernels_step_masters_bit_for_bit_alike(options, bits):
+    """Also masters that are NaN, infinite, or halfway between two bfloat16 numbers."""
+    rule, rounding = (LEAN if options.get("lean") else MVNGRAD), Rounding(3, params=bits == 24)
+    runs = []
+    for backend in ("cpu", "cuda"):
+        params = tensors((700,), dtype=torch.bfloat16)
+        params[0][:3] = torch.tensor([float("nan"), float("inf"), 0.0])
+        state = new_state(rule, options.get("state_dtype", torch.float32), params)
+        state["low"] = [torch.full((700,), -(2 ** (bits - 17)), dtype=LOW_DTYPES[bits])]
+        steps = [torch.ones(())]
+        for t in range(2):
+            hyper = Hyper(lr=1e-3, beta1=0.97, weight_decay=0.1, decoupled=True)
+            grads = tensors((700,), dtype=torch.bfloat16, seed=t)
+            step(backend, rule, hyper, params, grads, state, steps, rounding=rounding)
+        runs.append([*params, *(stored for (stored,) in state.values())])
+    assert equal(*runs)
 
 
 @each_width

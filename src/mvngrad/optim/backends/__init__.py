@@ -57,8 +57,6 @@ def choose_backend(group: Group) -> Backend:
                 "one of them, or leave fused=None"
             )
     elif allows_fused(group) and group["fused"]:
-        if group["master_bits"]:
-            raise ValueError("fused=True on the CPU steps no split master weights: leave fused=None with master_bits")
         if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
             return "cpu"
         refused = {_describe(param) for param in params if not kernel_accepts(param)}

@@ -2,9 +2,9 @@
 //
 // This is a translation of Rule.update and of the arithmetic of formats.py, operation by operation as in
 // cuda/kernel.py, and is tested against all three. Tensors are found through the same table of addresses, one row for
-// each Column. library.py writes the enums and `struct Arguments` above this text, from their definitions in Python, and
-// compiles it without contraction to fused multiply-adds: the results depend neither on the compiler, nor on the CPU,
-// nor on the number of threads.
+// each Column. library.py writes the enums and `struct Arguments` above this text, from their definitions in Python,
+// and compiles it without contraction to fused multiply-adds: the results depend neither on the compiler, nor on the
+// CPU, nor on the number of threads.
 //
 // Loops are over BLOCK coordinates, a constant, so that compilers emit vector code without remainders. The last block
 // of a tensor is stepped in buffers.
@@ -88,6 +88,27 @@ inline bfloat16 round_at_random(float value, uint32_t noise) {
     uint32_t bits = as<uint32_t>(value);
     bits = value == value ? bits + noise : bits;
     return {uint16_t(bits >> 16)};
+}
+
+// Split master weights: bfloat16 parameters, and the bits that they lack, 8 or 16
+
+template <class Low>
+SEPARATE void join_masters(float *__restrict to, const bfloat16 *__restrict x, const Low *__restrict low) {
+    LOOP to[i] = as<float>((uint32_t(x[i].bits) << 16) + uint32_t(int(low[i]) * (sizeof(Low) == 1 ? 256 : 1)));
+}
+
+template <class Low>
+SEPARATE void split_masters(
+    bfloat16 *__restrict x, Low *__restrict low, const float *__restrict from, uint32_t first, uint32_t key
+) {
+    constexpr int SHIFT = 16 - 8 * sizeof(Low);
+    LOOP {
+        const uint32_t noise = SHIFT ? get_x_noise(hash32((first + i) ^ key)) >> 8 : 0;
+        const uint32_t bits = as<uint32_t>(from[i]) + noise, high = (bits + 0x8000) >> 16;
+        const int rest = int(bits - (high << 16)) >> SHIFT;
+        x[i].bits = uint16_t(from[i] == from[i] ? high : 0x7FC0);
+        low[i] = Low(from[i] == from[i] ? rest : 0);
+    }
 }
 
 // State in 8 bits
@@ -220,7 +241,8 @@ inline void store(float &to, float value, uint32_t) { to = value; }
 inline void store(double &to, double value, uint32_t) { to = value; }
 inline void store(bfloat16 &to, float value, uint32_t noise) { to = round_at_random(value, noise); }
 
-// Blocks with state stored as S. `first` is the index of their first coordinate; adding to it changes its low bits only.
+// Blocks with state stored as S. `first` is the index of their first coordinate. Adding i changes only its low bits,
+// which are 0, because chunks begin at multiples of their size.
 template <class T, class S, class C>
 void update(
     T *__restrict x, const T *__restrict g, S *__restrict m_at, S *__restrict r_at, S *__restrict u_at, uint32_t first,
@@ -364,10 +386,12 @@ SEPARATE void encode(float values[][BLOCK], const Block &block, int dtype, uint3
         else if (dtype == UINT8) factor = get_factor((column == M ? scales.m : scales.u) = find_scale(value));
         for (int i = 0; i < BLOCK; i++) {
             const uint32_t word = hash32(uint32_t(block.first + i) ^ key);
-            const uint32_t noise = column == M ? get_m_noise(word) : column == R ? get_r_noise(word) : get_u_noise(word);
+            const uint32_t noise =
+                column == M ? get_m_noise(word) : column == R ? get_r_noise(word) : get_u_noise(word);
             uint8_t *codes = (uint8_t *)block.at[column];
             if (dtype == BFLOAT16) ((bfloat16 *)codes)[i] = round_at_random(value[i], noise);
-            else codes[i] = column == R ? encode_square(value[i], scales.r, noise) : encode_signed(value[i], factor, noise);
+            else if (column == R) codes[i] = encode_square(value[i], scales.r, noise);
+            else codes[i] = encode_signed(value[i], factor, noise);
         }
     }
     if (dtype == UINT8) block.store_scales(scales);
@@ -378,13 +402,20 @@ template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &bl
     char *const *at = block.at;
     const uint32_t first = uint32_t(block.first);
     T x_buffer[BLOCK], g_buffer[BLOCK];
-    T *x = read(at[PARAM], a.param_dtype, x_buffer), *g = read(at[GRAD], a.grad_dtype, g_buffer);
+    T *x = x_buffer, *g = read(at[GRAD], a.grad_dtype, g_buffer);
+    if (!a.master_bits) x = read(at[PARAM], a.param_dtype, x_buffer);
+    else if constexpr (sizeof(T) == 4) {
+        if (a.master_bits == 24) join_masters(x, (const bfloat16 *)at[PARAM], (const int8_t *)at[LOW]);
+        else join_masters(x, (const bfloat16 *)at[PARAM], (const int16_t *)at[LOW]);
+    }
     if (a.scaled || a.maximize || a.coupled) {
         if (g != g_buffer) memcpy(g_buffer, g, sizeof g_buffer);
         prepare(g = g_buffer, x, a, c);
     }
     const auto step = [&](auto *m, decltype(m) r, decltype(m) u) {
-        with_cell(a, [&](auto cell) { update<T, remove_pointer<decltype(m)>, decltype(cell)>(x, g, m, r, u, first, blocks, c); });
+        with_cell(a, [&](auto cell) {
+            update<T, remove_pointer<decltype(m)>, decltype(cell)>(x, g, m, r, u, first, blocks, c);
+        });
     };
     const bool is_narrow = get_bytes(a.state_dtype) < 4;
     if (a.state_dtype == get_dtype(T())) step((T *)at[M], (T *)at[R], (T *)at[U]);
@@ -408,7 +439,12 @@ template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &bl
             block.store_scales(scales);
         }
     }
-    if (a.round_params && a.param_dtype == BFLOAT16)
+    if (a.master_bits) {
+        if constexpr (sizeof(T) == 4) {
+            if (a.master_bits == 24) split_masters((bfloat16 *)at[PARAM], (int8_t *)at[LOW], x, first, c.key);
+            else split_masters((bfloat16 *)at[PARAM], (int16_t *)at[LOW], x, first, c.key);
+        }
+    } else if (a.round_params && a.param_dtype == BFLOAT16)
         for (int i = 0; i < BLOCK; i++)
             ((bfloat16 *)at[PARAM])[i] = round_at_random(float(x[i]), get_x_noise(hash32((first + i) ^ c.key)));
     else write(at[PARAM], a.param_dtype, x);
@@ -416,9 +452,10 @@ template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &bl
 
 // Chunks
 
-constexpr int COORDINATE_COLUMNS[] = {PARAM, GRAD, M, R, U};
+constexpr int COORDINATE_COLUMNS[] = {PARAM, GRAD, M, R, U, LOW};
 
 inline int get_column_bytes(const Arguments &a, int column) {
+    if (column == LOW) return a.master_bits == 24 ? 1 : 2;
     return get_bytes(column == PARAM ? a.param_dtype : column == GRAD ? a.grad_dtype : a.state_dtype);
 }
 
@@ -461,7 +498,8 @@ template <class T> SEPARATE void step_chunk(const Arguments &a, int64_t chunk) {
         full = in_place && left >= BLOCK ? left / BLOCK * BLOCK : BLOCK;
         block.index = block.first / BLOCK;
         block.n = left < BLOCK ? int(left) : BLOCK;
-        for (int column = 0; column < COLUMNS; column++) block.at[column] = (char *)a.table[column * a.tensors + tensor];
+        for (int column = 0; column < COLUMNS; column++)
+            block.at[column] = (char *)a.table[column * a.tensors + tensor];
         for (int column : COORDINATE_COLUMNS)
             if (block.at[column]) block.at[column] += block.first * get_column_bytes(a, column);
         if (left < BLOCK) step_last_block(a, block, c);

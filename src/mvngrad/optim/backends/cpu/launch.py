@@ -70,6 +70,7 @@ class Call(Batch):
             momentum_last=self.rule.momentum_last,
             lean=self.rule.lean,
             round_params=inputs.rounding.params,
+            master_bits=16 + 8 * state["low"][0].itemsize if "low" in state else 0,
             **{f"{name}_dtype": DTYPES[tensor.dtype] for name, tensor in tensors.items()},
         )
 

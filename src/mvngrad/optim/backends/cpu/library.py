@@ -60,7 +60,7 @@ NUMBERS = (
 )
 FLAGS_AND_CODES = (
     "seed", "threads", "step_dtype", "param_dtype", "grad_dtype", "state_dtype", "centered", "momentum_last", "lean",
-    "coupled", "decoupled", "maximize", "clipped", "scaled", "round_params", "decay_at_most_half",
+    "coupled", "decoupled", "maximize", "clipped", "scaled", "round_params", "master_bits", "decay_at_most_half",
 )  # fmt: skip
 
 
