@@ -268,6 +268,7 @@ def test_hooks_fire_around_a_step(make):
     assert seen == ["before", "after", "global"]
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.11
 def test_a_hook_sees_the_arguments_of_a_step_and_a_profiler_its_name():
     (x,) = parameters((3,))
     optimizer, seen = mvngrad.MVNGrad([x]), []
