@@ -350,6 +350,9 @@ def test_help_describes_commands_and_flags(capsys):
     work = get_help(capsys, "sweep", "work")
     assert work.count("Run what is left of a sweep") == 1, "each description once"
     assert "examples: mvngrad sweep work mnist-5k" in work
+    with pytest.raises(SystemExit) as end:
+        cli.main(["sweep"])
+    assert (end.value.code, "examples:" in capsys.readouterr().out) == (0, True), "no command is a request for help"
     images = get_help(capsys, "train", "cifar100")
     assert "--no-drop-last Whether an epoch's last batch is skipped" in images
     assert "--no-flip Whether half of the images, at random, are flipped horizontally; --no-flip flips none." in images

@@ -100,4 +100,4 @@ def test_names_are_unique_and_short_experiments_come_first():
     experiments = list(find_experiments().values())
     assert {"cifar100", "language", "memory", "mnist", "spike", "sweeps"} <= set(find_topics())
     assert [each.gpu for each in experiments] == sorted(each.gpu for each in experiments)
-    assert experiments[0].name == "memory"
+    assert experiments[0].name == "spike"

@@ -114,7 +114,7 @@ def test_an_error_ends_only_its_experiment(tmp_path, monkeypatch):
     monkeypatch.setattr(spike, "run", broken)
     outcomes, display = run_quick(tmp_path, "spike", "memory")
     assert get_statuses(outcomes) == {"spike": "failed", "memory": "ran"}
-    assert outcomes[1].error.startswith("RuntimeError: it broke (test_reproduce.py, line ")
+    assert outcomes[0].error.startswith("RuntimeError: it broke (test_reproduce.py, line ")
     monkeypatch.undo()
     outcomes, display = run_quick(tmp_path, "spike", "memory")
     assert display.begun == [("spike", True)]
@@ -231,7 +231,8 @@ def test_data_list_names_the_digits(capsys, monkeypatch, tmp_path):
     assert "is not a folder" in capsys.readouterr().out
 
 
-def test_bars_estimate_the_remaining_time():
+def test_bars_estimate_the_remaining_time(monkeypatch):
+    monkeypatch.setattr(progress, "measure_slowness", lambda: 1.0)
     console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with Bars(console) as bars:
         bars.plan([SPIKE, MEMORY], quick=False)
@@ -323,3 +324,12 @@ def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monke
         "epoch 10/200  loss 3.2500  test_accuracy 60.00  41,000/s  2:05 left",
         "epoch 1/200  loss 3.2500  41,000/s  2:05 left",
     ]
+
+
+def test_an_estimate_counts_the_speed_of_this_machine_and_the_processes_that_an_experiment_can_use():
+    experiment = dataclasses.replace(SPIKE, seconds=(60.0, 6.0), jobs=3)
+    assert reproduce.estimate_seconds(experiment, quick=False, slowness=2.0, cores=2) == 60
+    assert reproduce.estimate_seconds(experiment, quick=True, slowness=2.0, cores=16) == 4
+    assert (
+        reproduce.estimate_seconds(dataclasses.replace(experiment, gpu=True), quick=False, slowness=2.0, cores=2) == 60
+    )

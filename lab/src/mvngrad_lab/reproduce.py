@@ -19,6 +19,8 @@ from mvngrad_lab.store.environment import LIBRARY, environment
 LAB = Path(__file__).parent
 SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
 """Files of the lab that results of every experiment may depend on."""
+PROBE_SECONDS = 0.086
+"""CPU time of the work in `measure_slowness` on the reference machine, one core of an AMD EPYC."""
 AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
 """Files of an experiment that no result depends on."""
 
@@ -44,6 +46,23 @@ class Display(Protocol):
         """Called with each event of a training."""
 
     def end(self, outcome: Outcome) -> None: ...
+
+
+def measure_slowness() -> float:
+    """How many times as long as on the reference machine a piece of work takes here and now, other load included."""
+    import numpy as np
+
+    values, start = np.linspace(0.1, 1.0, 10_000), time.perf_counter()
+    for _ in range(4000):
+        values = np.sqrt(values * values + 0.01) / 1.01
+    return (time.perf_counter() - start) / PROBE_SECONDS
+
+
+def estimate_seconds(experiment: Experiment, quick: bool, slowness: float, cores: int) -> float:
+    """How long an experiment takes; on a GPU as on the H200."""
+    if experiment.gpu:
+        return experiment.seconds[quick]
+    return experiment.seconds[quick] * slowness / min(cores, experiment.jobs)
 
 
 def select_experiments(names: Sequence[str]) -> list[Experiment]:

@@ -214,7 +214,8 @@ def parse_command(kind: Any, prog: str, arguments: list[str]) -> Any:
     commands = getattr(kind, "commands", {})
     if arguments and arguments[0] in commands:
         return parse_command(commands[arguments[0]], f"{prog} {arguments[0]}", arguments[1:])
-    if commands:  # --help, or a name that is unknown or missing
+    if commands:  # --help, or a name that is unknown
+        arguments = arguments or ["--help"]
         kinds = tuple(Annotated[command, subcommand(name)] for name, command in commands.items())
         kind, description = Union[kinds], _describe(kind)  # noqa: UP007 (made at run time)
     else:

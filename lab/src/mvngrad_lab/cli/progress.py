@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from mvngrad_lab.experiments import Experiment, Tick
-from mvngrad_lab.reproduce import Outcome
+from mvngrad_lab.pool import count_cores
+from mvngrad_lab.reproduce import Outcome, estimate_seconds, measure_slowness
 from mvngrad_lab.training import events
 
 QUIET = 60.0
@@ -79,7 +80,8 @@ class Bars(Progress):
         """The key of the current training and its latest metrics."""
 
     def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
-        self.expected = {experiment.name: experiment.seconds[quick] for experiment in experiments}
+        slowness, cores = measure_slowness(), count_cores()
+        self.expected = {each.name: estimate_seconds(each, quick, slowness, cores) for each in experiments}
         if total := sum(self.expected.values()):
             self.console.print(f"{len(experiments)} to run, about {clock(total)}")
             self.everything = self.add_task("everything", total=total, left="")

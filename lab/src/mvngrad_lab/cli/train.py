@@ -114,7 +114,7 @@ class Train(Generic[R]):
                         f"environments: {len(value)}, after steps {', '.join(str(part['from_step']) for part in value)}"
                     )
                 elif not isinstance(value, list):  # per-step values are in the run's folder
-                    print(f"{name}: {value}")
+                    print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
             print(self.runs / run.key)
         return int(run.result["status"] != "finished")
 
@@ -129,7 +129,8 @@ def parse_training(arguments: list[str], description: str, config: Any) -> Train
         presets = {name: load_preset(name)}
     else:
         presets = find_presets()
-    if name not in presets:  # --help, or a name that is unknown or missing
+    if name not in presets:  # --help, or a name that is unknown
+        arguments = arguments or ["--help"]
         kinds = tuple(
             Annotated[Train[each.recipe], subcommand(name, default=Train(_default_recipe(each)), description=each.help)]  # type: ignore[name-defined]
             for name, each in presets.items()

@@ -56,10 +56,13 @@ class Experiment:
     name: str
     """On the command line; also the name of its runs and the `target` of its claims."""
     summary: str
-    seconds: tuple[int, int]
-    """Expected duration on two cores (or on a GPU): in full, and with `quick`."""
+    seconds: tuple[float, float]
+    """Expected duration in full, and with `quick`: on one core of the machine of `reproduce.PROBE_SECONDS`, or on an
+    H200."""
     module: str
     """The full name of its run module."""
+    jobs: int = 1
+    """How many processes it can use, if there are as many cores."""
     gpu: bool = False
     """Needs a GPU, so it runs only if named on the command line."""
 

@@ -2,4 +2,6 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("spike", "one gradient spike, and many, through the four cells", (5, 1), f"{__name__}.run"),)
+EXPERIMENTS = (
+    Experiment("spike", "one gradient spike, and many, through the four cells", (0.2, 0.1), f"{__name__}.run"),
+)
