@@ -366,7 +366,20 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     text += f"; floor {nearest}, gradient {size:.2g}; {result['data']}"
     strip = make_strip(gains, len(result["seeds"]))
     failed = [cell for cell in gains if better[cell] >= 0.05]
+    ends = [
+        f"{NAMES[cell]} at floor {floor}"
+        for cell in COUPLED
+        for floor in ("0", nearest)
+        if _is_at_an_end(result["cells"][cell][floor])
+    ]
+    notes = [f"Not shown for {', '.join(failed)}."] * bool(failed)
+    notes += [f"The best rate is at an end of its grid: {', '.join(ends)}."] * bool(ends)
     if len(failed) < len(gains):
-        caveat = f"Not shown for {', '.join(failed)}." if failed else ""
-        return Verdict(CAVEAT if failed else REPRODUCED, text, caveat, strip)
+        return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
     return Verdict(NOT_REPRODUCED if min(worse.values()) < 0.05 else UNDECIDED, text, strip=strip)
+
+
+def _is_at_an_end(best: Mapping[str, Any]) -> bool:
+    """Whether the best rate is the lowest or the highest that was tried."""
+    rates = [float(lr) for lr in best["validation"]]
+    return bool(best["lr"] in (min(rates), max(rates)))
