@@ -15,7 +15,7 @@ from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.records import BenchmarkFile, keep_runs, load_records
 from mvngrad_lab.report.statistics import variance_above, welch, worse_by_at_most
-from mvngrad_lab.report.tables import OPTIMIZERS
+from mvngrad_lab.report.tables import OPTIMIZERS, judge_deviations
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
     COMPARED,
@@ -34,6 +34,7 @@ PAPER = {
     128: {"adam": 77.82, "laprop": 77.72, "adabelief": 79.93, "mvngrad": 79.94},
     1024: {"adam": 78.26, "laprop": 78.40, "adabelief": 79.34, "mvngrad": 79.63},
 }
+WAVES = (-0.02, 0.0, 0.02, 0.01, 0.0, -0.01)
 BYTES = {"float32": 12, "bf16": 6, "int8": 3}
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -56,8 +57,13 @@ def diverged(run):
 
 
 def make_runs(shift=lambda recipe: 0.0):
-    """All 24 of Table 1: the paper's number, a shift, and a little for the seed."""
-    return [make_run(r, PAPER[r.batch_size][r.optimizer] + 0.02 * (r.seed - 1) + shift(r)) for r in table1()]
+    """All 24 of Table 1, and three more seeds: the paper's number, a shift, and a little for the seed and the cell."""
+    recipes = [*table1(), *(dataclasses.replace(r, seed=r.seed + 3) for r in table1())]
+    cells = list(PAPER[128])
+    return [
+        make_run(r, PAPER[r.batch_size][r.optimizer] + WAVES[r.seed] * (1 + cells.index(r.optimizer)) + shift(r))
+        for r in recipes
+    ]
 
 
 def test_table_1_has_24_runs_with_seeds_innermost():
@@ -81,7 +87,7 @@ def shift_one(optimizer, batch, by):
         (lambda r: 5.0, {"test-128": NOT_REPRODUCED, "test-1024": NOT_REPRODUCED}),
         (
             lambda r: 79.0 - PAPER[r.batch_size][r.optimizer],  # all are equal
-            {"order-128": NOT_REPRODUCED, "order-1024": NOT_REPRODUCED},
+            {"order-128": UNDECIDED, "order-1024": UNDECIDED},
         ),
         (lambda r: 0.0, {"order-1024": REPRODUCED}),
         (shift_one("mvngrad", 1024, -0.29), {"order-1024": CAVEAT}),
@@ -92,24 +98,45 @@ def test_accuracies_are_judged_by_their_band_and_order(shift, expected):
     assert {name: verdicts[f"cifar-{name}"].status for name in expected} == expected
 
 
-def test_an_order_that_the_papers_own_means_would_not_show_is_undecided():
-    """The same means as in the paper, and ten times the deviation: not a failure to reproduce."""
+def test_an_order_that_does_not_show_is_undecided_and_the_reverse_is_not_reproduced():
+    """The same means as in the paper, and a deviation of points: not a failure to reproduce."""
 
     def spread(recipe):
-        return 10.0 * (recipe.seed - 1) if recipe.batch_size == 1024 else 0.0
+        cell = list(PAPER[128]).index(recipe.optimizer)
+        return 5.0 * (-1) ** ((recipe.seed + 1) // (cell + 1)) if recipe.batch_size == 1024 else 0.0
 
     verdicts = get_verdicts(make_runs(spread))
-    assert (verdicts["cifar-order-1024"].status, verdicts["cifar-order-1024"].note) == (UNDECIDED, UNDERPOWERED)
+    assert verdicts["cifar-order-1024"].status == UNDECIDED
     assert verdicts["cifar-order-128"].status == REPRODUCED
     level = get_verdicts(make_runs(lambda r: -2.0 if r.optimizer in ("mvngrad", "adabelief") else 0.0))
-    assert level["cifar-order-1024"].status == NOT_REPRODUCED, "a small deviation could have shown it"
+    assert level["cifar-order-1024"].status == NOT_REPRODUCED
 
 
 def test_notes_name_what_is_outside_and_how_far_the_lead_is():
     verdicts = get_verdicts(make_runs(shift_one("adam", 128, -1.0)))
-    assert verdicts["cifar-test-128"].note == "Outside 0.6 points: Adam."
+    assert verdicts["cifar-test-128"].note == "Outside 0.6: Adam."
     verdicts = get_verdicts(make_runs(shift_one("mvngrad", 1024, -0.29)))
-    assert "MVN-Grad less AdaBelief: -0.00" in verdicts["cifar-order-1024"].note.replace("+0.00", "-0.00")
+    assert verdicts["cifar-order-1024"].note == "MVN-Grad is not shown to be above AdaBelief."
+    three = [run for run in make_runs() if run.recipe["seed"] < 3]
+    assert get_verdicts(three)["cifar-order-128"].note == "Underpowered: 3 of 6 seeds."
+
+
+def test_means_are_undecided_where_two_are_outside_but_not_beyond_doubt():
+    def shift(recipe):
+        low = recipe.batch_size == 128 and recipe.optimizer in ("adam", "laprop")
+        return (-0.9 + 0.5 * (recipe.seed % 3 - 1)) * low
+
+    verdict = get_verdicts(make_runs(shift))["cifar-test-128"]
+    assert (verdict.status, verdict.note) == (UNDECIDED, "Outside 0.6, but not beyond doubt: Adam, LaProp.")
+    assert get_verdicts(make_runs(shift))["cifar-test-1024"].status == REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(1.0, REPRODUCED), (5.0, UNDECIDED), (100.0, NOT_REPRODUCED), (0.01, NOT_REPRODUCED)]
+)
+def test_deviations_are_judged_by_their_ratio(factor, expected):
+    values = {"Adam": [1 - 0.18 * factor, 1.0, 1 + 0.18 * factor], "LaProp": [0.8, 1.0, 1.2]}
+    assert judge_deviations(values, {"Adam": 0.18, "LaProp": 0.20}, 3).status == expected
 
 
 def test_seconds_are_compared_and_not_judged():
@@ -163,9 +190,9 @@ def test_rows_have_times_of_runs_alone_on_a_gpu_and_count_diverged_ones(changes,
     row = figure.table.rows[0]
     assert (row[1], *row[2:4], row[5], row[7]) == ("Adam", *expected)
     assert len(figure.table.rows) == 2 * len(OPTIMIZERS)
-    assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "**79.63 ± 0.02**", "79.63")
+    assert figure.table.rows[-1][:5] == ("1024", "MVN-Grad", "3", "**79.63 ± 0.08**", "79.63")
     assert [panel.title for panel in figure.panels] == ["Batch 128", "Batch 1024"]
-    assert "MVN-Grad 79.63 ± 0.02 (paper 79.63)" in figure.panels[1].svg
+    assert "MVN-Grad 79.63 ± 0.08 (paper 79.63)" in figure.panels[1].svg
 
 
 def test_stored_runs_have_the_keys_of_the_tables():

@@ -11,6 +11,8 @@ from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 
 SPIKE_CAVEATS = {"spike-mvngrad", "spike-figure-long", "spike-figure-early", "multi-spike-mvngrad"}
+SEPARATION_CAVEATS = {"separation-upper", "separation-lower", "separation-rate"}
+CONVERGENCE_CAVEATS = {"convergence-bound", "convergence-floor", "convergence-scaling"}
 WORSE = {  # claim -> a change of the result that breaks it
     "separation-heavy-ball": lambda result: result["stable"].update(heavy_ball_error=1e-3),
     "separation-descent": lambda result: result["stable"].update(slack=[-1e-3]),
@@ -18,16 +20,21 @@ WORSE = {  # claim -> a change of the result that breaks it
     "convergence-rate": lambda result: result["rate"].update(exponent=-0.3),
     "convergence-bound": lambda result: result["rate"].update(bound=[1e-9] * len(result["rate"]["bound"])),
     "memory-states": lambda result: result["state"].update(AdamW=3.0),
+    "spike-forgetting": lambda result: result["panels"]["long horizon"]["forgetting_times"].__setitem__(0, 99),
+    "gap-condition": lambda result: result["condition"].update(smallest_gap=-1.0),
+    "separation-others": lambda result: result["proofs_start"]["exponents"].pop("Adam, beta2 = 0.99"),
+    "separation-rate": lambda result: result["rates"]["exponents"].update({"MVN-Grad, s fixed": -0.5}),
+    "convergence-scaling": lambda result: result["scaling"].update(d=1.2),
 }
 
 
 @pytest.mark.parametrize(
     ("run", "recipe", "count", "caveats"),
     [
-        (run_spike, Spikes(per_decade=4, trains_per_decade=2), 11, SPIKE_CAVEATS),
-        (run_variance_gap, Gap(points=9, samples=20_000), 4, {"gap-lower-bound", "gap-beyond"}),
-        (run_separation, Dimensions(largest=100, steps=50, horizon=100), 5, {"separation-upper", "separation-lower"}),
-        (run_convergence, Rates(longest=1000, runs=8, points=5), 4, {"convergence-bound", "convergence-floor"}),
+        (run_spike, Spikes(per_decade=4, trains_per_decade=2), 12, SPIKE_CAVEATS),
+        (run_variance_gap, Gap(points=9, samples=20_000), 5, {"gap-lower-bound", "gap-beyond", "gap-condition"}),
+        (run_separation, Dimensions(largest=100, steps=50, horizon=100), 7, SEPARATION_CAVEATS),
+        (run_convergence, Rates(longest=1000, runs=8, points=5), 5, CONVERGENCE_CAVEATS),
         (memory.run, memory.Memory(size=1 << 16), 2, set()),
     ],
     ids=lambda value: getattr(value, "name", ""),

@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 from scipy import stats
+
+LEVEL = 0.01
+"""The level of every claim of the paper. If a claim needs several tests to pass, each passes at it; if one test of
+several is enough, for or against a claim, they are corrected by Holm's method. Hypotheses of ours name their own."""
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
@@ -35,11 +40,6 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
         return None
     half = float(stats.t.isf((1 - level) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
-
-
-def shift_to(values: Sequence[float], mean: float) -> list[float]:
-    """The values with another mean and the same spread."""
-    return [value - fmean(values) + mean for value in values]
 
 
 def welch(low: Sequence[float], high: Sequence[float]) -> float:
@@ -70,6 +70,39 @@ def worse_by_at_most(values: Sequence[float], reference: Sequence[float], level:
         return difference
     freedom = total**2 / sum(error**2 / count for error, count in errors)
     return difference + float(stats.t.isf(level, freedom)) * math.sqrt(total)
+
+
+def farther_than(values: Sequence[float], center: float, margin: float) -> float:
+    """The p-value of the one-sided t-test that the mean of `values` is farther than `margin` from `center`.
+
+    >>> round(farther_than([1.0, 2.0, 3.0], 0.0, 1.0), 4)  # t = (2 - 1) / (1 / sqrt(3)) with 2
+    0.1127
+    """
+    return Contrast(abs(fmean(values) - center), stdev(values) / math.sqrt(len(values)), len(values) - 1).p_above(
+        margin
+    )
+
+
+def fewer(low: Sequence[int], high: Sequence[int]) -> float:
+    """The p-value of the exact permutation test that the counts `low` have a smaller mean than the counts `high`.
+
+    >>> fewer([0, 1, 0], [3, 4, 5])  # one of 20 assignments
+    0.05
+    """
+    both, size = [*low, *high], len(low)
+    sums = [sum(both[index] for index in chosen) for chosen in combinations(range(len(both)), size)]
+    return sum(total <= sum(low) for total in sums) / len(sums)
+
+
+def deviations_differ(values: Sequence[float], deviation: float, size: int) -> float:
+    """The p-value of the two-sided F test that `values` vary as a sample of `size` with this deviation does.
+
+    >>> round(deviations_differ([1.0, 2.0, 3.0], 1.0, 3), 4), round(deviations_differ([1.0, 2.0, 3.0], 0.05, 3), 4)
+    (1.0, 0.005)
+    """
+    ratio = (stdev(values) / deviation) ** 2
+    upper = float(stats.f.sf(ratio, len(values) - 1, size - 1))
+    return min(1.0, 2 * min(upper, 1 - upper))
 
 
 def variance_above(values: Sequence[float], others: Sequence[Sequence[float]]) -> float:

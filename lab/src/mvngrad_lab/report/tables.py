@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from mvngrad.rule import CELLS
 from mvngrad_lab.recipe import RULES, TrainingRecipe
 from mvngrad_lab.report.records import Sources, TableResult
-from mvngrad_lab.report.statistics import mean_and_deviation, mean_interval
-from mvngrad_lab.report.verdicts import NOT_RUN, Estimate, Strip, Verdict, decide
+from mvngrad_lab.report.statistics import (
+    LEVEL,
+    adjust_by_holm,
+    deviations_differ,
+    farther_than,
+    mean_and_deviation,
+    mean_interval,
+)  # fmt: skip
+from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Estimate, Strip, Verdict, decide
 
 OPTIMIZERS = {rule.name: name for name, rule in sorted(RULES.items(), key=lambda named: named[1].centered)}
 """Name in the paper -> name in recipes, in the order of the paper's tables."""
@@ -99,6 +106,40 @@ def make_strip(
         if of
     )
     return Strip(f"{what}, mean over seeds and 95% interval", rows, digits)
+
+
+def judge_means(
+    what: str, values: Mapping[str, Sequence[float]], paper: Mapping[str, float], margin: float, digits: int = 2
+) -> Verdict:
+    """Whether means are within a margin of the paper's: all of them, or with a caveat all but one.
+
+    Otherwise not reproduced if two or more are farther than that by a t-test at LEVEL, after Holm's correction, and
+    undecided if not.
+    """
+    strip = make_strip(what, values, paper, digits)
+    outside = [name for name, row in values.items() if abs(fmean(row) - paper[name]) > margin]
+    if len(outside) <= 1:
+        return decide(True, "", f"Outside {margin:g}: {outside[0]}." if outside else "", strip)
+    p_values = adjust_by_holm([farther_than(row, paper[name], margin) for name, row in values.items()])
+    clear = sum(p < LEVEL for p in p_values) >= 2
+    note = "" if clear else f"Outside {margin:g}, but not beyond doubt: {', '.join(outside)}."
+    text = f"p of two or more outside {sorted(p_values)[1]:.2g} (Holm)"
+    return Verdict(NOT_REPRODUCED if clear else UNDECIDED, text, note, strip)
+
+
+def judge_deviations(values: Mapping[str, Sequence[float]], paper: Mapping[str, float], size: int) -> Verdict:
+    """Whether standard deviations over seeds are within a factor of 2 of the paper's, which are of `size` seeds.
+
+    Otherwise not reproduced if one differs by an F test at LEVEL, after Holm's correction, and undecided if not.
+    """
+    spread = {name: stdev(row) for name, row in values.items()}
+    rows = tuple(Estimate(name, value, None, len(values[name]), paper[name]) for name, value in spread.items())
+    strip = Strip("standard deviation over seeds", rows, None)
+    if all(0.5 <= value / paper[name] <= 2 for name, value in spread.items()):
+        return decide(True, "", strip=strip)
+    p_values = adjust_by_holm([deviations_differ(row, paper[name], size) for name, row in values.items()])
+    text = f"smallest p that one differs {min(p_values):.2g} (Holm)"
+    return Verdict(NOT_REPRODUCED if min(p_values) < LEVEL else UNDECIDED, text, strip=strip)
 
 
 # Cells of a printed table

@@ -3,62 +3,96 @@
 from __future__ import annotations
 
 from functools import partial
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.statistics import shift_to, welch
-from mvngrad_lab.report.tables import SECOND_MOMENT, VARIANCE, check_rows, make_strip
-from mvngrad_lab.report.verdicts import COMPARED, NOT_RUN, Estimate, Strip, Verdict, decide, judges
+from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, estimate_contrast
+from mvngrad_lab.report.tables import (
+    SECOND_MOMENT,
+    VARIANCE,
+    check_rows,
+    describe,
+    judge_deviations,
+    judge_means,
+    make_strip,
+)  # fmt: skip
+from mvngrad_lab.report.verdicts import (
+    COMPARED,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    UNDECIDED,
+    Estimate,
+    Strip,
+    Verdict,
+    decide,
+    judges,
+)  # fmt: skip
 
 MARGIN = 0.6
 """Points of accuracy."""
+ORDER_SEEDS = 6
+"""Seeds that the order of the cells is judged with."""
 ERRORS = 2
 """Standard errors by which a gap must be above 0."""
 
 
-def get_paper(kind: str, batch: str) -> dict[str, float]:
-    """The column of Table 1."""
-    return next(claim.values for claim in load_claims() if claim.id == f"cifar-{kind}-{batch}")
+def find_values(claim: str) -> dict[str, float]:
+    """The paper's numbers of a claim."""
+    return next(each.values for each in load_claims() if each.id == claim)
 
 
 def judge_accuracy(result: dict[str, Any], kind: str, batch: str) -> Verdict:
     """Whether the means are within MARGIN of the paper's."""
     values, verdict = check_rows(result["cells"][batch], f"{kind}_accuracy")
-    if verdict:
-        return verdict
-    paper = get_paper(kind, batch)
-    off = {cell: fmean(accuracies) - paper[cell] for cell, accuracies in values.items()}
-    outside = [cell for cell, by in off.items() if abs(by) > MARGIN]
-    caveat = f"Outside {MARGIN} points: {', '.join(outside)}." if outside else ""
-    return decide(len(outside) < len(off), "", caveat, make_strip(f"{kind} accuracy, %", values, paper))
+    return verdict or judge_means(f"{kind} accuracy, %", values, find_values(f"cifar-{kind}-{batch}"), MARGIN)
+
+
+def judge_deviation(result: dict[str, Any], kind: str, batch: str) -> Verdict:
+    values, verdict = check_rows(result["cells"][batch], f"{kind}_accuracy")
+    return verdict or judge_deviations(values, find_values(f"cifar-deviation-{kind}-{batch}"), 3)
 
 
 def judge_order(result: dict[str, Any], batch: str) -> Verdict:
-    """Whether variance is above second moment; and MVN-Grad near AdaBelief at batch 128, or above it at 1024."""
-    values, verdict = check_rows(result["cells"][batch], "test_accuracy")
-    if verdict:
-        return verdict
-    p = [welch(values[low], values[high]) for low in SECOND_MOMENT for high in VARIANCE]
-    paper = get_paper("test", batch)
-    claimed = {cell: shift_to(accuracies, paper[cell]) for cell, accuracies in values.items()}
-    could_hold = max(welch(claimed[low], claimed[high]) for low in SECOND_MOMENT for high in VARIANCE) < 0.01
-    lead = {cell: fmean(values["MVN-Grad"]) - fmean(accuracies) for cell, accuracies in values.items()}
-    above = ", ".join(f"{cell} by {lead[cell]:.2f}" for cell in SECOND_MOMENT)
-    text = f"MVN-Grad above {above}; largest p {max(p):.2g}, one-sided"
-    strip = make_strip("test accuracy, %", values, paper)
+    """Whether variance is above second moment; and MVN-Grad near AdaBelief at batch 128, or above it at 1024.
+
+    Runs with the same seed have the same data and initial weights, so they are paired.
+    """
+    rows = result["order"][batch]
+    by_seed = {
+        cell: {seed: value for seed, value in zip(row["seeds"], row["test_accuracy"], strict=True) if value is not None}
+        for cell, row in rows.items()
+    }
+    seeds = [seed for seed in by_seed["MVN-Grad"] if all(seed in each for each in by_seed.values())]
+    values = {cell: [each[seed] for seed in seeds] for cell, each in by_seed.items()}
+    if len(seeds) < 2:
+        return Verdict(NOT_RUN, describe(values), f"{len(seeds)} seeds are done with all four.")
+    pairs = {
+        (high, low): estimate_contrast({cell: values[cell] for cell in (high, low)}, {high: 1.0, low: -1.0})
+        for low in SECOND_MOMENT
+        for high in VARIANCE
+    }
+    last = estimate_contrast({cell: values[cell] for cell in VARIANCE}, {"MVN-Grad": 1.0, "AdaBelief": -1.0})
+    p_for = max(pair.p_above(0) for pair in pairs.values())
+    p_against = min(adjust_by_holm([pair.p_below(0) for pair in pairs.values()]))
+    above = ", ".join(f"{high} above {low} {pair}" for (high, low), pair in pairs.items())
+    text = f"paired by seed: {above}; largest p {p_for:.2g}; MVN-Grad less AdaBelief {last}"
+    strip = make_strip("test accuracy, %", values, find_values(f"cifar-test-{batch}"))
+    if len(seeds) < ORDER_SEEDS:
+        return Verdict(UNDECIDED, text, f"Underpowered: {len(seeds)} of {ORDER_SEEDS} seeds.", strip)
+    if p_for >= LEVEL:
+        return Verdict(NOT_REPRODUCED if p_against < LEVEL else UNDECIDED, text, strip=strip)
     if batch == "128":
-        near = abs(lead["AdaBelief"]) <= MARGIN
-        return decide(max(p) < 0.01 and near, text, strip=strip, could_hold=could_hold or not near)
-    best = welch(values["AdaBelief"], values["MVN-Grad"])
-    caveat = f"MVN-Grad less AdaBelief: {lead['AdaBelief']:+.2f}, p = {best:.2g}."
-    return decide(max(p) < 0.01, text, caveat if best >= 0.05 else "", strip, could_hold)
+        near = last.p_within(MARGIN) < 0.05
+        return decide(True, text, "" if near else f"MVN-Grad is not shown to be within {MARGIN} of AdaBelief.", strip)
+    return decide(True, text, "" if last.p_above(0) < LEVEL else "MVN-Grad is not shown to be above AdaBelief.", strip)
 
 
 for batch in ("128", "1024"):
     judges(f"cifar-order-{batch}")(partial(judge_order, batch=batch))
     for kind in ("test", "train"):
         judges(f"cifar-{kind}-{batch}")(partial(judge_accuracy, kind=kind, batch=batch))
+        judges(f"cifar-deviation-{kind}-{batch}")(partial(judge_deviation, kind=kind, batch=batch))
 
 
 @judges("time-cifar")

@@ -50,3 +50,12 @@ def _(result: dict[str, Any]) -> Verdict:
     rows = tuple(Estimate(f"{name} noise", share, reference=1.0) for name, share in shares.items())
     strip = Strip("largest |Cov|, of the bound", rows, 3, "bound")
     return decide(bool(max(shares.values()) <= 1), "", strip=strip)
+
+
+@judges("convergence-scaling")
+def _(result: dict[str, Any]) -> Verdict:
+    measured, bound = result["scaling"], result["scaling"]["bound"]
+    text = f"d^{measured['d']:.2f} (bound d^{bound['d']:g}), (1/ε)^{measured['inverse_eps']:.2f} (bound (1/ε)^1)"
+    holds = all(measured[name] <= bound[name] + 0.05 for name in bound)
+    loose = measured["inverse_eps"] < 0.5
+    return decide(holds, text, "The bound's dependence on ε does not show." if loose else "")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.convergence.simulation import PROBLEMS, simulate_floor, simulate_rate
+from mvngrad_lab.experiments.convergence.simulation import PROBLEMS, simulate_floor, simulate_rate, simulate_scaling
 from mvngrad_lab.recipe import Recipe
 
 
@@ -30,6 +30,7 @@ def run(recipe: Rates, data: Path | None, tick: Tick) -> dict[str, Any]:
     result: dict[str, Any] = to_json(
         {
             "rate": simulate_rate(longest=recipe.longest, runs=recipe.runs),
+            "scaling": simulate_scaling(T=1000 if recipe.runs > 16 else 300),
             "floors": {name: simulate_floor(problem, recipe.points) for name, problem in PROBLEMS.items()},
         }
     )

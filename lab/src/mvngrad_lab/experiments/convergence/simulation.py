@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -131,6 +131,26 @@ def simulate_rate(problem: Problem = SYMMETRIC, longest: int = 30_000, runs: int
         "bound": [problem.bound(*each) for each in settings],
         "trivial": problem.d * STEEPEST**2,  # no run can exceed d max |F'|^2: a bound above it says nothing
         "exponent": fit_exponent(grid, measured),  # of T; the theorem's is -1/2
+    }
+
+
+def simulate_scaling(T: int = 1000, runs: int = 16) -> dict[str, Any]:
+    """The average squared gradient against d and against 1/eps, with its exponents and those of the optimized bound.
+
+    F(x_0) grows as d, so that G^2 sqrt(d L Delta_0) / (eps sqrt(T)) grows as d.
+    """
+
+    def measure(problem: Problem) -> float:
+        slopes = problem.slopes(T, problem.rate(T), 1 - 1 / T, runs, seed=0)
+        return float(sum((slope * slope).sum(axis=1).mean() for slope in slopes)) / T
+
+    dimensions, epsilons = [2, 8, 32, 128], [0.125, 0.25, 0.5, 1.0]
+    by_d = [measure(replace(SYMMETRIC, d=d)) for d in dimensions]
+    by_eps = [measure(replace(SYMMETRIC, eps=eps)) for eps in epsilons]
+    return {
+        "d": fit_exponent(dimensions, by_d),
+        "inverse_eps": fit_exponent([1 / eps for eps in epsilons], by_eps),
+        "bound": {"d": 1.0, "inverse_eps": 1.0},
     }
 
 

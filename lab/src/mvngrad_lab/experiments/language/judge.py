@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from mvngrad_lab.experiments.language.recipes import table2
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.statistics import variance_above, welch
+from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, variance_above, welch
 from mvngrad_lab.report.tables import (
     OPTIMIZERS,
     SECOND_MOMENT,
     VARIANCE,
     Row,
+    check_rows,
     count_runs,
     describe,
     get_values,
+    judge_deviations,
+    judge_means,
     make_strip,
 )
 from mvngrad_lab.report.verdicts import (
     COMPARED,
     NOT_REPRODUCED,
     NOT_RUN,
+    REPRODUCED,
     UNDECIDED,
     Estimate,
     Strip,
@@ -31,7 +36,6 @@ from mvngrad_lab.report.verdicts import (
     judges,
 )
 
-LEVEL, LEVEL_OF_SPREAD = 0.01, 0.05
 STAND_IN = (
     "On the stand-in and for 3,000 steps, not on the paper's text for 100,000: optimizer with optimizer, no number "
     "with the paper's."
@@ -85,7 +89,8 @@ def judge_below(result: dict[str, Any], low: Sequence[str], high: Sequence[str],
     if table == "tuned" and result["best_rate"] != result["tuned_rate"]:
         return Verdict(NOT_RUN, describe_losses(losses), NOT_BEST)
     pairs = [(losses[one], losses[other]) for one in low for other in high]
-    p_for, p_against = max(welch(*pair) for pair in pairs), min(welch(*reversed(pair)) for pair in pairs)
+    p_for = max(welch(*pair) for pair in pairs)
+    p_against = min(adjust_by_holm([welch(*reversed(pair)) for pair in pairs]))
     text = f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}"
     note = f"{STAND_IN} {describe_rates(result) if table == 'cells' else ''}".strip()
     return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note, draw_losses(losses))
@@ -105,7 +110,56 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
     losses = get_losses(result["cells"])
     p = variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
     text = f"p that LaProp varies more {p:.2g}"
-    return decide_transferred(p < LEVEL_OF_SPREAD, 1 - p < LEVEL_OF_SPREAD, text, STAND_IN, draw_losses(losses))
+    return decide_transferred(p < LEVEL, 1 - p < LEVEL, text, STAND_IN, draw_losses(losses))
+
+
+# The paper's texts
+
+
+def check_official(result: dict[str, Any], text: str, metric: str) -> tuple[dict[str, list[float]], Verdict | None]:
+    """The values of a table on the paper's text, and the verdict if runs are missing or have diverged."""
+    values, verdict = check_rows(result[text], metric)
+    if metric.endswith("perplexity") or text == "openwebtext":
+        return values, verdict
+    return {cell: [math.exp(loss) for loss in row] for cell, row in values.items()}, verdict
+
+
+def judge_official(result: dict[str, Any], claim: str, text: str, metric: str) -> Verdict:
+    """Means within a margin of the paper's, or deviations within a factor of 2."""
+    values, verdict = check_official(result, text, metric)
+    if verdict:
+        return verdict
+    paper = next(each.values for each in load_claims() if each.id == claim)
+    if "deviation" in claim:
+        return judge_deviations(values, paper, 4 if text == "wikitext103" else 3)
+    what = f"{'perplexity' if text == 'wikitext103' else 'loss'} on {text}"
+    return judge_means(what, values, paper, *((2.0, 2) if text == "wikitext103" else (0.02, 3)))
+
+
+def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verdict:
+    """Whether MVN-Grad has a lower mean than each other."""
+    values, verdict = check_official(result, text, metric)
+    if verdict:
+        return verdict
+    ours, *others = sorted(values, key=lambda cell: not cell.startswith("MVN-Grad"))
+    p_for = max(welch(values[ours], values[other]) for other in others)
+    p_against = min(adjust_by_holm([welch(values[other], values[ours]) for other in others]))
+    status = REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED
+    strip = make_strip(f"{metric.replace('_', ' ')} on {text}", values, digits=3)
+    return Verdict(status, f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}", strip=strip)
+
+
+for name, text, metric, train_metric in (
+    ("wikitext", "wikitext103", "validation_perplexity", "train_loss"),
+    ("openwebtext", "openwebtext", "validation_loss", "train_loss"),
+):
+    judges(f"{name}-order")(partial(judge_official_order, text=text, metric=metric))
+    for kind, column in (("validation", metric), ("train", train_metric)):
+        for claim in (f"{name}-{kind}", f"{name}-deviation-{kind}"):
+            judges(claim)(partial(judge_official, claim=claim, text=text, metric=column))
+
+
+# Time
 
 
 @judges("time-openwebtext")
@@ -118,7 +172,12 @@ def compare_step_times(result: dict[str, Any]) -> Verdict:
     steps = {cell: rows[name]["step_seconds"] for cell, name in names.items()}
     of_adamw = [Estimate(c, s / steps["AdamW"], None, None, paper[c] / paper["AdamW"]) for c, s in steps.items()]
     strip = Strip("time of a training step, of AdamW's", tuple(of_adamw), 3)
-    return Verdict(COMPARED, f"a step with AdamW takes {steps['AdamW']:.4f} s", strip=strip)
+    own = ", ".join(f"{cell} {1e3 * rows[name]['optimizer_seconds']:.2f} ms" for cell, name in names.items())
+    hours = steps["AdamW"] * 120_000 / 3600
+    text = (
+        f"a step with AdamW takes {steps['AdamW']:.4f} s, 120k of them {hours:.1f} h; the optimizer's own part: {own}"
+    )
+    return Verdict(COMPARED, text, strip=strip)
 
 
 @judges("time-wikitext")

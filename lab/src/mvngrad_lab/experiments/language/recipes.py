@@ -37,6 +37,14 @@ def tuned() -> list[WikiText103]:
     return [dataclasses.replace(recipe, lr=TUNED[recipe.optimizer]) for recipe in table2()]
 
 
+def official() -> dict[str, list[WikiText103 | OpenWebText]]:
+    """Table 2 as the paper has it: four seeds on WikiText-103, three on OpenWebText."""
+    return {
+        "wikitext103": [wikitext103(optimizer, seed) for optimizer in COUPLED for seed in range(4)],
+        "openwebtext": [openwebtext(optimizer, seed) for optimizer in DECOUPLED for seed in range(3)],
+    }
+
+
 def shortened() -> list[OpenWebText]:
     """tab:GPT-Open-loss in 120 steps on the stand-in: too few to rank optimizers, enough to see each train at full
     size. Micro-batches of 96 are faster on a GPU than of 12.

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from mvngrad.diagnostics.diagnosis import Diagnosis
-from mvngrad_lab.experiments.language.recipes import RATES, TUNED, on_stand_in, rates, shortened, table2, tuned
+from mvngrad_lab.experiments.language.recipes import (
+    RATES,
+    TUNED,
+    official,
+    on_stand_in,
+    rates,
+    shortened,
+    table2,
+    tuned,
+)
 from mvngrad_lab.recipe import DECOUPLED
 from mvngrad_lab.report.records import BenchmarkFile, Sources, TableResult
 from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
@@ -24,6 +34,7 @@ def collect(sources: Sources) -> list[TableResult | BenchmarkFile]:
 
     return [
         *make_table("table2", on_stand_in(), sources, METRICS, fill),
+        *make_table("table2-official", list(chain(*official().values())), sources, METRICS, _fill_official),
         *sources.read_benchmark("language-cuda.json", "throughput-gpt2", types),
     ]
 
@@ -46,6 +57,16 @@ def _fill(make_row: MakeRow, sources: Sources) -> dict[str, Any]:
         "rates": tried,
         "best_rate": {cell: find_best_rate(rows) for cell, rows in tried.items()},
         "tuned_rate": {cell: f"{TUNED[name]:g}" for cell, name in OPTIMIZERS.items()},
+    }
+
+
+def _fill_official(make_row: MakeRow) -> dict[str, Any]:
+    return {
+        text: {
+            f"{cell}{suffix}": make_row([r for r in official()[text] if r.optimizer == f"{name}{suffix.lower()}"])
+            for cell, name in OPTIMIZERS.items()
+        }
+        for text, suffix in (("wikitext103", ""), ("openwebtext", "W"))
     }
 
 

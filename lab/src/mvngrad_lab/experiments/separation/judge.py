@@ -52,3 +52,24 @@ def _(result: dict[str, Any]) -> Verdict:
         f"steps, and on signs with a rate tuned to d, d^{tuned:.2f}."
     )
     return decide(smallest >= bound and abs(power - 1) <= 0.05, text, caveat if min(memory, tuned) < 0.5 else "")
+
+
+@judges("separation-others")
+def _(result: dict[str, Any]) -> Verdict:
+    adam = result["proofs_start"]["exponents"].get("Adam, beta2 = 0.99")
+    variance = result["fixed_gap"]["exponents"]["AdaBelief, s fixed"]
+    steps = "does not get there" if adam is None else f"takes d^{adam:.3f} steps"
+    text = f"from the proof's start Adam {steps}; AdaBelief where s is fixed takes d^{variance:.3f}"
+    return decide(adam is not None and adam >= 0.5 and abs(variance) <= 0.1, text)
+
+
+@judges("separation-rate")
+def _(result: dict[str, Any]) -> Verdict:
+    powers = result["rates"]["exponents"]
+    ours, theirs, constant = (powers[name] for name in ("MVN-Grad, s fixed", "Adam, rate 1/√T", "Adam, constant rate"))
+    text = f"average squared gradient: MVN-Grad T^{ours:.2f}, Adam at its theorem's rate T^{theirs:.2f}"
+    caveat = (
+        "The improvement is one of bounds, and hardly shows on this problem; with a constant rate of 0.001 Adam has "
+        f"T^{constant:.2f}."
+    )
+    return decide(ours <= -0.9, text, caveat if theirs < ours + 0.3 else "")

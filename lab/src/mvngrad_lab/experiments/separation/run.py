@@ -17,6 +17,7 @@ from mvngrad_lab.experiments.separation.simulation import (
     check_lemmas,
     count_from_one_start,
     count_from_proofs_start,
+    simulate_rates,
     simulate_s,
 )
 from mvngrad_lab.recipe import Recipe
@@ -58,6 +59,7 @@ def run(recipe: Dimensions, data: Path | None, tick: Tick) -> dict[str, Any]:
             "one_start": count_from_one_start(PROOF, dimensions),
             "fixed_gap": count_from_one_start(PROOF, [d for d in dimensions if d <= 1000], fixed_gap=True),
             "resting": simulate_s(PROOF),
+            "rates": simulate_rates(PROOF, [30, 100, 300, 1000, 3000][: 3 if recipe.largest < 10_000 else 5]),
         }
     )
     return result

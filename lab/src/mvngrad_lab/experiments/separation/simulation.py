@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mvngrad.rule import LAPROP, MVNGRAD, Hyper, Rule
+from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD, Hyper, Rule
 from mvngrad_lab.arrays import NUMPY, Floats, fit_exponent
 
 Noise = Callable[[np.random.Generator, Floats], Floats]
@@ -215,6 +215,7 @@ def count_from_proofs_start(problem: Quadratic, dimensions: list[int], target: f
         for name, counted in {
             "LaProp, signs": problem.count_steps(scaled, LAPROP, x[:few], T),
             "MVN-Grad, s fixed": problem.count_steps(target, MVNGRAD, x, 10 * T),
+            "Adam, beta2 = 0.99": problem.count_steps(scaled, ADAM, x[:few], 10 * T, beta2=0.99),
             "MVN-Grad, the theorem's count": math.ceil(problem.upper_bound * problem.F(x) / target**2),
         }.items():
             steps.setdefault(name, []).append(counted)
@@ -241,11 +242,31 @@ def count_from_one_start(
             "LaProp, beta2 = 0.99": (problem, LAPROP, {"beta2": 0.99}),
             "LaProp, signs, tuned constant rate": (problem, LAPROP, {"rates": tuned}),
             "MVN-Grad, s fixed": (problem, MVNGRAD, {}),
+            "AdaBelief, s fixed": (problem, ADABELIEF, {}),
             "MVN-Grad, beta2 = 0.99": (quiet, MVNGRAD, {"beta2": 0.99, "noise": quiet.additive_noise}),
         }
         for name, (model, rule, options) in readings.items():
             steps.setdefault(name, []).append(model.count_steps(target, rule, x, limit, **options))
     return _with_exponents(target, dimensions, steps)
+
+
+def simulate_rates(problem: Quadratic, horizons: list[int], d: int = 100) -> dict[str, Any]:
+    """1/T sum_{t<T} |grad F(x_t)|^2 against T, and its exponent: MVN-Grad with s fixed, and Adam with beta2 = 0.99 at
+    the rate c / sqrt(T) of its theorem and at a constant one.
+    """
+    x = np.random.default_rng(d).uniform(0.5, 1.5, d)
+    averages: dict[str, list[float]] = {}
+    for T in horizons:
+        readings: dict[str, tuple[Rule, dict[str, Any]]] = {
+            "MVN-Grad, s fixed": (MVNGRAD, {}),
+            "Adam, rate 1/√T": (ADAM, {"beta2": 0.99, "rates": repeat(problem.c / (problem.L * math.sqrt(T)))}),
+            "Adam, constant rate": (ADAM, {"beta2": 0.99, "rates": repeat(1e-3)}),
+        }
+        for name, (rule, options) in readings.items():
+            path = [x, *(now for now, _ in islice(problem.path(rule, x, **options), T - 1))]
+            averages.setdefault(name, []).append(float((problem.L**2 * np.square(path)).sum()) / T)
+    exponents = {name: fit_exponent(horizons, values) for name, values in averages.items()}
+    return {"T": horizons, "averages": averages, "exponents": exponents}
 
 
 def simulate_s(

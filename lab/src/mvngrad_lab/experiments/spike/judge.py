@@ -128,3 +128,14 @@ def _(result: dict[str, Any]) -> Verdict:
     bound = result["trains"]["z_clip"]
     rows = [("update after one spike", largest, bound), ("|z| if the gradient jumps and stays", jump, bound)]
     return decide_bound("largest value", rows)
+
+
+@judges("spike-forgetting")
+def _(result: dict[str, Any]) -> Verdict:
+    errors = {}
+    for name, panel in result["panels"].items():
+        beta2, sizes = panel["panel"]["beta2"], np.array(panel["sizes"])
+        expected = np.maximum(1, (2 * np.log(sizes) + np.log(1 - beta2)) / -np.log(beta2))
+        errors[name] = float(abs(np.array(panel["forgetting_times"]) - expected).max())
+    text = "; ".join(f"{name}: largest difference {error:.3g} steps" for name, error in errors.items())
+    return decide(max(errors.values()) <= ROUNDING, text)

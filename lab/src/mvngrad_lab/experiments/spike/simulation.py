@@ -134,6 +134,7 @@ def simulate_spike(panel: Spike, per_decade: int = 20, z_clip: float = 5.0) -> d
         "at_resonance": {name: values[resonance] for name, values in peaks.items()},
         "adam_at_forgetting": abs(panel.adam(sizes, times)),
         "carry_over": panel.carry_over(sizes),
+        "forgetting_times": times,
         "adam_growth": fit_exponent(sizes[large], peaks[ADAM.name][large]),  # over the last three decades of M
         "adam_growth_expected": panel.adam_growth,
     }

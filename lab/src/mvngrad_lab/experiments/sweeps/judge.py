@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mvngrad_lab.experiments.sweeps.records import SweepExport
-from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
+from mvngrad_lab.report.statistics import LEVEL, interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE
 from mvngrad_lab.report.verdicts import (
     NOT_RUN,
@@ -20,7 +20,6 @@ from mvngrad_lab.report.verdicts import (
     judges,
 )
 
-LEVEL = 0.01
 MOMENTUM_LAST_AND_FIRST = (("LaProp", "Adam"), ("MVN-Grad", "AdaBelief"))
 """Momentum after normalizing, and before it, by the same normalizer."""
 DECOUPLED_CELLS = [f"{cell}W" for cell in OPTIMIZERS]
@@ -173,3 +172,42 @@ for name, note in NOTES.items():
 judges("sweep-scaled-train")(
     partial(judge_pairs, ours=VARIANCE, others=SECOND_MOMENT, note=NOTES["scaled"], train=True)
 )
+
+
+SELECTED = {
+    "Adam": (1e-3, 0.8, 0.999),
+    "LaProp": (1e-3, 0.95, 0.999),
+    "AdaBelief": (4e-3, 0.7, 0.99),
+    "MVN-Grad": (4e-3, 0.7, 0.99),
+}
+"""lr, beta1 and beta2 of tab:hparams-cifar-bs1024."""
+
+
+@judges("sweep-scaled-selected")
+@needs(OPTIMIZERS)
+def judge_selected(export: SweepExport) -> Verdict:
+    texts, far = [], []
+    for cell, selected in SELECTED.items():
+        values = {
+            tuple(row["settings"][name] for name in ("lr", "beta1", "beta2")): export.value(row, export.metric)
+            for row in export.judged(cell)
+        }
+        known = sorted((value for value in values.values() if value is not None), reverse=True)
+        chosen = values.get(selected)
+        if chosen is None:
+            return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no run of {cell} at the paper's settings.")
+        texts.append(f"{cell} {chosen:.2f}, best {known[0]:.2f}, rank {known.index(chosen) + 1} of {len(known)}")
+        if known[0] - chosen > POINT:
+            far.append(cell)
+    note = f"{NOTES['scaled']} One seed." + f" Farther than {POINT:g} point: {', '.join(far)}." * bool(far)
+    return decide_transferred(not far, len(far) >= 2, "; ".join(texts), note)
+
+
+@judges("openwebtext-sweep-train")
+@needs(DECOUPLED_CELLS)
+def judge_openwebtext_train_medians(export: SweepExport) -> Verdict:
+    if (metric := export.train_metric) is None:
+        return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no train metric.")
+    medians = compute(export, DECOUPLED_CELLS, median, metric)
+    holds = max(medians[f"{cell}W"] for cell in VARIANCE) < min(medians[f"{cell}W"] for cell in SECOND_MOMENT)
+    return decide(holds, "", strip=make_strip(export, medians, "median train loss", metric))

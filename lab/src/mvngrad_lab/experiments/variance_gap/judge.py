@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Estimate, Strip, Verdict, decide, judges
+from mvngrad_lab.report.verdicts import UNDECIDED, Estimate, Strip, Verdict, decide, judges
 
 
 @judges("gap-closed-form")
@@ -51,3 +51,18 @@ def _(result: dict[str, Any]) -> Verdict:
     caveat = f"On average, not at every step: up to {worst:.0%} of the pasts have a negative gap."
     holds = all(row["low"] > 0 for row in rows)
     return decide(holds, "", caveat if worst > 0.05 else "", Strip("mean gap and 99% interval", tuple(estimates), None))
+
+
+@judges("gap-condition")
+def _(result: dict[str, Any]) -> Verdict:
+    condition = result["condition"]
+    text = f"the condition holds at {condition['holds']} of {condition['settings']} settings"
+    if condition["smallest_gap"] is None:
+        return Verdict(UNDECIDED, text)
+    needed = ", ".join(
+        f"ε = {eps}: {'none tried' if m is None else f'{m:.2g} σ'}" for eps, m in condition["smallest_m"].items()
+    )
+    caveat = f"It holds only where |m| is far above the noise; smallest |m| with {needed}."
+    smallest = min((m for m in condition["smallest_m"].values() if m is not None), default=0.0)
+    text += f"; smallest gap there {condition['smallest_gap']:.3g}"
+    return decide(condition["smallest_gap"] >= 0, text, caveat if smallest > 10 else "")

@@ -33,6 +33,7 @@ def run(recipe: Gap, data: Path | None, tick: Tick) -> dict[str, Any]:
             "past": past,
             "symmetric": [simulation.simulate_symmetric_noise(past, noise, samples) for noise in simulation.NOISES],
             "tracking": simulation.simulate_tracking_error(past, recipe.points, samples),
+            "condition": simulation.simulate_condition(past),
             "stationary": [
                 simulation.simulate_training_pasts(beta2, mu, runs=runs)
                 for beta2 in (0.95, 0.999)

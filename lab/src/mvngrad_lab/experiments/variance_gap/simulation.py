@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -190,6 +190,34 @@ def simulate_tracking_error(past: Past, points: int = 81, samples: int = 400_000
         "sharp": [lower_bound(past, abs(error), error=error, sharp=True) for error in errors],
         "turning": turning,
         "around": around,
+    }
+
+
+def simulate_condition(past: Past) -> dict[str, Any]:
+    """The last sentence of prop:approx_mean: where its condition on |m| holds, the gap is not negative.
+
+    The gap at tracking errors of both signs, for |m| from 1 to 10^8 times sigma and several eps and delta, with s at
+    its value in training.
+    """
+    rows = []
+    s = past.sigma**2 * 2 * past.beta1**2 / (1 + past.beta1)
+    for eps in (1e-3, 1e-1, 1.0):
+        for delta in (0.1, 1.0):
+            for m in 10.0 ** np.arange(0, 8.5, 0.5):
+                here = replace(past, m=m, s=s, eps=eps)
+                for error in (-delta, delta):
+                    spread = variance_of_y(here, NORMAL, error)
+                    needed = 2 * (1 - here.beta1) * (delta * spread + here.sigma / eps**2)
+                    holds = (2 - here.beta1) * m * spread >= needed
+                    rows.append({"m": m, "eps": eps, "holds": holds, "gap": float(gap(here, NORMAL, error))})
+    return {
+        "settings": len(rows),
+        "holds": sum(row["holds"] for row in rows),
+        "smallest_gap": min((row["gap"] for row in rows if row["holds"]), default=None),
+        "smallest_m": {
+            f"{eps:g}": min((row["m"] for row in rows if row["holds"] and row["eps"] == eps), default=None)
+            for eps in (1e-3, 1e-1, 1.0)
+        },
     }
 
 
