@@ -10,13 +10,14 @@ from typing import ClassVar
 import pytest
 
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
+from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.recipe import Recipe, added_field
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 
 RESULTS = Path(__file__).parents[2] / "results"
-CLASSES = {kind.name: kind for kind in (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe)}
+CLASSES = {kind.name: kind for kind in (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -272,12 +272,13 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     for batch in ("128", "1024"):
         value = next(row.value for row in by_claim[f"cifar-order-{batch}"].strip.rows if row.label == "MVN-Grad")
         assert f"{value:.2f}% at batch {batch}" in first
-    assert "as the paper says" in first
+    statuses = {by_claim[f"cifar-order-{batch}"].status for batch in ("128", "1024")}
+    assert ("undecided by the rule" in first) == (statuses == {"undecided"})
     ahead = dataclasses.replace(by_claim["stand-in-order"], status=STATUSES[1])
     changed = [(claim, ahead if claim.id == "stand-in-order" else verdict) for claim, verdict in judged]
     assert "no optimizer is shown to be ahead" in words(html)
     assert "no optimizer is shown to be ahead" not in words(render(changed, records))
-    assert summarize(judged, find_latest(records))[0].startswith("49 claims, the paper's: ")
+    assert re.match(r"\d+ claims, the paper's: ", summarize(judged, find_latest(records))[0])
 
 
 def test_the_readmes_figure_and_sentence_are_those_of_results():

@@ -23,7 +23,7 @@ from mvngrad_lab.report.tables import (
     format_seconds,
     get_values,
 )
-from mvngrad_lab.report.verdicts import CAVEAT, REPRODUCED, Verdict
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, Verdict
 
 
 def draw_table(result: dict[str, Any]) -> list[Figure]:
@@ -93,11 +93,14 @@ def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
         if row.label == "MVN-Grad"
     ]
     leads = [of["MVN-Grad"] - of[cell] for of in means.values() for cell in SECOND_MOMENT]
+    fails = any(verdict.status == NOT_REPRODUCED for verdict in order)
     holds = all(verdict.status in (REPRODUCED, CAVEAT) for verdict in order)
-    lead = (
-        f"{min(leads):.1f} to {max(leads):.1f} points above Adam and LaProp, as the paper says"
+    lead = f"{min(leads):+.1f} to {max(leads):+.1f} points from Adam and LaProp, " + (
+        "as the paper says"
         if holds
-        else f"{min(leads):+.1f} to {max(leads):+.1f} points from Adam and LaProp, not as the paper says"
+        else "not as the paper says"
+        if fails
+        else "undecided by the rule, which needs more seeds"
     )
     return f"On CIFAR-100, MVN-Grad reaches {' and '.join(reached)}: {lead}."
 

@@ -119,9 +119,9 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
 def check_official(result: dict[str, Any], text: str, metric: str) -> tuple[dict[str, list[float]], Verdict | None]:
     """The values of a table on the paper's text, and the verdict if runs are missing or have diverged."""
     values, verdict = check_rows(result[text], metric)
-    if metric.endswith("perplexity") or text == "openwebtext":
+    if text == "openwebtext":
         return values, verdict
-    return {cell: [math.exp(loss) for loss in row] for cell, row in values.items()}, verdict
+    return {cell: [math.exp(loss) for loss in row] for cell, row in values.items()}, verdict  # perplexity
 
 
 def judge_official(result: dict[str, Any], claim: str, text: str, metric: str) -> Verdict:
@@ -150,7 +150,7 @@ def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verd
 
 
 for name, text, metric, train_metric in (
-    ("wikitext", "wikitext103", "validation_perplexity", "train_loss"),
+    ("wikitext", "wikitext103", "validation_loss", "train_loss"),
     ("openwebtext", "openwebtext", "validation_loss", "train_loss"),
 ):
     judges(f"{name}-order")(partial(judge_official_order, text=text, metric=metric))
