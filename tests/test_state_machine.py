@@ -71,8 +71,7 @@ class OptimizerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 100),
     )
     def begin(self, name, dtype, state, lean, seed):
-        if self.compiles:
-            torch._dynamo.reset()
+        self.compiled = None
         self.generator = torch.Generator().manual_seed(seed)
         self.dtype = dtype
         self.cls = getattr(mvngrad, name)
@@ -173,6 +172,7 @@ class OptimizerMachine(RuleBasedStateMachine):
     def cast_parameter(self, index, choice):
         """As model.to(dtype), which leaves the optimizer's state alone."""
         p = self.pick(index)
+        self.compiled = None  # torch's compiler does not guard the dtypes of an optimizer's parameters
         choices = CASTS[p.dtype]
         gradient, p.grad = p.grad, None
         p.data = p.data.to(choices[choice % len(choices)])
@@ -284,7 +284,8 @@ class OptimizerMachine(RuleBasedStateMachine):
         if not self.compiles:
             self.optimizer.step()
             return
-        if getattr(self, "compiled", None) is None or self.compiled[0] is not self.optimizer:
+        if self.compiled is None or self.compiled[0] is not self.optimizer:
+            torch._dynamo.reset()
             self.compiled = self.optimizer, torch.compile(self.optimizer.step, backend="eager")
         self.compiled[1]()
 
