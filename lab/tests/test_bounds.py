@@ -122,7 +122,7 @@ def test_bounded_fields_exist():
 @pytest.mark.parametrize(
     ("name", "value", "valid"),
     [
-        ("digits", "mnist_5k", "mnist, mnist-5k"),
+        ("digits", "mnist_5k", "mnist, mnist-5k, auto"),
         ("precision", "fp32", "bf16, float32"),
         ("state_dtype", "int4", "float32, bf16, int8"),
     ],
