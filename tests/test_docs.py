@@ -124,8 +124,9 @@ def test_the_readmes_accuracies_of_smaller_state_are_those_of_results():
     assert "ends at {} and {} on CIFAR-100 (n = 3), float32 at {}".format(*means) in " ".join(README.split())
 
 
-def test_readme_is_at_most_two_screens_long():
+def test_readme_is_at_most_two_screens_long_and_has_the_two_commands():
     assert len(README.splitlines()) < 85
+    assert {"make reproduce", "make test"} <= {line.split("#")[0].strip() for line in README.splitlines()}
 
 
 def test_the_settings_pages_accuracies_are_those_of_results():

@@ -1,7 +1,7 @@
 """Gradients mu + sigma xi of fixed mu and sigma: the averages v and s, and the normalized gradient z.
 
-ass:stationary says E[v] = mu^2 + sigma^2 and E[s] = sigma^2. Because m contains the gradient that it is compared with,
-and is itself noisy, g - m = beta1 (g - m of before) has the variance sigma^2 2 beta1^2 / (1 + beta1).
+ass:stationary says E[v] = mu^2 + sigma^2 and E[s] = sigma^2. But m already contains g and
+is noisy, so the variance of g - m is sigma^2 2 beta1^2 / (1 + beta1).
 """
 
 from __future__ import annotations
