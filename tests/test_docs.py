@@ -5,6 +5,7 @@ import re
 import warnings
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from vision import torchvision
@@ -150,6 +151,18 @@ def test_the_settings_pages_accuracies_are_those_of_results():
         measured = [best_of_betas[("mvngrad", floor, *pair)] for pair in betas]
         assert rows[by_betas + line][1:] == [f"{value:.2f}" for value in measured]
     assert f"SGD with momentum: {best['mvngrad', 'sgd']:.2f}" in page
+
+
+def test_the_switch_pages_losses_are_those_of_results():
+    page = (ROOT / "docs" / "how-to" / "from-adamw.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    seeds = json.loads((ROOT / "results" / "switch-gpt2.json").read_text())["seeds"]
+    for row, arm in zip(rows[2:6], ("AdamW", "converted", "fresh", "MVN-GradW"), strict=True):
+        jump, end = (fmean(seed[key].get(arm, 0.0) for seed in seeds) for key in ("bump", "validation_loss"))
+        assert row[1:] == [f"{jump:.3f}" if jump else "", f"{end:.4f}"]
+    ends = [seed["validation_loss"] for seed in seeds]
+    assert {round(end["converted"] - end["AdamW"], 3) for end in ends} == {-0.002}
+    assert {round(end["fresh"] - end["AdamW"], 3) for end in ends} == {0.011, 0.012}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -352,7 +352,9 @@ def test_step_times_and_hours_are_compared_and_not_judged():
 
 
 def test_every_row_of_a_benchmark_is_in_a_table():
-    for record in load_benchmarks().values():
+    records = load_benchmarks()
+    del records["switch"]  # trained networks, with a table of their own
+    for record in records.values():
         rows = record.result.get("rows") or [
             *(row for rows in record.result["throughput"].values() for row in rows),
             *(row for overhead in record.result["overhead"].values() for row in overhead["rows"]),
