@@ -48,7 +48,7 @@ from mvngrad.optim.tensors import get_local, is_sharded
 
 ROOT = Path(__file__).parents[1]
 RESULT, PAGE = ROOT / "results/checkpoint-routes.json", ROOT / "docs/how-to/checkpoint-routes.md"
-TIMEOUT = 60
+TIMEOUT = 600
 """Seconds that a rank waits for the others, so that a deadlock fails."""
 
 FORMATS: dict[str, dict[str, Any]] = {

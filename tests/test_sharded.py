@@ -31,7 +31,7 @@ from benchmarks import checkpoint_routes
 from mvngrad.optim.formats import load_state
 from mvngrad.optim.tensors import get_local
 
-LIMIT = 100
+LIMIT = 600
 """Seconds, after which the ranks are killed, so that a deadlock fails the test instead of blocking it."""
 
 # The ranks are forked from a server that imported torch once; each would take seconds to import it.

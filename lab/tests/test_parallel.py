@@ -6,13 +6,15 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask, exit_code, killed_after, rows, start_training, wait_for_checkpoint
+from sweep_toy import wait_for
+from tiny import PATIENCE, Tiny, TinyTask, exit_code, killed_after, rows, start_training, wait_for_checkpoint
+from torch.distributed import TCPStore
 
 from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
 from mvngrad_lab.tasks.language.recipe import wikitext103
@@ -77,12 +79,12 @@ class Group:
     """Processes that train together, with the variables that torchrun would give them."""
 
     def __init__(self, root, data, mode, *recipes, count=None, **options):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         self.root, self.log = root, root / "log"
         root.mkdir(parents=True, exist_ok=True)
         count = RANKS[mode] if count is None else count
-        shared = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that is free
+        shared = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port}
+        shared["TORCHELASTIC_USE_AGENT_STORE"] = True  # rank 0 has no store of its own, as under torchrun
         options = {"root": root, "data": data, "parallel": mode, "checkpoint_every": 0, "task": Small, **options}
         self.processes = [
             start_training(
@@ -172,7 +174,7 @@ def test_several_processes_train_like_one(whole, tmp_path, mode):
 
 @pytest.mark.parametrize(("mode", "steps"), [("ddp", 1), ("fsdp", 5)])
 def test_a_killed_run_resumes_to_the_same_weights(whole, data, tmp_path, mode, steps):
-    group = Group(tmp_path, data, mode, pause=0.05)
+    group = Group(tmp_path, data, mode, hold=steps)
     group.reached(steps)
     group.kill()
     assert "resumes after step" in Group(tmp_path, data, mode).end()
@@ -183,7 +185,7 @@ def test_a_killed_run_resumes_to_the_same_weights(whole, data, tmp_path, mode, s
 
 def test_a_checkpoint_of_two_processes_is_resumed_by_one_or_three(whole, data, tmp_path):
     """By three in the other mode."""
-    group = Group(tmp_path / "one", data, "fsdp", pause=0.05)
+    group = Group(tmp_path / "one", data, "fsdp", hold=2)
     group.reached(2)
     group.kill()
     shutil.copytree(tmp_path / "one", tmp_path / "three")
@@ -201,7 +203,7 @@ def test_a_checkpoint_of_one_process_is_resumed_by_two(whole, data, tmp_path):
 
 
 def test_sharded_int8_state_resumes_exactly_and_on_one_process_to_rounding(whole, data, tmp_path):
-    group = Group(tmp_path / "two", data, "fsdp", INT8, pause=0.05)
+    group = Group(tmp_path / "two", data, "fsdp", INT8, hold=2)
     group.reached(2, INT8)
     group.kill()
     shutil.copytree(tmp_path / "two", tmp_path / "one")
@@ -250,7 +252,7 @@ def test_a_device_that_is_too_small_names_the_micro_batch(data, tmp_path):
 def test_on_a_gpu_a_killed_run_ends_with_the_same_weights(data, tmp_path):
     """One process; captured and uncaptured steps give the same weights too."""
     options = {"data": data, "device": "cuda", "task": LanguageTask}
-    process = start_training(tmp_path / "log", EXACT, root=tmp_path / "killed", checkpoint_every=0, **options)
+    process = start_training(tmp_path / "log", EXACT, hold=3, root=tmp_path / "killed", checkpoint_every=0, **options)
     wait_for_checkpoint(process.is_alive, tmp_path / "log", tmp_path / "killed" / EXACT.key / "checkpoints", 3)
     process.kill()
     exit_code(process, tmp_path / "log")
@@ -281,6 +283,11 @@ def test_compiled_on_a_gpu_a_group_of_one_process_trains_the_same(data, tmp_path
         assert parallel == pytest.approx(expected, rel=1e-3)
 
 
+def list_ranks(torchrun):
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    return [int(child) for child in children if b"mvngrad_lab" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def test_a_signal_to_torchrun_stops_all_processes_at_one_step(data, tmp_path):
     pytest.importorskip("tyro")
     options = {name: value for name, value in RECIPE.settings.items() if value}
@@ -296,11 +303,17 @@ def test_a_signal_to_torchrun_stops_all_processes_at_one_step(data, tmp_path):
 
     process = launch()
     wait_for_checkpoint(lambda: process.poll() is None, log, at, 1)
-    process.send_signal(signal.SIGTERM)  # it passes the signal on, after a while
-    assert process.wait(120) != 0
+    ranks = list_ranks(process)
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)  # it passes the signal on, after a while, and they must not end before
+    wait_for(lambda: log.read_text().count("closing signal SIGTERM") == 2)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    assert process.wait(PATIENCE) != 0
     step = int(checkpoint.find_newest(at).name[5:13])
     assert f"stopped by SIGTERM after step {step};" in log.read_text()
-    assert launch().wait(120) == 0, log.read_text()
+    assert launch().wait(PATIENCE) == 0, log.read_text()
     assert f"resumes after step {step} of 8" in log.read_text()
     assert read(tmp_path)[0]["status"] == "finished"
     assert json.loads((tmp_path / RECIPE.key / "environment.json").read_text())["parallel"] == "fsdp"

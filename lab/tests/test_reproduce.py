@@ -165,7 +165,7 @@ def command(*arguments, root, wait=True, **options):
 
 def has_started(root, target):
     """Wait until an experiment has started; False if it does not."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 1200
     while time.monotonic() < end:
         if any((folder / "environment.json").exists() for folder in root.glob(f"{target}-*")):
             return True

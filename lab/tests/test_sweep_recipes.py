@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from mvngrad_lab.sweep.records import make_entry
 from mvngrad_lab.sweep.stages import select_best
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language import recipe as language
+from mvngrad_lab.training.events import EpochEnd
 from mvngrad_lab.training.train import train
 
 RUNS = {
@@ -127,16 +127,19 @@ def test_a_sweep_that_cannot_be_loaded_is_named(name, problem):
 # Trainings by workers in processes of their own
 
 
-def run_slowly(recipe, *, root, data, device, compile):
+def run_gated(recipe, *, root, data, device, compile):
+    """Train two epochs; the third begins once there is a file "gate" in the folder of runs."""
+
     def wait(event):
-        time.sleep(0.3)
+        if isinstance(event, EpochEnd) and event.epoch == 2:
+            wait_for((root / "gate").exists)
 
     return train(recipe, root=root, device=device, checkpoint_every=0, on_event=wait, task=TinyTask)
 
 
 def tiny():
     metric = {"metric": "train_accuracy", "higher": True}
-    return Sweep(stages=(grid(Tiny(epochs=6), lr=(1e-2, 1e-3)),), **metric, seconds=1, hardware="a CPU", run=run_slowly)
+    return Sweep(stages=(grid(Tiny(epochs=6), lr=(1e-2, 1e-3)),), **metric, seconds=1, hardware="a CPU", run=run_gated)
 
 
 def one():
@@ -150,11 +153,11 @@ def steps(folder):
 def test_the_training_of_a_killed_worker_continues_from_its_checkpoint_to_the_same_weights(toy, tmp_path):
     toy.init(tiny(), "test_sweep_recipes:tiny", heartbeat=1)
     first = toy.start_worker()
-    wait_for(lambda: list(toy.root.glob("*/checkpoints/step-*")))
-    wait_for(lambda: any(len(p.read_text().splitlines()) >= 2 for p in toy.root.glob("*/metrics.jsonl")))
+    wait_for(lambda: any(len(steps(folder)) == 2 for folder in toy.root.glob("*/")))
     kill(first)
     read_output(first)
     assert load_runs(toy.root) == []
+    (toy.root / "gate").touch()
     second = toy.start_worker()
     text = read_output(second)
     assert second.returncode == 0, text
@@ -176,9 +179,9 @@ def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_
     workers = {node: toy.start_worker(TOY_NODE=node) for node in ("host1", "host2")}
 
     def find_holder():
-        """The machine that has the run, and the run's folder once an epoch of it is done."""
+        """The machine that has the run, and the run's folder once two epochs of it are done."""
         for lock in toy.root.glob("*/lock"):
-            if steps(lock.parent):
+            if len(steps(lock.parent)) == 2:
                 return next(node for node in workers if node in lock.read_text()), lock.parent
         return None
 
@@ -186,9 +189,9 @@ def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_
     frozen = workers.pop(node)
     (living,) = workers.values()
     freeze(frozen, lambda: is_unlocked(toy.address.file))
-    seen = len(steps(folder))
+    (toy.root / "gate").touch()
     silence(toy.queue, folder.name)
-    wait_for(lambda: len(steps(folder)) > seen)  # by the other worker
+    wait_for(lambda: len(steps(folder)) > 2)  # by the other worker
     kill(frozen, signal.SIGCONT)
     woken, text = read_output(frozen), read_output(living)
     assert (frozen.returncode, living.returncode) == (0, 0), woken + text

@@ -198,7 +198,7 @@ def test_a_run_killed_at_any_step_ends_with_the_same_weights(run, tmp_path, devi
     recipe, log, events = Tiny(deterministic=True), tmp_path / "log", []
     options = {"root": tmp_path / "killed", "device": device, "task": TinyTask, "checkpoint_every": 0}
     for steps in (3, 14):  # within an epoch, and at the end of one
-        process = start_training(log, recipe, pause=0.05, **options)
+        process = start_training(log, recipe, hold=steps, **options)
         wait_for_checkpoint(process.is_alive, log, folder(tmp_path, recipe, "killed") / "checkpoints", steps)
         process.kill()
         assert exit_code(process, log) == -signal.SIGKILL
@@ -240,9 +240,10 @@ def test_a_missing_row_of_metrics_is_reported_on_resume_and_in_the_result(run, t
 def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, number):
     recipe, log, events = Tiny(), tmp_path / "log", []
     at = folder(tmp_path, recipe) / "checkpoints"
-    process = start_training(log, recipe, pause=0.05, root=tmp_path / "runs", task=TinyTask, checkpoint_every=0)
+    process = start_training(log, recipe, hold=2, root=tmp_path / "runs", task=TinyTask, checkpoint_every=0)
     wait_for_checkpoint(process.is_alive, log, at, 2)
     os.kill(process.pid, number)
+    (tmp_path / "go").touch()
     assert exit_code(process, log) == 128 + number
     stopped = read_checkpoint(at)["step"]
     assert f"stopped by {number.name} after step {stopped}; start it again" in log.read_text()

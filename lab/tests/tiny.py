@@ -106,28 +106,30 @@ def killed_after(step):
             yield
 
 
-def start_training(log, *recipes, variables=None, pause=0.0, **options):
-    """A process that trains recipes, with `variables` in its environment and a `pause` after each checkpoint.
+def start_training(log, *recipes, variables=None, hold=None, **options):
+    """A process that trains recipes, with `variables` in its environment. After the checkpoint of step `hold` it waits
+    until there is a file `go` in the folder of `log`.
 
     Its output is appended to the file `log`.
     """
-    process = SERVER.Process(target=_train, args=(log, recipes, variables or {}, pause, options), daemon=True)
+    process = SERVER.Process(target=_train, args=(log, recipes, variables or {}, hold, options), daemon=True)
     process.start()
     return process
 
 
-def _train(log, recipes, variables, pause, options):
+def _train(log, recipes, variables, hold, options):
     for stream in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     os.environ.update(variables)
     torch.set_num_threads(1)
     save = checkpoint.save
 
-    def slow(*arguments):
-        save(*arguments)
-        time.sleep(pause)
+    def save_and_hold(folder, at, *rest):
+        save(folder, at, *rest)
+        while at == hold and not log.with_name("go").exists():
+            time.sleep(0.01)
 
-    checkpoint.save = slow
+    checkpoint.save = save_and_hold
     try:
         for recipe in recipes:
             train(recipe, **options)
