@@ -6,7 +6,7 @@ All metrics of a failed run are NaN. It never counts in favour of its arm.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -76,10 +76,16 @@ def compare_with_noise(metric: str, reference: Sequence[float], arm: Sequence[fl
     return Verdict(text, mean, low, high, noise)
 
 
-def compare_with_margin(metric: str, reference: Sequence[float], arm: Sequence[float]) -> Verdict:
+def compare_with_margin(
+    metric: str,
+    reference: Sequence[float],
+    arm: Sequence[float],
+    margins: Mapping[str, float] = MARGINS,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
     """Whether an arm is worse than its reference by more than the margin of the metric."""
-    sign, margin = (-1 if metric in HIGHER_IS_BETTER else 1), MARGINS[metric]
-    mean, low, high = interval([sign * (b - a) for a, b in zip(reference, arm, strict=True)], CONFIDENCE)
+    sign, margin = (-1 if metric in HIGHER_IS_BETTER else 1), margins[metric]
+    mean, low, high = interval([sign * (b - a) for a, b in zip(reference, arm, strict=True)], confidence)
     if not math.isfinite(mean):
         lost = any(math.isfinite(a) and not math.isfinite(b) for a, b in zip(reference, arm, strict=True))
         text = "inferior" if lost else "undecided"
