@@ -196,7 +196,7 @@ def write_report(app: Any, error: Exception | None) -> None:
 
     if error is not None or app.builder.name != "html":
         return
-    report.build(RUNS, RESULTS, out=Path(app.outdir) / REPORT, warn=lambda text: logger.info(text))
+    report.build(RUNS, RESULTS, out=Path(app.outdir) / REPORT, docs="index.html", warn=lambda text: logger.info(text))
     records = read_records(MONITOR_RECORD)
     page = render_diagnosis(records, diagnose(records), source=MONITOR_RECORD.name)
     store.write_atomic(Path(app.outdir) / DIAGNOSIS, page)

@@ -111,7 +111,7 @@ def test_table_is_judged_by_its_true_effects(tmp_path, effects, seeds, expected)
     verdicts = {claim: judge(tmp_path, f"floor-{claim}", "floor-table") for claim in expected}
     assert {claim: verdict.status for claim, verdict in verdicts.items()} == expected
     if seeds == 3:
-        assert "Underpowered: 3 of 6 seeds" in verdicts["variance-equal"].note
+        assert "too few seeds to decide: 3 of 6" in verdicts["variance-equal"].note
 
 
 def test_a_cut_queue_is_judged_with_its_whole_seeds(tmp_path):
@@ -195,6 +195,7 @@ def test_decoupled_decay_explains_all_some_or_none_of_the_gap(tmp_path, closed, 
     write_runs(tmp_path, decay_results(closed)[1])
     verdict = judge(tmp_path, "floor-decay-decoupled", "floor-decay")
     assert (verdict.status, note in verdict.note) == (status, True)
+    assert [row.value for row in verdict.strip.rows] == pytest.approx([1.8, 1.8 * (1 - closed)], abs=0.3)
 
 
 def test_runs_without_decay_are_compared_with_the_same_rates_of_the_grid(tmp_path):
@@ -206,8 +207,8 @@ def test_runs_without_decay_are_compared_with_the_same_rates_of_the_grid(tmp_pat
     write_runs(tmp_path, results)
     verdict = judge(tmp_path, "floor-decay-none", "floor-decay")
     assert verdict.status == COMPARED
-    assert "Adam +2.50 without decay" in verdict.measured
-    assert "MVN-Grad +0.20 without decay, not seen" in verdict.measured
+    assert [(row.label, round(row.value, 2)) for row in verdict.strip.rows] == [("Adam", 2.5), ("MVN-Grad", 0.2)]
+    assert verdict.measured == "Not seen in MVN-Grad."
     write_runs(tmp_path, results[:-1])
     assert judge(tmp_path, "floor-decay-none", "floor-decay").status == NOT_RUN
 
@@ -238,7 +239,9 @@ def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
     assert dial.result["images"]["cells"]["sgd"]["1"]["lr"] == 10
     assert dial.result["language"]["gradient_rms"] == 1e-3
     for task in ("images", "language"):
-        assert JUDGES[f"floor-dial-{task}"](dial.result).status == expected
+        verdict = JUDGES[f"floor-dial-{task}"](dial.result)
+        assert verdict.status == expected
+        assert [row.value for row in verdict.strip.rows] == pytest.approx([gain if task == "images" else harm] * 4)
     (figure,) = draw(dial)
     assert [panel.title for panel in figure.panels] == ["CIFAR-100", "GPT-2 30M"]
     assert "LaProp 72 at" in figure.panels[0].svg
@@ -304,8 +307,8 @@ def test_beta_mean_is_compared_with_the_default(tmp_path):
             results.append((run, {"test_accuracy": 70 + shift} if image else {"validation_loss": 4 + shift / 100}))
     write_runs(tmp_path, results)
     verdict = judge(tmp_path, "floor-beta-mean", "floor-beta-mean")
-    assert verdict.measured.count("+1.50 from the default (seen)") == 2
-    assert "language 4.015, +0.015 from the default (not seen)" in verdict.measured
+    assert [round(row.value, 2) for row in verdict.strip.rows] == [1.5, 1.5, 0.5], "of 1 point, and of 0.03 of loss"
+    assert "language +0.015, to 4.015" in verdict.measured
 
 
 def test_forest_plot_shows_every_effect_and_arm(tmp_path):

@@ -196,7 +196,11 @@ SLOW_FIRST = {"adam": 11, "adabelief": 11}
     ],
 )  # fmt: skip
 def test_verdicts_follow_the_true_differences(rows, expected):
-    assert {claim: JUDGES[f"spikes-images-{claim}"](rows).status for claim in expected} == expected
+    verdicts = {claim: JUDGES[f"spikes-images-{claim}"](rows) for claim in expected}
+    assert {claim: verdict.status for claim, verdict in verdicts.items()} == expected
+    for verdict in verdicts.values():
+        assert (verdict.strip is None) == (verdict.status == NOT_RUN)
+        assert verdict.strip is None or len(verdict.strip.rows) == 4
 
 
 def test_figure_shows_where_the_median_run_diverged():

@@ -98,7 +98,9 @@ def make_result(bumps, ends):
     ],
 )
 def test_the_rule_for_the_bump(bumps, status):
-    assert judge.judge_bump(make_result(bumps, [(4.0, 4.0)] * 3)).status == status
+    verdict = judge.judge_bump(make_result(bumps, [(4.0, 4.0)] * 3))
+    assert verdict.status == status
+    assert verdict.strip.rows[0].value == pytest.approx(bumps[0][0]), "the middle of the three"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,9 @@ def test_the_rule_for_the_bump(bumps, status):
     ],
 )
 def test_the_rule_for_the_end(ends, status):
-    assert judge.judge_end(make_result([(0.0, 0.0)] * 3, ends)).status == status
+    verdict = judge.judge_end(make_result([(0.0, 0.0)] * 3, ends))
+    assert verdict.status == status
+    assert [row.label for row in verdict.strip.rows] == ["less AdamW", "less fresh", "less MVN-GradW"]
 
 
 def test_a_bump_is_the_largest_mean_of_ten_differences():

@@ -118,7 +118,7 @@ def test_notes_name_what_is_outside_and_how_far_the_lead_is():
     verdicts = get_verdicts(make_runs(shift_one("mvngrad", 1024, -0.29)))
     assert verdicts["cifar-order-1024"].note == "MVN-Grad is not shown to be above AdaBelief."
     three = [run for run in make_runs() if run.recipe["seed"] < 3]
-    assert get_verdicts(three)["cifar-order-128"].note == "Underpowered: 3 of 6 seeds."
+    assert get_verdicts(three)["cifar-order-128"].note == "There were too few seeds to decide: 3 of 6."
 
 
 def test_means_are_undecided_where_two_are_outside_but_not_beyond_doubt():

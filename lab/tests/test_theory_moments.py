@@ -17,7 +17,9 @@ def test_claims_are_judged_by_the_simulation(result):
     expected = {
         "v": REPRODUCED, "s": CAVEAT, "sign-collapse": REPRODUCED, "preconditioner": CAVEAT, "z-bound": REPRODUCED,
     }  # fmt: skip
-    assert {claim: JUDGES[f"moments-{claim}"](result).status for claim in expected} == expected
+    verdicts = {claim: JUDGES[f"moments-{claim}"](result) for claim in expected}
+    assert {claim: verdict.status for claim, verdict in verdicts.items()} == expected
+    assert all(verdict.strip for verdict in verdicts.values())
 
 
 def test_a_variance_of_another_size_is_not_reproduced(result):

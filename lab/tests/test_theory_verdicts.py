@@ -43,9 +43,11 @@ def test_claims_hold_with_their_caveats_and_other_numbers_are_noticed(run, recip
     result, judges = run(recipe, None, lambda share: None), find_judges()
     claims = [claim.id for claim in load_claims() if claim.target == recipe.name]
     assert len(claims) == count
-    assert {claim: judges[claim](result).status for claim in claims} == {
+    verdicts = {claim: judges[claim](result) for claim in claims}
+    assert {claim: verdict.status for claim, verdict in verdicts.items()} == {
         claim: CAVEAT if claim in caveats else REPRODUCED for claim in claims
     }
+    assert all(verdict.strip for verdict in verdicts.values())
     for claim in WORSE.keys() & set(claims):
         WORSE[claim](result)
         assert judges[claim](result).status == NOT_REPRODUCED

@@ -20,6 +20,7 @@ def print_warning(text: str) -> None:
 def build(
     *folders: str | Path,
     out: str | Path,
+    docs: str = "",
     warn: Callable[[str], object] = print_warning,
     say: Callable[[str], object] = lambda line: None,
 ) -> Path:
@@ -27,7 +28,7 @@ def build(
 
     Sweeps that no claim is about get a page of their own next to it. If two folders have a run with the same key, the
     first folder's is taken. Files that cannot be read are passed to `warn` and left out. `say` is called with each line
-    of a summary: how many claims of each kind hold, and what we found.
+    of a summary: how many claims of each kind hold, and what we found. `docs` is the address of the documentation.
     """
     from mvngrad_lab import __version__, store
     from mvngrad_lab.report.findings import summarize
@@ -37,7 +38,7 @@ def build(
 
     records, made, path = load_records(*map(Path, folders), warn=warn), store.timestamp(), Path(out)
     judged, by_name = judge(records), find_latest(records)
-    store.write_atomic(path, render(judged, records, version=__version__, made=made))
+    store.write_atomic(path, render(judged, records, version=__version__, made=made, docs=docs))
     for name, record in find_own(judged, by_name).items():
         store.write_atomic(path.with_name(f"{get_slug(name)}.html"), render_own(record, version=__version__, made=made))
     for line in summarize(judged, by_name):

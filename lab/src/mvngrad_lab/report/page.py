@@ -71,11 +71,12 @@ class Group:
         return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
-def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str) -> str:
+def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str, docs: str = "") -> str:
     """The report. Claims without a verdict come last, with the reason; then records that decide no claim.
 
     Tables and sweeps that are not done have no verdict yet: they get a heading where their claims will be. Those that
-    no claim is about have a page of their own (`render_own`), which the report links to.
+    no claim is about have a page of their own (`render_own`), which the report links to. `docs` is the address of the
+    documentation, if it has one.
     """
     by_name = find_latest(records)
     groups, numbers = _make_groups(judged, by_name), itertools.count(1)
@@ -91,6 +92,7 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
     return TEMPLATES.get_template("page.html").render(
         version=version,
         made=made,
+        docs=docs,
         found=[(f.text, _find_anchor(f.target, groups, judged)) for f in findings.find(judged, by_name)],
         lead=findings.draw_lead(by_name),
         counts=findings.count(judged),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,10 @@ REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
 
 SAMPLE = "-5k"
 """Ends the name of a data set or sweep that is a sample of another. It decides claims only without the other."""
-UNDERPOWERED = "Underpowered: with this n and this spread, a result exactly as claimed would not pass the test either."
+UNDERPOWERED = (
+    "There were too few runs to decide: with this n and this spread, a result exactly as claimed would not pass the "
+    "test either."
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Strip:
     """Decimals; None for significant digits."""
     reference: str = "paper"
     """What the references are."""
+
+    @classmethod
+    def of_numbers(
+        cls, what: str, rows: Iterable[Sequence[Any]], reference: str = "limit", digits: int | None = None
+    ) -> Strip:
+        """Of (label, value) or (label, value, reference), for values that have no interval."""
+        estimates = (Estimate(label, float(value), None, None, *map(float, rest)) for label, value, *rest in rows)
+        return cls(what, tuple(estimates), digits, reference)
 
     def position(self, value: float) -> float:
         """From 0 to 100 along the scale, which is logarithmic if the values are positive and span a factor of 30."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from mvngrad_lab.experiments.cifar100.judge import ORDER_SEEDS
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures.curves import draw_accuracies
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, cell_mark, draw_band, draw_curve, label_rows, make_axes
@@ -82,26 +83,23 @@ def _draw_forest(title: str, cells: Mapping[str, Row], paper: Mapping[str, float
 def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """The finding of Table 1, once all its runs are done."""
     order = [verdicts[f"cifar-order-{batch}"] for batch in result["cells"]]
-    if any(verdict.strip is None for verdict in order):
+    means = {batch: verdicts[f"cifar-test-{batch}"] for batch in result["cells"]}
+    if any(verdict.strip is None for verdict in (*order, *means.values())):
         return ""
-    ours = {batch: verdict.strip.rows for batch, verdict in zip(result["cells"], order, strict=True) if verdict.strip}
-    means = {batch: {row.label: row.value for row in rows} for batch, rows in ours.items()}
     reached = [
         f"**{row.value:.2f}%** at batch {batch} (paper {row.reference:.2f}, n\u00a0=\u00a0{row.n})"
-        for batch, rows in ours.items()
-        for row in rows
+        for batch, verdict in means.items()
+        for row in (verdict.strip.rows if verdict.strip else ())
         if row.label == "MVN-Grad"
     ]
-    leads = [of["MVN-Grad"] - of[cell] for of in means.values() for cell in SECOND_MOMENT]
+    labels = [f"MVN-Grad less {cell}" for cell in SECOND_MOMENT]
+    leads = [row.value for verdict in order if verdict.strip for row in verdict.strip.rows if row.label in labels]
     fails = any(verdict.status == NOT_REPRODUCED for verdict in order)
     holds = all(verdict.status in (REPRODUCED, CAVEAT) for verdict in order)
-    lead = f"{min(leads):+.1f} to {max(leads):+.1f} points from Adam and LaProp, " + (
-        "as the paper says"
-        if holds
-        else "not as the paper says"
-        if fails
-        else "undecided by the rule, which needs more seeds"
-    )
+    few = any(row.n != ORDER_SEEDS for verdict in order if verdict.strip for row in verdict.strip.rows)
+    words = "as the paper says" if holds else "not as the paper says" if fails else "undecided by the rule"
+    words = "but there were too few seeds to decide" if few and not (holds or fails) else words
+    lead = f"{min(leads):+.1f} to {max(leads):+.1f} points from Adam and LaProp, {words}"
     return f"On CIFAR-100, MVN-Grad reaches {' and '.join(reached)}: {lead}."
 
 

@@ -15,7 +15,6 @@ from mvngrad_lab.report.tables import (
     describe,
     judge_deviations,
     judge_means,
-    make_strip,
 )  # fmt: skip
 from mvngrad_lab.report.verdicts import (
     COMPARED,
@@ -75,11 +74,14 @@ def judge_order(result: dict[str, Any], batch: str) -> Verdict:
     last = estimate_contrast({cell: values[cell] for cell in VARIANCE}, {"MVN-Grad": 1.0, "AdaBelief": -1.0})
     p_for = max(pair.p_above(0) for pair in pairs.values())
     p_against = min(adjust_by_holm([pair.p_below(0) for pair in pairs.values()]))
-    above = ", ".join(f"{high} above {low} {pair}" for (high, low), pair in pairs.items())
-    text = f"paired by seed: {above}; largest p {p_for:.2g}; MVN-Grad less AdaBelief {last}"
-    strip = make_strip("test accuracy, %", values, find_values(f"cifar-test-{batch}"))
+    paper, text = find_values(f"cifar-test-{batch}"), f"largest p that variance is not above {p_for:.2g}"
+    rows = (
+        Estimate(f"{high} less {low}", pair.estimate, pair.interval(), len(seeds), paper[high] - paper[low])
+        for (high, low), pair in {**pairs, ("MVN-Grad", "AdaBelief"): last}.items()
+    )
+    strip = Strip("points of test accuracy, paired by seed, and 95% interval", tuple(rows))
     if len(seeds) < ORDER_SEEDS:
-        return Verdict(UNDECIDED, text, f"Underpowered: {len(seeds)} of {ORDER_SEEDS} seeds.", strip)
+        return Verdict(UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {ORDER_SEEDS}.", strip)
     if p_for >= LEVEL:
         return Verdict(NOT_REPRODUCED if p_against < LEVEL else UNDECIDED, text, strip=strip)
     if batch == "128":
@@ -110,15 +112,13 @@ def compare_times(result: dict[str, Any]) -> Verdict:
 
 @judges("cifar-gap")
 def judge_gap(result: dict[str, Any]) -> Verdict:
-    checkpoints, counts, texts = len(result["epochs"]), [], []
+    checkpoints, counts, rows = len(result["epochs"]), [], []
     for cell, row in result["trained_with"].items():
         positive = sum(gap > ERRORS * error for gap, error in zip(row["gap"], row["error"], strict=True))
-        shares = [gap / before for gap, before in zip(row["gap"], row["before"], strict=True)]
+        shares = [100 * gap / before for gap, before in zip(row["gap"], row["before"], strict=True)]
         counts.append(positive)
-        texts.append(
-            f"trained with {cell}: positive at {positive} of {checkpoints} checkpoints, "
-            f"{min(shares):.2%} to {max(shares):.2%} of AdaBelief's variance"
-        )
-    text = f"{'; '.join(texts)} (n = 1 run each, K = {result['K']})"
+        rows.append(Estimate(f"{cell} trains", median(shares), (min(shares), max(shares)), 1))
+    text = f"positive at {' and '.join(map(str, counts))} of {checkpoints} checkpoints, K = {result['K']}"
     caveat = "Not at every checkpoint." if min(counts) < checkpoints else ""
-    return decide(min(counts) >= 0.75 * checkpoints, text, caveat)
+    strip = Strip("the gap, % of AdaBelief's variance, median and range over checkpoints", tuple(rows))
+    return decide(min(counts) >= 0.75 * checkpoints, text, caveat, strip)

@@ -15,15 +15,18 @@ def _(result: dict[str, Any]) -> Verdict:
     bound, T = np.array(rate["bound"]), rate["T"]
     share = ((np.array(rate["measured"]) + rate["half_width"]) / bound).max()
     trivial = (bound > rate["trivial"]).mean()
-    text = f"T from {T[0]:,} to {T[-1]:,}: measured at most {share:.1%} of the bound"
+    strip = Strip.of_numbers(
+        "average squared gradient, of its bound", [(f"largest, T {T[0]:,} to {T[-1]:,}", share, 1)], "bound"
+    )
     caveat = f"At {trivial:.0%} of the T the bound exceeds d max|F'|² = {rate['trivial']:.3g}, which no run can."
-    return decide(bool(share <= 1), text, caveat if trivial >= 0.5 else "")
+    return decide(bool(share <= 1), "", caveat if trivial >= 0.5 else "", strip)
 
 
 @judges("convergence-rate")
 def _(result: dict[str, Any]) -> Verdict:
     power = result["rate"]["exponent"]
-    return decide(power <= -0.45, f"T^{power:.3f}")
+    strip = Strip.of_numbers("exponent of T", [("average squared gradient", power, -0.5)], "paper", 3)
+    return decide(power <= -0.45, "", strip=strip)
 
 
 @judges("convergence-floor")
@@ -55,7 +58,8 @@ def _(result: dict[str, Any]) -> Verdict:
 @judges("convergence-scaling")
 def _(result: dict[str, Any]) -> Verdict:
     measured, bound = result["scaling"], result["scaling"]["bound"]
-    text = f"d^{measured['d']:.2f} (bound d^{bound['d']:g}), (1/ε)^{measured['inverse_eps']:.2f} (bound (1/ε)^1)"
+    rows = ((f"of {name}", measured[key], bound[key]) for name, key in (("d", "d"), ("1/ε", "inverse_eps")))
+    strip = Strip.of_numbers("exponent", rows, "bound", 2)
     holds = all(measured[name] <= bound[name] + 0.05 for name in bound)
     loose = measured["inverse_eps"] < 0.5
-    return decide(holds, text, "The bound's dependence on ε does not show." if loose else "")
+    return decide(holds, "", "The bound's dependence on ε does not show." if loose else "", strip)

@@ -140,7 +140,9 @@ def _judge_equivalence(effects: Mapping[str, Contrast], seeds: Sequence[str]) ->
     p, (low, high) = effect.p_within(MARGIN), effect.interval()
     text = f"p for within {MARGIN} points {p:.2g}; {describe_seeds(seeds, effect)}"
     if len(seeds) < EQUIVALENCE_SEEDS:
-        return Verdict(UNDECIDED, text, f"Underpowered: {len(seeds)} of {EQUIVALENCE_SEEDS} seeds.", strip)
+        return Verdict(
+            UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {EQUIVALENCE_SEEDS}.", strip
+        )
     differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
     return Verdict(REPRODUCED if p < 0.05 else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
 
@@ -212,19 +214,19 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     signs = (0.5, 0.5, -0.5, -0.5)
-    gap = estimate_contrast(values, dict(zip([*compared[:2], *coupled], signs, strict=True))).estimate
+    whole = estimate_contrast(values, dict(zip([*compared[:2], *coupled], signs, strict=True)))
     open_part = estimate_contrast({arm: values[arm] for arm in compared}, dict(zip(compared, signs, strict=True)))
+    gap = whole.estimate
     epsilon, decay = open_part.p_above(gap / 2), open_part.p_below(MARGIN)
-    text = (
-        f"gap {gap:+.2f} points, of which decoupled decay leaves {open_part}; p for more than half {epsilon:.2g}, "
-        f"for less than {MARGIN} points {decay:.2g}; {describe_seeds(seeds, open_part)}"
-    )
+    text = f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}"
+    text += f"; {describe_seeds(seeds, open_part)}"
+    strip = make_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
     if gap > 0 and epsilon < 0.01 and decay >= 0.05:
-        return Verdict(REPRODUCED, text, "The finding is about epsilon.")
+        return Verdict(REPRODUCED, text, "The finding is about epsilon.", strip)
     if decay < 0.05 and epsilon >= 0.01:
-        return Verdict(NOT_REPRODUCED, text, "The finding is about decay.")
+        return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
     share = f"Both: decoupled decay closes {1 - open_part.estimate / gap:.0%} of the gap." if gap > 0 else "No gap."
-    return Verdict(UNDECIDED, text, share)
+    return Verdict(UNDECIDED, text, share, strip)
 
 
 @judges("floor-decay-none")
@@ -232,16 +234,16 @@ def compare_without_decay(result: dict[str, Any]) -> Verdict:
     tried = {**result["no_decay"], **{f"{arm}, decayed": best for arm, best in result["with_decay"].items()}}
     if obstacle := _find_missing(tried):
         return obstacle
-    texts = []
+    rows, unseen = list[Estimate](), list[str]()
     for cell in ("adam", "mvngrad"):
-        gains = [
+        without, with_decay = (
             part[f"{cell}-floor"]["best"] - part[f"{cell}-none"]["best"]
             for part in (result["no_decay"], result["with_decay"])
-        ]
-        share = f", {gains[0] / gains[1]:.0%} of it" if gains[1] > 0 else ""
-        seen = "" if abs(gains[0]) > SEEN else ", not seen"
-        texts.append(f"{NAMES[cell]} {gains[0]:+.2f} without decay{share}{seen}, {gains[1]:+.2f} with it")
-    return Verdict(COMPARED, f"gain by the floor: {'; '.join(texts)} (n = 1 seed)", ONE_SEED)
+        )
+        rows.append(Estimate(NAMES[cell], without, None, 1, with_decay))
+        unseen += [NAMES[cell]] * (abs(without) <= SEEN)
+    strip = Strip("points gained by the floor, without decay", tuple(rows), 2, "with decay")
+    return Verdict(COMPARED, f"Not seen in {', '.join(unseen)}." if unseen else "", ONE_SEED, strip)
 
 
 def _find_missing(tried: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
@@ -274,13 +276,13 @@ def judge_dial(result: dict[str, Any], task: str) -> Verdict:
         limit, what = LANGUAGE_LOSS, "loss added by a floor of 1e-3"
         effects = {cell: rows["0.001"]["best"] - rows["0"]["best"] for cell, rows in cells.items()}
     size = result[task]["gradient_rms"]
-    text = f"{what}: " + ", ".join(f"{NAMES[cell]} {effect:+.2f}" for cell, effect in effects.items())
-    text += f" (n = 1 seed; root mean square of the gradient {'not kept' if size is None else format(size, '.2g')})"
+    strip = Strip(what, tuple(Estimate(NAMES[cell], by, None, 1, limit) for cell, by in effects.items()), 2, "needed")
+    text = f"root mean square of the gradient {'not kept' if size is None else format(size, '.2g')}"
     failed = [NAMES[cell] for cell, effect in effects.items() if effect <= limit]
     notes = [f"Not in {', '.join(failed)}."] if failed else []
     if task == "language" and size is not None and size > TYPICAL_GRADIENT:
         notes.append("The gradient is so large that 1e-3 is hardly a floor.")
-    return decide(len(failed) < len(effects), text, " ".join(notes))
+    return decide(len(failed) < len(effects), text, " ".join(notes), strip)
 
 
 judges("floor-dial-images")(partial(judge_dial, task="images"))
@@ -337,13 +339,14 @@ def compare_beta_mean(result: dict[str, Any]) -> Verdict:
     tried = {f"{kind}, {which}": best for kind, pair in result["pairs"].items() for which, best in pair.items()}
     if obstacle := _find_missing(tried):
         return obstacle
-    texts = []
+    rows, texts = list[Estimate](), list[str]()
     for kind, pair in result["pairs"].items():
         limit, digits = (SEEN_LOSS, 3) if kind == "language" else (SEEN, 2)
         difference = pair["changed"]["best"] - pair["default"]["best"]
-        seen = "seen" if abs(difference) > limit else "not seen"
-        texts.append(f"{kind} {pair['changed']['best']:.{digits}f}, {difference:+.{digits}f} from the default ({seen})")
-    return Verdict(COMPARED, f"{'; '.join(texts)} (n = 1 seed)", ONE_SEED)
+        rows.append(Estimate(kind, difference / limit, None, 1))
+        texts.append(f"{kind} {difference:+.{digits}f}, to {pair['changed']['best']:.{digits}f}")
+    what = f"difference from the default, of what counts as seen ({SEEN:g} point, {SEEN_LOSS} of loss)"
+    return Verdict(COMPARED, "; ".join(texts), ONE_SEED, Strip(what, tuple(rows)))
 
 
 @judges("floor-mnist")

@@ -7,14 +7,14 @@ from typing import Any
 
 from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, fewer, welch
 from mvngrad_lab.report.tables import make_strip
-from mvngrad_lab.report.verdicts import NOT_REPRODUCED, UNDECIDED, Verdict, decide, judges
+from mvngrad_lab.report.verdicts import NOT_REPRODUCED, UNDECIDED, Strip, Verdict, decide, judges
 
 PAIRS = (("MVN-Grad", "LaProp"), ("AdaBelief", "Adam"))
 """Variance and second moment, in the same order of momentum."""
 
 
-def with_sample_size(result: dict[str, Any], text: str) -> str:
-    return f"{text} (n = {len(result['seeds'])} seeds; {result['data']})"
+def describe_sample(result: dict[str, Any]) -> str:
+    return f"n = {len(result['seeds'])} seeds; {result['data']}"
 
 
 @judges("mnist-smooth")
@@ -35,7 +35,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     cells = {cell: row["final_loss"] for cell, row in result["panels"]["batch 1024"]["cells"].items()}
     if any(value is None for row in cells.values() for value in row):
-        return decide(False, with_sample_size(result, "a loss is not finite"))
+        return decide(False, f"a loss is not finite; {describe_sample(result)}")
     pairs = {f"{low} below {high}": (cells[low], cells[high]) for low, high in PAIRS}
     p = dict(zip(pairs, adjust_by_holm([welch(*pair) for pair in pairs.values()]), strict=True))
     p_against = adjust_by_holm([welch(*reversed(pair)) for pair in pairs.values()])
@@ -56,24 +56,23 @@ def checkpoint_means(result: dict[str, Any], cell: str) -> list[float]:
 def _(result: dict[str, Any]) -> Verdict:
     means_by_cell = {cell: checkpoint_means(result, cell) for cell in result["trained_with"]}
     positive = {cell: sum(gap > 0 for gap in gaps) for cell, gaps in means_by_cell.items()}
-    every = len(result["steps"])
-    text = "; ".join(f"trained with {cell}: positive at {n} of {every} checkpoints" for cell, n in positive.items())
-    caveat = "Not at every checkpoint."
-    fewest = min(positive.values())
-    return decide(fewest >= 0.75 * every, with_sample_size(result, text), caveat if fewest < every else "")
+    every, fewest = len(result["steps"]), min(positive.values())
+    rows = ((f"{cell} trains", n, 0.75 * every) for cell, n in positive.items())
+    strip = Strip.of_numbers(f"checkpoints with a positive gap, of {every}", rows, "needed")
+    caveat = "Not at every checkpoint." if fewest < every else ""
+    return decide(fewest >= 0.75 * every, describe_sample(result), caveat, strip)
 
 
 @judges("mnist-gap-plateau")
 def _(result: dict[str, Any]) -> Verdict:
-    texts, true = [], []
+    rows, true = list[tuple[str, float]](), []
     for cell in result["trained_with"]:
         gaps = checkpoint_means(result, cell)
         last, top = fmean(gaps[-3:]), max(gaps)
-        texts.append(
-            f"trained with {cell}: {gaps[0]:.3g} at step {result['steps'][0]}, largest {top:.3g} at step "
-            f"{result['steps'][gaps.index(top)]}, {last:.3g} over the last three"
-        )
+        steps = (result["steps"][0], result["steps"][gaps.index(top)])
+        labels = (f"at step {steps[0]}", f"largest, at step {steps[1]}", "over the last three")
+        rows += [(f"{cell} trains, {label}", gap) for label, gap in zip(labels, (gaps[0], top, last), strict=True)]
         if gaps.index(top) > 0 and last >= top / 4:
             true.append(cell)
     caveat = f"Only trained with {true[0]}." if len(true) == 1 else ""
-    return decide(bool(true), with_sample_size(result, "; ".join(texts)), caveat)
+    return decide(bool(true), describe_sample(result), caveat, Strip.of_numbers("mean gap", rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Verdict, decide, judges
+from mvngrad_lab.report.verdicts import Strip, Verdict, decide, judges
 
 TOLERANCE = 0.05
 
@@ -15,46 +15,53 @@ def factor(row: dict[str, Any]) -> float:
     return float(2 * row["beta1"] ** 2 / (1 + row["beta1"]))
 
 
-def describe(rows: list[dict[str, Any]], name: str) -> str:
-    return ", ".join(f"({row['beta1']:g}, {row['beta2']:g}) {row[name]:.3f}" for row in rows)
+def make_strip(what: str, rows: list[dict[str, Any]], values: list[tuple[float, float]], reference: str) -> Strip:
+    """A value and its reference for each of the rows with the smallest sigma."""
+    smallest = min(row["sigma"] for row in rows)
+    pairs = zip(rows, values, strict=True)
+    shown = ((f"β = ({r['beta1']:g}, {r['beta2']:g})", *pair) for r, pair in pairs if r["sigma"] == smallest)
+    return Strip.of_numbers(f"{what}, σ = μ/{1 / smallest:,.0f}", shown, reference, 3)
 
 
 @judges("moments-v")
 def _(result: dict[str, Any]) -> Verdict:
     rows = result["rows"]
     worst = max(abs(row["v"] - 1) for row in rows)
-    return decide(worst <= TOLERANCE, f"v is off by at most {worst:.2%} of μ² + σ²")
+    strip = make_strip("v over μ² + σ²", rows, [(row["v"], 1) for row in rows], "paper")
+    return decide(worst <= TOLERANCE, f"off by at most {worst:.2%} at all σ", strip=strip)
 
 
 @judges("moments-s")
 def _(result: dict[str, Any]) -> Verdict:
-    rows = [row for row in result["rows"] if row["sigma"] == min(each["sigma"] for each in result["rows"])]
-    text = f"s over σ² at (β₁, β₂): {describe(rows, 's')}"
-    if all(abs(row["s"] - 1) <= TOLERANCE for row in result["rows"]):
-        return decide(True, text)
-    follows = all(abs(row["s"] / factor(row) - 1) <= TOLERANCE for row in result["rows"])
-    return decide(follows, text, "It is σ² 2β₁²/(1+β₁): m contains the gradient that it is compared with.")
+    rows = result["rows"]
+    strip = make_strip("s over σ²", rows, [(row["s"], 1) for row in rows], "paper")
+    if all(abs(row["s"] - 1) <= TOLERANCE for row in rows):
+        return decide(True, "", strip=strip)
+    follows = all(abs(row["s"] / factor(row) - 1) <= TOLERANCE for row in rows)
+    return decide(follows, "", "It is σ² 2β₁²/(1+β₁): m contains the gradient that it is compared with.", strip)
 
 
 @judges("moments-sign-collapse")
 def _(result: dict[str, Any]) -> Verdict:
     rows = [row for row in result["rows"] if row["sigma"] <= 0.01]
     worst = max(row["sign_error"] for row in rows)
-    return decide(worst <= 0.02, f"mean of ||z| − 1| at most {worst:.2%} where σ ≤ μ/100")
+    strip = Strip.of_numbers("mean of ||z| − 1|, %", [("largest, σ ≤ μ/100", 100 * worst, 2)])
+    return decide(worst <= 0.02, "", strip=strip)
 
 
 @judges("moments-preconditioner")
 def _(result: dict[str, Any]) -> Verdict:
     rows = [row for row in result["rows"] if row["sigma"] <= 0.01]
-    text = f"median z over μ/σ at (β₁, β₂), σ ≤ μ/100: {describe(rows, 'z')}"
+    strip = make_strip("median of z over μ/σ", rows, [(row["z"], 1) for row in rows], "paper")
     if all(abs(row["z"] - 1) <= TOLERANCE for row in rows):
-        return decide(True, text)
+        return decide(True, "", strip=strip)
     follows = all(abs(row["z"] * math.sqrt(factor(row)) - 1) <= TOLERANCE for row in rows)
-    return decide(follows, text, "Up to the constant √((1+β₁)/2)/β₁, which s brings.")
+    return decide(follows, "", "Up to the constant √((1+β₁)/2)/β₁, which s brings.", strip)
 
 
 @judges("moments-z-bound")
 def _(result: dict[str, Any]) -> Verdict:
     shares = [row["largest"] / row["bound"] for row in result["largest"]]
-    text = f"largest |z| {max(shares):.4g} of G/ε, over four sequences and {len(shares)} pairs of betas"
-    return decide(max(shares) <= 1, text)
+    label = f"four sequences, {len(shares)} pairs of betas"
+    strip = Strip.of_numbers("largest |z|, of G/ε", [(label, max(shares), 1)], "bound")
+    return decide(max(shares) <= 1, "", strip=strip)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mvngrad_lab.report.verdicts import Verdict, decide, judges
+from mvngrad_lab.report.verdicts import Strip, Verdict, decide, judges
 
 EXACT = 1e-12
 FIXED, SIGNS = "MVN-Grad, s fixed", "LaProp, signs"
@@ -13,13 +13,15 @@ FIXED, SIGNS = "MVN-Grad, s fixed", "LaProp, signs"
 @judges("separation-heavy-ball")
 def _(result: dict[str, Any]) -> Verdict:
     error, steps = result["stable"]["heavy_ball_error"], len(result["stable"]["sums"])
-    return decide(error < EXACT, f"largest difference {error:.1g} of |x₀|, over {steps} steps")
+    strip = Strip.of_numbers("difference, of |x₀|", [(f"largest of {steps} steps", error, EXACT)])
+    return decide(error < EXACT, "", strip=strip)
 
 
 @judges("separation-descent")
 def _(result: dict[str, Any]) -> Verdict:
     slack = result["stable"]["slack"]
-    return decide(min(slack) >= -EXACT, f"smallest slack {min(slack):.1g} of Φ₀, over {len(slack)} steps")
+    strip = Strip.of_numbers("slack, of Φ₀", [(f"smallest of {len(slack)} steps", min(slack), -EXACT)])
+    return decide(min(slack) >= -EXACT, "", strip=strip)
 
 
 @judges("separation-upper")
@@ -27,18 +29,20 @@ def _(result: dict[str, Any]) -> Verdict:
     total, bound = result["stable"]["sums"][-1], result["stable"]["bound"]
     power, from_proof = result["fixed_gap"]["exponents"][FIXED], result["proofs_start"]["exponents"]
     growth = from_proof["MVN-Grad, the theorem's count"]
-    text = f"sum of squared gradients {total:.4g}, bound {bound:.4g}; steps grow as d^{power:.3f}"
+    strip = Strip.of_numbers("exponent of d in the steps", [(FIXED, power, 0)], "paper", 3)
+    text = f"sum of squared gradients {total:.4g}, bound {bound:.4g}"
     caveat = (
         f"O(1/ε²) hides F(x₀). From the proof's own start F(x₀) grows with d, the theorem's count grows as "
         f"d^{growth:.2f}, and the steps taken as d^{from_proof[FIXED]:.2f}."
     )
-    return decide(total <= bound and abs(power) <= 0.1, text, caveat if growth > 0.1 else "")
+    return decide(total <= bound and abs(power) <= 0.1, text, caveat if growth > 0.1 else "", strip)
 
 
 @judges("separation-laprop-form")
 def _(result: dict[str, Any]) -> Verdict:
     error = result["closed_form_error"]
-    return decide(error < EXACT, f"largest error {error:.1g} of x₀, over {result['horizon']} steps")
+    strip = Strip.of_numbers("error, of x₀", [(f"largest of {result['horizon']} steps", error, EXACT)])
+    return decide(error < EXACT, "", strip=strip)
 
 
 @judges("separation-lower")
@@ -46,30 +50,34 @@ def _(result: dict[str, Any]) -> Verdict:
     smallest, bound = result["smallest_gradient"], result["lower_bound"]
     power, from_one = result["proofs_start"]["exponents"][SIGNS], result["one_start"]["exponents"]
     memory, tuned = from_one["LaProp, beta2 = 0.99"], from_one["LaProp, signs, tuned constant rate"]
-    text = f"smallest gradient {smallest:.4g}, bound {bound:.4g}; steps grow as d^{power:.3f}"
+    strip = Strip.of_numbers("exponent of d in the steps", [(SIGNS, power, 1)], "paper", 3)
+    text = f"smallest gradient {smallest:.4g}, bound {bound:.4g}"
     caveat = (
         f"Only in the limit: from a start that depends on no horizon, LaProp with β₂ = 0.99 takes d^{memory:.2f} "
         f"steps, and on signs with a rate tuned to d, d^{tuned:.2f}."
     )
-    return decide(smallest >= bound and abs(power - 1) <= 0.05, text, caveat if min(memory, tuned) < 0.5 else "")
+    holds = smallest >= bound and abs(power - 1) <= 0.05
+    return decide(holds, text, caveat if min(memory, tuned) < 0.5 else "", strip)
 
 
 @judges("separation-others")
 def _(result: dict[str, Any]) -> Verdict:
     adam = result["proofs_start"]["exponents"].get("Adam, beta2 = 0.99")
     variance = result["fixed_gap"]["exponents"]["AdaBelief, s fixed"]
-    steps = "does not get there" if adam is None else f"takes d^{adam:.3f} steps"
-    text = f"from the proof's start Adam {steps}; AdaBelief where s is fixed takes d^{variance:.3f}"
-    return decide(adam is not None and adam >= 0.5 and abs(variance) <= 0.1, text)
+    rows = [] if adam is None else [("Adam, from the proof's start", adam)]
+    strip = Strip.of_numbers("exponent of d in the steps", [*rows, ("AdaBelief, s fixed", variance)], digits=3)
+    text = "from the proof's start Adam does not get there" if adam is None else ""
+    return decide(adam is not None and adam >= 0.5 and abs(variance) <= 0.1, text, strip=strip)
 
 
 @judges("separation-rate")
 def _(result: dict[str, Any]) -> Verdict:
     powers = result["rates"]["exponents"]
     ours, theirs, constant = (powers[name] for name in ("MVN-Grad, s fixed", "Adam, rate 1/√T", "Adam, constant rate"))
-    text = f"average squared gradient: MVN-Grad T^{ours:.2f}, Adam at its theorem's rate T^{theirs:.2f}"
+    rows = (("MVN-Grad, s fixed", ours, -1), ("Adam, rate 1/√T", theirs, -0.5))
+    strip = Strip.of_numbers("exponent of T in the average squared gradient", rows, "paper", 2)
     caveat = (
         "The improvement is one of bounds, and hardly shows on this problem; with a constant rate of 0.001 Adam has "
         f"T^{constant:.2f}."
     )
-    return decide(ours <= -0.9, text, caveat if theirs < ours + 0.3 else "")
+    return decide(ours <= -0.9, "", caveat if theirs < ours + 0.3 else "", strip)

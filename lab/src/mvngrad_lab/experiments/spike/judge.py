@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mvngrad_lab.report.verdicts import Estimate, Strip, Verdict, decide, judges
+from mvngrad_lab.report.verdicts import Strip, Verdict, decide, judges
 
 ROUNDING = 1 + 1e-9
 PANELS = ("long horizon", "early carry-over")
-
-
-def make_strip(what: str, values: dict[str, Any]) -> Strip:
-    return Strip(what, tuple(Estimate(cell, float(value)) for cell, value in values.items()), None)
 
 
 def get_peaks(result: dict[str, Any], panel: str, cell: str) -> Any:
@@ -23,9 +19,9 @@ def get_peaks(result: dict[str, Any], panel: str, cell: str) -> Any:
 
 def decide_bound(what: str, rows: Iterable[tuple[str, float, float]], caveat: str = "") -> Verdict:
     """Whether each of (label, value, bound) is under its bound."""
-    estimates = tuple(Estimate(label, float(value), reference=float(bound)) for label, value, bound in rows)
-    holds = all(row.value <= bound * ROUNDING for row in estimates if (bound := row.reference) is not None)
-    return decide(holds, "", caveat, Strip(what, estimates, None, "bound"))
+    rows = list(rows)
+    holds = all(value <= bound * ROUNDING for _, value, bound in rows)
+    return decide(bool(holds), "", caveat, Strip.of_numbers(what, rows, "bound"))
 
 
 def decide_peaks(result: dict[str, Any], cell: str, caveat: str = "") -> Verdict:
@@ -55,16 +51,18 @@ def _(result: dict[str, Any]) -> Verdict:
         name: (np.array(panel["adam_at_forgetting"]) / np.array(panel["carry_over"])).min()
         for name, panel in result["panels"].items()
     }
-    text = "; ".join(f"{name}: smallest ratio of update to bound {ratio:.3g}" for name, ratio in ratios.items())
-    return decide(all(ratio >= 1 / ROUNDING for ratio in ratios.values()), text)
+    strip = Strip.of_numbers(
+        "smallest update of Adam at t*, of the bound", ((*row, 1) for row in ratios.items()), "bound"
+    )
+    return decide(all(ratio >= 1 / ROUNDING for ratio in ratios.values()), "", strip=strip)
 
 
 @judges("spike-adam-growth")
 def _(result: dict[str, Any]) -> Verdict:
     powers = {name: (panel["adam_growth"], panel["adam_growth_expected"]) for name, panel in result["panels"].items()}
-    rows = tuple(Estimate(name, power, reference=expected) for name, (power, expected) in powers.items())
+    strip = Strip.of_numbers("exponent of M", ((name, *pair) for name, pair in powers.items()), "expected", 3)
     holds = all(abs(power - expected) <= 0.05 and power > 0 for power, expected in powers.values())
-    return decide(holds, "", strip=Strip("exponent of M", rows, 3, "expected"))
+    return decide(holds, "", strip=strip)
 
 
 @judges("spike-adam-bounded")
@@ -77,7 +75,7 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     peaks = {cell: get_peaks(result, "long horizon", cell) for cell in ("LaProp", "MVN-Grad", "Adam")}
     ratios = {cell: values.max() / values.min() for cell, values in peaks.items()}
-    strip = make_strip("largest over smallest peak", ratios)
+    strip = Strip.of_numbers("largest over smallest peak", ratios.items())
     above = float((peaks["MVN-Grad"] > peaks["Adam"]).mean())
     caveat = f"MVN-Grad's flat line is |u|/ε = {peaks['MVN-Grad'].max():.3g}, above Adam at {above:.0%} of all M."
     holds = max(ratios["LaProp"], ratios["MVN-Grad"]) < 10 and ratios["Adam"] > 100
@@ -88,7 +86,8 @@ def _(result: dict[str, Any]) -> Verdict:
 def _(result: dict[str, Any]) -> Verdict:
     panel = result["panels"]["early carry-over"]
     growth = {cell: np.array(panel["peaks"][cell]) / panel["peaks"][cell][0] for cell in ("LaProp", "MVN-Grad", "Adam")}
-    strip = make_strip("largest peak over that at M = 1", {cell: values.max() for cell, values in growth.items()})
+    rows = ((cell, values.max()) for cell, values in growth.items())
+    strip = Strip.of_numbers("largest peak over that at M = 1", rows)
     is_bounded = np.maximum(growth["LaProp"], growth["MVN-Grad"]) <= 10
     is_far = abs(np.array(panel["sizes"]) / panel["resonance"] - 1) > 0.2
     caveat = (
@@ -102,8 +101,9 @@ def _(result: dict[str, Any]) -> Verdict:
 @judges("spike-adabelief")
 def _(result: dict[str, Any]) -> Verdict:
     shares = {p: (get_peaks(result, p, "AdaBelief") > 10 * get_peaks(result, p, "MVN-Grad")).mean() for p in PANELS}
-    text = "; ".join(f"{panel}: above 10 times MVN-Grad's at {share:.0%} of all M" for panel, share in shares.items())
-    return decide(max(shares.values()) >= 0.5, text)
+    rows = ((panel, 100 * share, 50) for panel, share in shares.items())
+    strip = Strip.of_numbers("AdaBelief's peak above 10 times MVN-Grad's, % of all M", rows, "needed", 0)
+    return decide(max(shares.values()) >= 0.5, "", strip=strip)
 
 
 @judges("multi-spike-laprop")
@@ -137,5 +137,5 @@ def _(result: dict[str, Any]) -> Verdict:
         beta2, sizes = panel["panel"]["beta2"], np.array(panel["sizes"])
         expected = np.maximum(1, (2 * np.log(sizes) + np.log(1 - beta2)) / -np.log(beta2))
         errors[name] = float(abs(np.array(panel["forgetting_times"]) - expected).max())
-    text = "; ".join(f"{name}: largest difference {error:.3g} steps" for name, error in errors.items())
-    return decide(max(errors.values()) <= ROUNDING, text)
+    strip = Strip.of_numbers("largest difference, steps", ((*row, 1) for row in errors.items()))
+    return decide(max(errors.values()) <= ROUNDING, "", strip=strip)

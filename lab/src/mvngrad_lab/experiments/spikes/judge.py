@@ -12,7 +12,17 @@ from scipy import stats
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.recipe import RULES
 from mvngrad_lab.report.statistics import adjust_by_holm, quantile, signed_rank
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, judges
+from mvngrad_lab.report.verdicts import (
+    CAVEAT,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    Estimate,
+    Strip,
+    Verdict,
+    judges,
+)
 
 LEVEL = 0.05
 LAST_AND_FIRST = (("laprop", "adam"), ("mvngrad", "adabelief"))
@@ -64,18 +74,18 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str) -> Verdict:
             [signed_rank([pair[::-1] for pair in pairs]) for pairs in all_pairs.values()],
         )
     )
-    texts = []
+    rows = []
     for name, pairs in all_pairs.items():
-        middle = [quantile(column, 0.5) for column in zip(*pairs, strict=True)]
-        texts.append(
-            f"{name}: medians {middle[0]:.3g} and {middle[1]:.3g}, n = {len(pairs)} pairs, p for less "
-            f"{for_it[name]:.2g}, for more {against[name]:.2g}"
-        )
-    text, shown = f"{what}; {'; '.join(texts)} (Holm)", [name for name in all_pairs if for_it[name] < LEVEL]
-    if shown:
+        for label, column in zip(name.split(" and "), zip(*pairs, strict=True), strict=True):
+            low, middle, high = (quantile(column, share) for share in (0.25, 0.5, 0.75))
+            rows.append(Estimate(label, middle, (low, high), len(pairs)))
+    strip = Strip(f"{what}, median over pairs and quartiles", tuple(rows), None)
+    p_values = (f"{name} {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
+    text = f"p for less and for more (Holm): {'; '.join(p_values)}"
+    if shown := [name for name in all_pairs if for_it[name] < LEVEL]:
         caveat = "" if len(shown) == len(all_pairs) else f"Shown only for {', '.join(shown)}."
-        return Verdict(CAVEAT if caveat else REPRODUCED, text, caveat)
-    return Verdict(NOT_REPRODUCED if min(against.values()) < LEVEL else UNDECIDED, text)
+        return Verdict(CAVEAT if caveat else REPRODUCED, text, caveat, strip)
+    return Verdict(NOT_REPRODUCED if min(against.values()) < LEVEL else UNDECIDED, text, strip=strip)
 
 
 def judge_order(result: Mapping[str, Any], measure: str, what: str) -> Verdict:
@@ -109,7 +119,9 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     if obstacle := find_obstacle(result):
         return obstacle
     rows = {key: row for key, row in index_rows(result).items() if key.protection == "no clipping"}
-    counts = {cell: sum(row["diverged"] for key, row in rows.items() if key.cell == cell) for cell in NAMES}
+    lost = {cell: [row["diverged"] for key, row in rows.items() if key.cell == cell] for cell in NAMES}
+    counts = (Estimate(NAMES[cell], sum(of), None, len(of)) for cell, of in lost.items())
+    strip = Strip("runs that diverged", tuple(counts), 0)
     pairs = [
         (row["diverged"], rows[key._replace(cell=first)]["diverged"])
         for last, first in LAST_AND_FIRST
@@ -117,15 +129,17 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
         if key.cell == last and key._replace(cell=first) in rows
     ]
     only_last, only_first = pairs.count((True, False)), pairs.count((False, True))
-    text = f"diverged: {', '.join(f'{NAMES[cell]} {count}' for cell, count in counts.items())}; n = {len(pairs)} pairs"
     if not only_last + only_first:
-        return Verdict(UNDECIDED, text, "No pair of runs differs.")
+        return Verdict(UNDECIDED, "", f"None of {len(pairs)} pairs of runs differs.", strip)
     p_for, p_against = (
         float(stats.binomtest(count, only_last + only_first, alternative="greater").pvalue)
         for count in (only_first, only_last)
     )
-    text += f", {only_first} in which only momentum first diverged, {only_last} only momentum last; p = {p_for:.2g}"
-    return Verdict(REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED, text)
+    text = (
+        f"of {len(pairs)} pairs only momentum first diverged in {only_first}, only last in {only_last}; p = {p_for:.2g}"
+    )
+    status = REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED
+    return Verdict(status, text, strip=strip)
 
 
 for task in recipes.TASKS:

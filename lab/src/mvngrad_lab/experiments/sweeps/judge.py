@@ -186,7 +186,7 @@ SELECTED = {
 @judges("sweep-scaled-selected")
 @needs(OPTIMIZERS)
 def judge_selected(export: SweepExport) -> Verdict:
-    texts, far = [], []
+    rows, ranks, far = list[Estimate](), list[str](), list[str]()
     for cell, selected in SELECTED.items():
         values = {
             tuple(row["settings"][name] for name in ("lr", "beta1", "beta2")): export.value(row, export.metric)
@@ -196,11 +196,13 @@ def judge_selected(export: SweepExport) -> Verdict:
         chosen = values.get(selected)
         if chosen is None:
             return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no run of {cell} at the paper's settings.")
-        texts.append(f"{cell} {chosen:.2f}, best {known[0]:.2f}, rank {known.index(chosen) + 1} of {len(known)}")
+        rows.append(Estimate(cell, chosen, None, 1, known[0]))
+        ranks.append(f"{cell} {known.index(chosen) + 1}")
         if known[0] - chosen > POINT:
             far.append(cell)
     note = f"{NOTES['scaled']} One seed." + f" Farther than {POINT:g} point: {', '.join(far)}." * bool(far)
-    return decide_transferred(not far, len(far) >= 2, "; ".join(texts), note)
+    strip = Strip(f"{export.metric.replace('_', ' ')} at the paper's settings", tuple(rows), 2, "best")
+    return decide_transferred(not far, len(far) >= 2, f"rank of {len(known)}: {', '.join(ranks)}", note, strip)
 
 
 @judges("openwebtext-sweep-train")

@@ -9,7 +9,19 @@ from typing import Any
 from scipy import stats
 
 from mvngrad_lab.experiments.switch.arms import SEEDS
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict, judges
+from mvngrad_lab.report.statistics import mean_interval
+from mvngrad_lab.report.tables import make_strip
+from mvngrad_lab.report.verdicts import (
+    CAVEAT,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    Estimate,
+    Strip,
+    Verdict,
+    judges,
+)  # fmt: skip
 
 BUMP, END, LEVEL = 0.02, 0.01, 0.05
 
@@ -20,10 +32,9 @@ def check_seeds(result: dict[str, Any]) -> Verdict | None:
     return Verdict(NOT_RUN, f"{done} of {len(SEEDS)} seeds", "Run it again.") if done < len(SEEDS) else None
 
 
-def interval(values: list[float], level: float = LEVEL / 2) -> tuple[float, float]:
-    """The mean and half of the width of its interval by Student's t; `level` is that of one side."""
-    width = float(stats.t.isf(level, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return fmean(values), width
+def one_sided(values: list[float]) -> tuple[float, float]:
+    """The mean, and how far LEVEL's one-sided bound by Student's t is from it."""
+    return fmean(values), float(stats.t.isf(LEVEL, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def differences(result: dict[str, Any], arm: str, other: str) -> list[float]:
@@ -35,22 +46,25 @@ def judge_bump(result: dict[str, Any]) -> Verdict:
     if (verdict := check_seeds(result)) is not None:
         return verdict
     converted, fresh = ([seed["bump"][arm] for seed in result["seeds"]] for arm in ("converted", "fresh"))
-    mean, width = interval([two / 2 - one for one, two in zip(converted, fresh, strict=True)], LEVEL)
+    mean, width = one_sided([two / 2 - one for one, two in zip(converted, fresh, strict=True)])
     small, smaller = fmean(converted) < BUMP, mean > width
-    text = f"bump {fmean(converted):.4f} nats with from_adamw, {fmean(fresh):.4f} with fresh state"
+    strip = make_strip("bump, nats", {"with from_adamw": converted, "with fresh state": fresh}, digits=4)
     if small == smaller:
-        return Verdict(REPRODUCED if small else NOT_REPRODUCED, text)
+        return Verdict(REPRODUCED if small else NOT_REPRODUCED, "", strip=strip)
     why = f"Not shown to be below half of that with fresh state, p < {LEVEL}." if small else f"Not below {BUMP} nats."
-    return Verdict(CAVEAT, text, why)
+    return Verdict(CAVEAT, "", why, strip)
 
 
 @judges("switch-end")
 def judge_end(result: dict[str, Any]) -> Verdict:
     if (verdict := check_seeds(result)) is not None:
         return verdict
-    mean, width = interval(differences(result, "converted", "AdamW"), LEVEL)
-    text = f"converted less AdamW {mean:+.4f} nats, at most {mean + width:+.4f}"
-    for other in ("fresh", "MVN-GradW"):
-        text += "; less {} {:+.4f} ± {:.4f}".format(other, *interval(differences(result, "converted", other)))
+    less = {other: differences(result, "converted", other) for other in ("AdamW", "fresh", "MVN-GradW")}
+    mean, width = one_sided(less["AdamW"])
+    rows = (
+        Estimate(f"less {other}", fmean(of), mean_interval(of), len(of), END if other == "AdamW" else None)
+        for other, of in less.items()
+    )
+    strip = Strip("loss of converted, nats, mean over seeds and 95% interval", tuple(rows), 4, "limit")
     status = REPRODUCED if mean + width <= END else NOT_REPRODUCED if mean > END else UNDECIDED
-    return Verdict(status, text)
+    return Verdict(status, f"at most {mean + width:+.4f} above AdamW (one-sided)", strip=strip)

@@ -36,11 +36,11 @@ def _(result: dict[str, Any]) -> Verdict:
     tracking, turning = result["tracking"], result["tracking"]["turning"]["along m"]
     slack = [gap - bound for gap, bound in zip(tracking["gaps"], tracking["bound"], strict=True)]
     largest = max(tracking["bound"])
-    text = f"smallest slack over {len(slack)} errors {min(slack):.3g}; largest bound {largest:.3g}"
+    strip = Strip.of_numbers("the gap less its bound", [(f"smallest of {len(slack)} errors", min(slack), 0)])
     caveat = "The bound is negative for every error, because of σ/ε², and says nothing here."
     if turning:
         caveat += f" The gap itself becomes negative where m underestimates the mean by {turning:.2f} σ."
-    return decide(min(slack) >= 0, text, caveat if largest < 0 else "")
+    return decide(min(slack) >= 0, "", caveat if largest < 0 else "", strip)
 
 
 @judges("gap-beyond")
@@ -64,5 +64,5 @@ def _(result: dict[str, Any]) -> Verdict:
     )
     caveat = f"It holds only where |m| is far above the noise; smallest |m| with {needed}."
     smallest = min((m for m in condition["smallest_m"].values() if m is not None), default=0.0)
-    text += f"; smallest gap there {condition['smallest_gap']:.3g}"
-    return decide(condition["smallest_gap"] >= 0, text, caveat if smallest > 10 else "")
+    strip = Strip.of_numbers("the gap", [("smallest where it holds", condition["smallest_gap"], 0)])
+    return decide(condition["smallest_gap"] >= 0, text, caveat if smallest > 10 else "", strip)
