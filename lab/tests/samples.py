@@ -180,7 +180,9 @@ def runs():
     }
     environment = {"device": "a processor", "torch": "2.13.0", "commit": "0123456789ab"}
     made = [
-        FinishedRun(f"{name}-0123456789ab", name, {"size": 3, "data": {"name": "small"}}, environment, to_json(result))
+        FinishedRun(
+            f"{name}-0123456789ab", name, {"size": 3, "data": {"name": "small"}}, environment, to_json(**result)
+        )
         for name, result in results.items()
     ]
     return [*made, sweep_run()]
@@ -237,6 +239,5 @@ def records():
         }
 
     steps = range(50, 1050, 50)
-    return to_json(
-        [{"step": step, "optimizer": "MVNGrad", "groups": [entry(step, 0), entry(step, 1)]} for step in steps]
-    )
+    made = [{"step": step, "optimizer": "MVNGrad", "groups": [entry(step, 0), entry(step, 1)]} for step in steps]
+    return to_json(records=made)["records"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mvngrad_lab.experiments.convergence.simulation import (
+from mvngrad_lab.experiments.convergence.run import (
     PROBLEMS,
     RARE,
     SKEWED,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mvngrad.rule import LAPROP, MVNGRAD
-from mvngrad_lab.experiments.separation.simulation import (
+from mvngrad_lab.experiments.separation.run import (
     PROOF,
     Quadratic,
     check_laprop,

@@ -8,7 +8,7 @@ import pytest
 
 from mvngrad.rule import ADABELIEF, ADAM, CELLS, LAPROP, MVNGRAD, Rule
 from mvngrad_lab.experiments.spike import run as spike
-from mvngrad_lab.experiments.spike.simulation import (
+from mvngrad_lab.experiments.spike.run import (
     EARLY_CARRY_OVER,
     LONG_HORIZON,
     Spike,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mvngrad.rule import ADABELIEF, MVNGRAD
-from mvngrad_lab.experiments.variance_gap import run as experiment, simulation
-from mvngrad_lab.experiments.variance_gap.simulation import (
+from mvngrad_lab.experiments.variance_gap import run as experiment
+from mvngrad_lab.experiments.variance_gap.run import (
     NOISES,
     NORMAL,
     SIGNS,
@@ -105,8 +105,8 @@ def test_a_slow_normalizer_makes_the_sign_fragile_but_not_the_mean():
 
 def test_momentum_before_normalizing_is_noticed(monkeypatch):
     cells = (ADABELIEF, ADABELIEF)
-    monkeypatch.setattr(simulation, "estimate", lambda *a, **k: estimate(*a, **k, cells=cells))
-    monkeypatch.setattr(simulation, "gap", lambda past, noise=NORMAL, error=0.0: gap(past, noise, error, cells))
+    monkeypatch.setattr(experiment, "estimate", lambda *a, **k: estimate(*a, **k, cells=cells))
+    monkeypatch.setattr(experiment, "gap", lambda past, noise=NORMAL, error=0.0: gap(past, noise, error, cells))
     result = experiment.run(experiment.Gap(points=9, samples=20_000), None, lambda share: None)
     for claim in ("gap-closed-form", "gap-beyond"):
         assert find_judges()[claim](result).status == NOT_REPRODUCED

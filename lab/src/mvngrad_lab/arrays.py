@@ -18,21 +18,25 @@ NUMPY = Arithmetic(np.sqrt, np.maximum)
 """The arithmetic of the rule on NumPy arrays."""
 
 
-def to_json(result: Any) -> Any:
+def to_json(**result: Any) -> dict[str, Any]:
     """A result as JSON values: dataclasses become dicts, arrays lists, NumPy's numbers Python's, inf and nan None.
 
-    >>> to_json({"sizes": np.array([1.0, np.inf])})
+    >>> to_json(sizes=np.array([1.0, np.inf]))
     {'sizes': [1.0, None]}
     """
-    if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        return {field.name: to_json(getattr(result, field.name)) for field in dataclasses.fields(result)}
-    if isinstance(result, dict):
-        return {key: to_json(value) for key, value in result.items()}
-    if isinstance(result, (list, tuple)):
-        return [to_json(value) for value in result]
-    if isinstance(result, (np.ndarray, np.generic)):
-        return to_json(result.tolist())
-    return None if isinstance(result, float) and not math.isfinite(result) else result
+    return {name: _to_plain(value) for name, value in result.items()}
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _to_plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(part) for part in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _to_plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def fit_exponent(x: Iterable[float], y: Iterable[float]) -> float:

@@ -111,7 +111,5 @@ def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
             }  # fmt: skip
     sizes = [size for job, row in results.items() if job.floor == 0 for size in row["sizes"]]
     source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
-    result: dict[str, Any] = to_json(
-        {"data": source, "seeds": recipe.seeds, "cells": cells, "gradient_rms": median(sizes), "networks": len(jobs)}
-    )
-    return result
+    size = median(sizes)
+    return to_json(data=source, seeds=recipe.seeds, cells=cells, gradient_rms=size, networks=len(jobs))

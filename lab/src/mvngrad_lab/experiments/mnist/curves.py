@@ -97,11 +97,7 @@ def run(recipe: Curves, data: Path | None, tick: Tick) -> dict[str, Any]:
             parts = np.array_split(np.arange(panel.steps), len(rows[0]["loss"]))
             cells[cell]["steps"] = [part.mean() for part in parts]
         panels[f"batch {panel.batch}"] = {**vars(panel), "cells": cells}
-    source = load_digits(data).source
-    result: dict[str, Any] = to_json(
-        {"data": source, "seeds": recipe.seeds, "spike_rule": SPIKE_RULE, "panels": panels}
-    )
-    return result
+    return to_json(data=load_digits(data).source, seeds=recipe.seeds, spike_rule=SPIKE_RULE, panels=panels)
 
 
 def _train(job: tuple[Panel, str, int], data: Path | None, hidden: int) -> dict[str, Any]:

@@ -77,13 +77,5 @@ def run(recipe: Frozen, data: Path | None, tick: Tick) -> dict[str, Any]:
     trained = {
         cell: {name: [results[cell, seed][name] for seed in recipe.seeds] for name in FIELDS} for cell in recipe.cells
     }
-    result: dict[str, Any] = to_json(
-        {
-            "data": load_digits(data).source,
-            "K": recipe.K,
-            "seeds": recipe.seeds,
-            "steps": recipe.checkpoints,
-            "trained_with": trained,
-        }
-    )
-    return result
+    source = load_digits(data).source
+    return to_json(data=source, K=recipe.K, seeds=recipe.seeds, steps=recipe.checkpoints, trained_with=trained)

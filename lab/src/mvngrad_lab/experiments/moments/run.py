@@ -77,7 +77,4 @@ def measure_largest_z(beta1: float, beta2: float, eps: float, G: float = 1.0) ->
 def run(recipe: Moments, data: Path | None, tick: Tick) -> dict[str, Any]:
     rows = [measure(*betas, sigma, recipe.coordinates) for betas in recipe.betas for sigma in recipe.ratios]
     tick(0.8)
-    result: dict[str, Any] = to_json(
-        {"rows": rows, "largest": [measure_largest_z(*betas, recipe.eps) for betas in recipe.betas]}
-    )
-    return result
+    return to_json(rows=rows, largest=[measure_largest_z(*betas, recipe.eps) for betas in recipe.betas])
