@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mvngrad.diagnostics.sinks import Record, read_records
+from mvngrad.diagnostics.sinks import Record, drop_repeated_steps, read_records
 from mvngrad.diagnostics.spikes import RECOVERED
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
 
@@ -132,11 +132,7 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
     """
     if isinstance(records, (str, os.PathLike)):
         records = read_records(records)
-    training: list[Record] = []
-    for record in records:
-        while training and training[-1]["step"] >= record["step"]:
-            training.pop()  # this step was repeated, after a resume or in another training
-        training.append(record)
+    training = drop_repeated_steps(records)
     judged = training[-LAST:]
     if not judged:
         return Diagnosis(None, ())
@@ -172,11 +168,10 @@ def _summarize(
     share = floor.numbers.get("share", 0.0)
     if share >= MOSTLY:
         name = "eps_s" if last["floor"] > last["eps"] else "eps"
-        rate = floor.numbers.get("sgd_rate")
+        rate = f" at rate {floor.numbers['sgd_rate']:.2g}" if floor.numbers.get("sgd_rate") else ""
         return (
-            f"{share:.0%} of the coordinates are stepped as by SGD with momentum"
-            + (f" at rate {rate:.2g}" if rate else "")
-            + ", because their divisor is mostly epsilon.",
+            f"{share:.0%} of the coordinates are stepped as by SGD with momentum{rate}, because their divisor is "
+            "mostly epsilon.",
             f"If that is not intended, lower {name} and lr with it (eps_s=1e-16 and eps=1e-8 are no floor). On "
             "CIFAR-100, 30 epochs, one seed, such a floor helped.",
         )
@@ -192,16 +187,11 @@ def _summarize(
             "Normalize by the variance (AdaBelief, MVN-Grad), or raise eps.",
         )
     if signal.verdict == CANNOT_TELL:
-        return (
-            "Nothing in these records calls for a change.",
-            f"For more, {signal.because[0].lower()}{signal.because[1:]}",
-        )
-    return (
-        f"Gradients are {signal.verdict}, and nothing in these records calls for a change.",
-        "Tune lr before the cell."
-        if signal.verdict == "noise-dominated"
-        else "Measure the order of momentum with variance_gap.",
-    )
+        more = f"For more, {signal.because[0].lower()}{signal.because[1:]}"
+        return "Nothing in these records calls for a change.", more
+    tune, measure = "Tune lr before the cell.", "Measure the order of momentum with variance_gap."
+    finding = f"Gradients are {signal.verdict}, and nothing in these records calls for a change."
+    return finding, tune if signal.verdict == "noise-dominated" else measure
 
 
 def _judge_signal(entries: Sequence[Record]) -> Statement:

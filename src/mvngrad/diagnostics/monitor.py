@@ -131,18 +131,15 @@ class Monitor:
             return
         self._in_hook = True
         try:
-            self._note_and_record()
+            self.step += 1
+            if self.follow:
+                with torch.no_grad():
+                    for group in self._get_groups():
+                        group.note_step()
+            if self.step % self.every == 0:
+                self.record()
         finally:
             self._in_hook = False
-
-    def _note_and_record(self) -> None:
-        self.step += 1
-        if self.follow:
-            with torch.no_grad():
-                for group in self._get_groups():
-                    group.note_step()
-        if self.step % self.every == 0:
-            self.record()
 
     def record(self) -> Record | None:
         """Measure now and send the record to the sink; None if no parameter has been stepped.
@@ -186,9 +183,9 @@ class _NotedStep(NamedTuple):
     step: int
     sums: list[tuple[StepSums, int]]
     """The sums that the step left, if a kernel took it; the rest is for the other steps."""
-    norms: list[Tensor]
-    """One tensor with the gradient norm of each parameter that had a gradient."""
-    row: Tensor | None
+    norms: Tensor | None = None
+    """The gradient norm of each parameter that had a gradient."""
+    row: Tensor | None = None
     """The state that the updates of the followed coordinates are computed from; None if others are followed now."""
 
 
@@ -200,7 +197,7 @@ class _Group:
         self.params: list[Tensor] = []
         self.sample = self.followed = Sample([], 0, 0)
         self.layer_names: list[str] = []
-        """Of the sampled parameters."""
+        """Of the sampled parameters: those of named_parameters(), if the optimizer has them, else number and shape."""
         self.noted: list[_NotedStep] = []
         self.names: dict[str, str] = {}
         """The state names in the rows of the noted steps."""
@@ -222,7 +219,8 @@ class _Group:
             return
         self.params = params
         self.sample = Sample(params, self.monitor.sample, self.monitor.seed)
-        names = dict(zip(self.group["params"], self._param_names(), strict=True))
+        shapes = (f"{i}: {'x'.join(map(str, param.shape))}" for i, param in enumerate(self.group["params"]))
+        names = dict(zip(self.group["params"], self.group.get("param_names") or shapes, strict=True))
         self.layer_names = [names[param] for param, *_ in self.sample.pieces]
         self.followed = Sample(pick_large_params(params, TENSORS), FOLLOWED, self.monitor.seed)
         self.noted = [noted._replace(row=None) for noted in self.noted]  # they are of other coordinates
@@ -233,17 +231,12 @@ class _Group:
         half = dtypes & {torch.float16, torch.bfloat16}  # a norm can overflow in these
         self.norm_dtype = torch.float32 if half and dtypes <= half | {torch.float32} else None
 
-    def _param_names(self) -> list[str]:
-        """The names that the optimizer has if it was made from named_parameters(), else number and shape."""
-        shapes = (f"{i}: {'x'.join(map(str, param.shape))}" for i, param in enumerate(self.group["params"]))
-        return list(self.group.get("param_names") or shapes)
-
     def note_step(self) -> None:
         """Store this step's gradient norms and followed coordinates, on their device."""
         optimizer = self.monitor.optimizer
         leaves_sums = self.monitor._leaves_sums
         if leaves_sums is not None and (sums := leaves_sums.get_sums(self.number)):
-            self.noted.append(_NotedStep(self.monitor.step, sums, [], None))
+            self.noted.append(_NotedStep(self.monitor.step, sums))
             return
         if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
             self.refresh_samples()
@@ -259,7 +252,7 @@ class _Group:
         if scale is not None:
             stacked = stacked / scale.to(stacked.device)
         rows = [row for name in self.names.values() for row in self.followed.load_rows(optimizer, name)]
-        self.noted.append(_NotedStep(self.monitor.step, [], [stacked], torch.cat(rows) if rows else None))
+        self.noted.append(_NotedStep(self.monitor.step, [], stacked, torch.cat(rows) if rows else None))
 
     def collect(self) -> dict[str, list[Tensor]]:
         """The tensors that a record needs on the host, by name; empty if no parameter has been stepped."""
@@ -271,7 +264,7 @@ class _Group:
             "lr": [lr] if isinstance(lr, Tensor) else [],
             "t": self.sample.step_counts(optimizer),
             "sums": [sums.get_totals() for sums in self._get_all_sums()],
-            "norms": [norms for noted in self.noted for norms in noted.norms],
+            "norms": [noted.norms for noted in self.noted if noted.norms is not None],
             "rows": [noted.row for noted in self.noted if noted.row is not None],
             "followed_t": self.followed.step_counts(optimizer),
             **{k: self.sample.load_rows(optimizer, name) for k, name in self.view.names.items()},
@@ -314,14 +307,13 @@ class _Group:
         sizes = iter(self._followed_sizes(host["rows"], host["followed_t"]))
         norms: list[float] = []
         for noted in self.noted:
-            size: float | None
-            if noted.sums:
+            if noted.norms is not None:
+                norms.append(math.hypot(*islice(values, noted.norms.numel())))
+                size = None if noted.row is None else next(sizes)
+            else:
                 gradient, change = map(sum, zip(*(by_sums[sums][row] for sums, row in noted.sums), strict=True))
                 norms.append(math.sqrt(gradient))
                 size = math.sqrt(change / sum(sums.coordinates for sums, _ in noted.sums))
-            else:
-                norms.append(math.hypot(*(next(values) for each in noted.norms for _ in range(each.numel()))))
-                size = None if noted.row is None else next(sizes)
             self.spikes.add(noted.step, norms[-1], size)
         return norms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,9 +67,14 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
         raise ValueError(
             f"{os.fspath(path)} is empty or has lines that are no Monitor's records; name a file that a Monitor wrote"
         )
+    return drop_repeated_steps(records)
+
+
+def drop_repeated_steps(records: Iterable[Record]) -> list[Record]:
+    """The records without those of steps that were taken again later, after a resume or in another training."""
     steps: list[Record] = []
     for record in records:
-        while steps and steps[-1]["step"] >= record["step"] and steps[-1].get("start") != record.get("start"):
+        while steps and steps[-1]["step"] >= record["step"]:
             steps.pop()
         steps.append(record)
     return steps
