@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"weight_decay=0.1 .* is part of .*: load it into mvngrad.MVNGrad$"):
         from_adamw(MVNGradW(params), adam.state_dict())
     from_adamw(MVNGrad(params), adam.state_dict())
-    with pytest.raises(ValueError, match=r"hold \[2\] parameters, those of MVNGrad \[1, 1\]: make it with the same"):
+    with pytest.raises(ValueError, match=r"hold \[2\] parameters, the optimizer.s \[1, 1\]: make it alike"):
         from_adamw(MVNGrad([{"params": [p]} for p in params]), adam.state_dict())
     with pytest.raises(ValueError, match="maximize=False, and MVNGrad has maximize=True"):
         from_adamw(MVNGrad(params, maximize=True), adam.state_dict())

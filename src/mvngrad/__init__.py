@@ -6,25 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mvngrad.optim import (
-        AdaBelief as AdaBelief,
-        AdaBeliefW as AdaBeliefW,
-        Adam as Adam,
-        AdamW as AdamW,
-        LaProp as LaProp,
-        LaPropW as LaPropW,
-        MVNGrad as MVNGrad,
-        MVNGradW as MVNGradW,
-        convert_state_dict as convert_state_dict,
-        from_adamw as from_adamw,
-        get_master_state_dict as get_master_state_dict,
-        load_master_state_dict as load_master_state_dict,
-        release_gradients as release_gradients,
-        to_adamw as to_adamw,
-    )
+    from mvngrad.optim import *  # noqa: F403
 
 __version__ = "0.1.0"
-__all__ = [
+__all__ = [  # noqa: F405
     "AdaBelief", "AdaBeliefW", "Adam", "AdamW", "LaProp", "LaPropW", "MVNGrad", "MVNGradW", "convert_state_dict",
     "from_adamw", "get_master_state_dict", "load_master_state_dict", "release_gradients", "to_adamw",
 ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Saving and loading: a state_dict is checked as a whole before anything changes, then copied in the group's format."""
+"""Saving and loading: a state_dict is checked as a whole before anything changes, then copied in the group's format.
+
+Also conversion between formats, and weights from and to the float32 masters of an optimizer with `master_bits`.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mvngrad.optim import formats
 from mvngrad.optim.backends import make_step_count
-from mvngrad.optim.formats import (
-    CODE_BITS,
-    INT8,
-    SQUARES,
-    STATE_DTYPES,
-    allocate_low,
-    get_format,
-    invalid_state_dtype_message,
-    load_state,
-    parse_state_dtype,
-    to_row,
-)
 from mvngrad.optim.inputs import Group
-from mvngrad.optim.tensors import get_local_like, is_sharded, view_as_real
+from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, view_as_real
 from mvngrad.rule import ADAM, CELLS, LEAN, MVNGRAD
 
 if TYPE_CHECKING:
     from mvngrad.optim.optimizer import RuleOptimizer
 
-
 TORCH_NAMES = {"step": "step", "exp_avg": "m", "exp_avg_sq": "v"}
 """Our names for the state of torch.optim.Adam."""
-
-
 AS_FLOATS = "int8 as float32"
 """The `state_dtype` in a state_dict whose 8-bit state is saved as floats, because parameters are sharded."""
 CODES, SCALE, LAYOUT = "unsharded_int8_codes (load other checkpoints into float32 state first)", "scale", "layout"
 """The parts of saved 8-bit blocks. torch.distributed.checkpoint shows the first name if a checkpoint lacks it."""
-
-
 KEPT = ("step", "low")
 """State that does not depend on `state_dtype`."""
 
@@ -59,17 +46,19 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
             f"not an optimizer's state_dict: it is {_describe(state_dict)}, without state and param_groups"
         )
     states, groups, own = state_dict["state"], state_dict["param_groups"], optimizer.param_groups
+    name = type(optimizer).__name__
     well_formed = isinstance(groups, list) and all(
         isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups
     )
     if not well_formed or not isinstance(states, Mapping):
         raise ValueError("corrupted state_dict: state must be a dict, param_groups a list of dicts with params")
     if _is_from_torch(states):
-        raise ValueError(_torch_state_message(optimizer))
+        remedy = f"; load mvngrad.convert_state_dict(state_dict, {own[0]['state_dtype']!r})"
+        if optimizer.rule != ADAM:
+            remedy = f", and {name} has {_list_state(optimizer)}: load mvngrad.from_adamw(optimizer, state_dict)"
+        raise ValueError(f"not a state_dict of {name}: it has exp_avg, as torch.optim's do{remedy}")
     states = {key: unpack_blocks(saved) for key, saved in states.items()}
-    sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the state_dict's groups hold {sizes[0]} parameters, this optimizer's {sizes[1]}")
+    check_sizes(groups, own)
     _check_cell(optimizer, states, groups)
     filled = [_check_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
     saved_ids = chain.from_iterable(group["params"] for group in groups)
@@ -77,8 +66,6 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     owners = dict(zip(saved_ids, members, strict=True))
     if unknown := [key for key in states if key not in owners]:
         raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
-    unsure = {key for group in groups if group.get("state_dtype") == "int8" for key in group["params"]}
-    _refuse_codes_as_floats({key: states[key] for key in states if key in unsure})
     copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
     return {**state_dict, "state": copies, "param_groups": filled}
 
@@ -87,13 +74,22 @@ def _is_from_torch(states: Mapping[Any, Any]) -> bool:
     return any(isinstance(saved, Mapping) and "exp_avg" in saved for saved in states.values())
 
 
-def _torch_state_message(optimizer: RuleOptimizer) -> str:
-    """The message for a state_dict of torch.optim."""
-    name, own = type(optimizer).__name__, optimizer.param_groups[0]
-    text = f"not a state_dict of {name}: it has exp_avg, as torch.optim's do"
-    if optimizer.rule == ADAM:
-        return f"{text}; load mvngrad.convert_state_dict(state_dict, {own['state_dtype']!r})"
-    return f"{text}, and {name} has {_list_state(optimizer)}: load mvngrad.from_adamw(optimizer, state_dict)"
+def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
+    """Raise a ValueError if a state_dict and an optimizer have groups of other sizes."""
+    sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, own))
+    if sizes != own_sizes:
+        raise ValueError(f"the state_dict's groups hold {sizes} parameters, the optimizer's {own_sizes}: make it alike")
+
+
+def get_state_names(saved: Mapping[Any, Any]) -> list[str]:
+    """The names of the averages in the saved state of a parameter."""
+    return [name for name in saved if name not in KEPT and not str(name).endswith("_scale")]
+
+
+def load_wide(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Saved state as floats: of 64 bits if it has them, else of 32."""
+    is_double = view_as_real(saved[names[0]]).dtype == torch.float64
+    return formats.load_state(names, saved, torch.float64 if is_double else torch.float32)
 
 
 def _list_state(optimizer: RuleOptimizer) -> str:
@@ -106,7 +102,7 @@ def _check_cell(optimizer: RuleOptimizer, states: Mapping[Any, Any], groups: lis
     The cell is recognized by its state or, before the first step, by the options of its groups.
     """
     saved = next((saved for saved in states.values() if isinstance(saved, Mapping) and saved), {})
-    names = {name for name in saved if name not in KEPT and not str(name).endswith("_scale")}
+    names = {*get_state_names(saved)}
     options = {option for option in MVNGRAD.options if any(option in group for group in groups)}
     from_mvngrad = all("state_dtype" in group for group in groups)
     source = next((rule for rule in (*CELLS, LEAN) if names == {*rule.state_names}), None)
@@ -149,18 +145,16 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
         raise ValueError(f"not a state_dict of {name}: its weight decay is {decay}")
     if saved.get("amsgrad"):
         raise ValueError(f"not a state_dict of {name}: it has amsgrad=True")
-    bits = saved.get("master_bits"), own["master_bits"]
-    if bits[0] and bits[0] != bits[1]:
-        raise ValueError(
-            f"not a state_dict of {name}(master_bits={bits[1]}): it was saved with master_bits={bits[0]}; make the "
-            "optimizer with that, or load the weights by mvngrad.get_master_state_dict and load_master_state_dict"
-        )
-    was_lean = bool(saved.get("lean"))
-    if was_lean != bool(own.get("lean")):
-        raise ValueError(
-            f"not a state_dict of {name}(lean={not was_lean}): it was saved with lean={was_lean}; make the optimizer "
-            f"with lean={was_lean}, or start it without loading"
-        )
+    bits = saved.get("master_bits") or own["master_bits"]  # without it, masters begin at the parameters
+    for option, before, now, remedy in (
+        ("lean", bool(saved.get("lean")), bool(own.get("lean")), "start it without loading"),
+        ("master_bits", bits, own["master_bits"], "load the weights by mvngrad.load_master_state_dict"),
+    ):
+        if before != now:
+            raise ValueError(
+                f"not a state_dict of {name}({option}={now}): it was saved with {option}={before}; make the optimizer "
+                f"with that, or {remedy}"
+            )
     dtypes = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
     if dtypes[0] != dtypes[1]:
         sharded = own["state_dtype"] == "int8" and any(map(is_sharded, own["params"]))
@@ -169,13 +163,7 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
             f"the state_dict has its state in {dtypes[0]}, this optimizer in {dtypes[1]}: make the optimizer with that "
             f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
         )
-    filled = {
-        **own,
-        "decouple_lr": False,
-        **saved,
-        "state_dtype": own["state_dtype"],
-        "master_bits": bits[1],
-    }  # of saved's weight_decay
+    filled = {**own, "decouple_lr": False, **saved} | {name: own[name] for name in ("state_dtype", "master_bits")}
     optimizer._check(filled)
     return filled
 
@@ -196,7 +184,7 @@ def get_dtype_name(state_dtype: torch.dtype | str | None, as_floats: bool) -> st
 
 def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: Any) -> dict[str, RawTensor]:
     """A copy of the saved state of one parameter, in the group's format; a ValueError if it does not fit."""
-    names, state_format = optimizer.get_rule(group).state_names, get_format(group["state_dtype"], param)
+    names, state_format = optimizer.get_rule(group).state_names, formats.get_format(group["state_dtype"], param)
     if not isinstance(saved, Mapping):
         raise ValueError(f"corrupted state_dict: the state of a parameter is {_describe(saved)}, not a dict")
     # torch.distributed.checkpoint puts {} for names that are stored here but not in a flat state_dict: scales of shards
@@ -204,7 +192,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     if not saved:
         return {}
     stored = state_format.allocate(names, param)
-    low = allocate_low(group["master_bits"], param)
+    low = formats.allocate_low(group["master_bits"], param)
     if low and "low" in saved:
         value, own = saved["low"], low["low"]
         if not isinstance(value, Tensor) or (value.dtype, value.shape) != (own.dtype, own.shape):
@@ -221,7 +209,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     for name, value in saved.items():
         if name != "step":
             _check_tensor(name, value, param, stored[name], floats=f"{names[0]}_scale" not in saved)
-    if state_format is not INT8:
+    if state_format is not formats.INT8:
         for name, tensor in stored.items():
             view_as_real(tensor).copy_(view_as_real(saved[name]))
     elif saved.keys() == {"step", *stored} and all(saved[name].stride() == stored[name].stride() for name in names):
@@ -230,7 +218,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     else:  # floats, or blocks of other strides
         if is_sharded(param):
             saved = {name: get_local_like(saved[name], param) for name in names}
-        values = load_state(names, saved, torch.float32)
+        values = formats.load_state(names, saved, torch.float32)
         dense = {name: torch.empty_like(stored[name], dtype=torch.float32).copy_(values[name]) for name in names}
         state_format.store(stored, dense)
     return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in {**stored, **low}.items()}}
@@ -270,7 +258,7 @@ def _check_tensor(name: str, value: Any, param: Tensor, stored: Tensor, floats: 
             "with full_state_dict=True".format(name, *case)
         )
     readable = floats and type(value) is Tensor and not value.is_meta
-    if readable and name in SQUARES and bool((view_as_real(value) < 0).any()):
+    if readable and name in formats.SQUARES and bool((view_as_real(value) < 0).any()):
         raise ValueError(f"corrupted state_dict: {name} has negative values, which an average of squares cannot have")
 
 
@@ -293,7 +281,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
         for key, param in zip(saved["params"], group["params"], strict=True):
             stored = states.get(key, {})
             if f"{names[0]}_scale" in stored and sharded:
-                values = load_state(names, stored, torch.float32)
+                values = formats.load_state(names, stored, torch.float32)
                 if is_sharded(param):
                     values = {name: _make_sharded(value, param) for name, value in values.items()}
                 kept = {name: value for name, value in stored.items() if name in KEPT}
@@ -313,8 +301,8 @@ def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str
     for name in names:
         codes = stored[name]
         layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
-        packed[f"{name}_scale"] = {CODES: to_row(codes), SCALE: stored[f"{name}_scale"], LAYOUT: layout}
-    return packed | dict.fromkeys(names, CODE_BITS)
+        packed[f"{name}_scale"] = {CODES: formats.to_row(codes), SCALE: stored[f"{name}_scale"], LAYOUT: layout}
+    return packed | dict.fromkeys(names, formats.CODE_BITS)
 
 
 def unpack_blocks(saved: Any) -> Any:
@@ -333,31 +321,6 @@ def unpack_blocks(saved: Any) -> Any:
             shape, strides = blocks[LAYOUT].tolist()
             flat |= {name: blocks[CODES].as_strided(shape, strides), scale_name: blocks[SCALE]}
     return flat
-
-
-def _refuse_codes_as_floats(states: Mapping[Any, Any]) -> None:
-    """Raise a ValueError if torch.distributed.checkpoint has read 8-bit codes of a whole parameter into floats.
-
-    Checkpoints that were saved until November 2026 have the same names for both: floats that all are integers from 0
-    to 255 are codes. Every rank finds the same, because a result of DTensors is reduced over all of them.
-    """
-    for key, saved in states.items():
-        values = [value for name, value in saved.items() if name not in KEPT] if isinstance(saved, Mapping) else []
-        if not values or not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
-            continue
-        if all(_is_true((value == value.round().clamp(0, 255)).all()) for value in values) and any(
-            _is_true((value != 0).any()) for value in values
-        ):
-            raise ValueError(
-                f"the state of {key!r} is in 8-bit codes of an unsharded parameter, which were read as floats: make "
-                "one file of the checkpoint by torch.distributed.checkpoint.format_utils.dcp_to_torch_save, convert "
-                f"its optimizer state by mvngrad.convert_state_dict(state_dict, {AS_FLOATS!r}), and load that by "
-                "set_optimizer_state_dict with full_state_dict=True"
-            )
-
-
-def _is_true(value: Any) -> bool:
-    return bool(value.full_tensor() if is_sharded(value) else value)
 
 
 def _make_sharded(part: Tensor, param: Any) -> Tensor:
@@ -388,18 +351,16 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
             "not an optimizer's state_dict: it has no state and param_groups; a flattened one cannot be converted, get "
             "it without flatten_optimizer_state_dict"
         )
-    state_dtype, state_dict = parse_state_dtype(state_dtype), rename_torch_state(state_dict)
+    state_dtype, state_dict = formats.parse_state_dtype(state_dtype), rename_torch_state(state_dict)
     as_floats = state_dtype == AS_FLOATS
     state_dtype = "int8" if as_floats else state_dtype
-    if state_dtype not in STATE_DTYPES:
-        raise ValueError(invalid_state_dtype_message(state_dtype))
+    if state_dtype not in formats.STATE_DTYPES:
+        raise ValueError(formats.invalid_state_dtype_message(state_dtype))
     flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
-    if any(group.get("state_dtype") == "int8" for group in state_dict["param_groups"]):
-        _refuse_codes_as_floats(flat)
     as_floats |= any(is_sharded(value) for saved in flat.values() for value in saved.values())
     states: dict[Any, dict[str, Any]] = {}
     for key, saved in flat.items():
-        names = [name for name in saved if name not in KEPT and not name.endswith("_scale")]
+        names = get_state_names(saved)
         if not names:  # reading optimizer.state[param] creates an empty entry
             states[key] = {}
             continue
@@ -409,14 +370,44 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
                 "into an optimizer with state_dtype='int8' whose parameters are not sharded; load the checkpoint "
                 "there, and convert its state_dict"
             )
-        wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32
-        values = load_state(names, saved, wide)
-        small = state_dtype == "int8"
-        target = get_format(torch.float32 if small and as_floats else state_dtype or wide, values[names[0]])
+        values = load_wide(names, saved)
+        first = values[names[0]]
+        dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
+        target = formats.get_format(dtype or first.dtype, first)
         kept = {name: saved[name] for name in KEPT if name in saved}
         stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kept.items()}
-        stored |= target.allocate(names, values[names[0]])
+        stored |= target.allocate(names, first)
         target.store(stored, values)
-        states[key] = _pack_blocks(names, stored) if target is INT8 else stored
+        states[key] = _pack_blocks(names, stored) if target is formats.INT8 else stored
     groups = [{**group, "state_dtype": get_dtype_name(state_dtype, as_floats)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> dict[str, Tensor]:
+    """The model's state_dict with float32 masters in place of the bfloat16 parameters that `optimizer` has masters of.
+
+    Load it into a float32 model, or by `load_master_state_dict`. Sharded parameters stay sharded.
+    """
+    state_dict: dict[str, Tensor] = dict(model.state_dict())
+    for name, param in model.named_parameters(remove_duplicate=False):
+        low = optimizer.state.get(param, {}).get("low")
+        if low is not None:
+            master = torch.empty_like(param, dtype=torch.float32)
+            get_local(master).copy_(formats.join_master(get_local(param.detach()), get_local(low)))
+            state_dict[name] = master
+    return state_dict
+
+
+def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, state_dict: Mapping[str, Tensor]) -> None:
+    """Load float32 weights into a bfloat16 model, with the bits that it lacks into the state of `optimizer`.
+
+    With `master_bits=32` nothing is lost; with 24 masters are rounded to the nearest.
+    """
+    model.load_state_dict(state_dict)
+    optimizer.init_state()
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            low = optimizer.state.get(param, {}).get("low")
+            if low is not None:
+                value = get_local(state_dict[name]).to(get_local(param).device, torch.float32)
+                formats.split_master(value, get_local(param), get_local(low))

@@ -33,15 +33,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.checkpoint import get_dtype_name, parse_steps, rename_torch_state, unpack_blocks
-from mvngrad.optim.formats import load_state
+from mvngrad.optim import checkpoint
 from mvngrad.optim.inputs import Group
 from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
-from mvngrad.optim.tensors import view_as_real
 from mvngrad.rule import ADAM, Hyper, Rule
 
-LOW = "low"
-"""The state that has the low bits of master weights: copied as it is."""
 SHARED = ("lr", "betas", "eps", "weight_decay")
 """Options that AdamW's groups have too. They are loaded, as torch loads them; how a step is computed is not."""
 
@@ -67,22 +63,17 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     """
     if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
         return state_dict  # load_state_dict says what is wrong
-    renamed = rename_torch_state(state_dict)
+    renamed = checkpoint.rename_torch_state(state_dict)
     states, groups, own_groups = renamed["state"], renamed["param_groups"], optimizer.param_groups
     names = {*chain.from_iterable(saved for saved in states.values() if isinstance(saved, Mapping))}
-    stepped = {name for name in names if name not in ("step", LOW) and not str(name).endswith("_scale")}
-    if stepped != {*ADAM.state_names} and (names or not all("amsgrad" in group for group in groups)):
+    is_adam = {*checkpoint.get_state_names(dict.fromkeys(names))} == {*ADAM.state_names}
+    if not is_adam and (names or not all("amsgrad" in group for group in groups)):
         return state_dict
-    sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own_groups]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"the groups of AdamW's state_dict hold {sizes[0]} parameters, those of {type(optimizer).__name__} "
-            f"{sizes[1]}: make it with the same groups"
-        )
+    checkpoint.check_sizes(groups, own_groups)
     new_states, new_groups = {}, []
     for saved, own in zip(groups, own_groups, strict=True):
         _check_group(optimizer, saved, own)
-        group = {**own, "state_dtype": get_dtype_name(own["state_dtype"], as_floats=True)}
+        group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
         group |= {name: saved[name] for name in (*SHARED, "params")}
         group |= {name: value for name, value in saved.items() if name not in (*own, "amsgrad", "max_lr")}
         decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)
@@ -91,7 +82,7 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
         hyper, rule = make_hyper(group, 0.0), optimizer.get_rule(group)
         for key in saved["params"]:
             if state := states.get(key):
-                low = {LOW: state[LOW]} if LOW in state else {}
+                low = {"low": state["low"]} if "low" in state else {}  # of master weights: copied as it is
                 new_states[key] = {**_from_moments(rule, hyper, state), **low}
     return {**renamed, "state": new_states, "param_groups": new_groups}
 
@@ -141,7 +132,8 @@ def _variance_factor(hyper: Hyper, t: float) -> float:
 
 def _from_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a cell from AdamW's m, v and step, as floats."""
-    t, new = parse_steps(saved["step"]), _load(("m", "v"), saved)
+    t = checkpoint.parse_steps(saved["step"])
+    new = checkpoint.load_wide(("m", "v"), checkpoint.unpack_blocks(saved))
     m, v = new["m"], new["v"]
     if t == 0:
         return {"step": saved["step"], **{name: torch.zeros_like(m) for name in rule.state_names}}
@@ -159,7 +151,8 @@ def _from_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any]) -> dict[st
 
 def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tensor) -> dict[str, Any]:
     """AdamW's state from that of a cell."""
-    t, values = parse_steps(saved["step"]), _load(rule.state_names, saved)
+    t = checkpoint.parse_steps(saved["step"])
+    values = checkpoint.load_wide(rule.state_names, checkpoint.unpack_blocks(saved))
     m = v = torch.zeros_like(values[rule.state_names[0]])
     if t:
         c_m, c_v, c_mean = (1 - beta**t for beta in (hyper.beta1, hyper.beta2, hyper.mean_decay))
@@ -176,9 +169,3 @@ def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tenso
     both = {"exp_avg": m, "exp_avg_sq": v}
     as_param = {name: torch.view_as_complex(value) if param.is_complex() else value for name, value in both.items()}
     return {"step": torch.tensor(t, dtype=torch.float32), **as_param}
-
-
-def _load(names: tuple[str, ...], saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    saved = unpack_blocks(saved)
-    wide = torch.float64 if view_as_real(saved[names[0]]).dtype == torch.float64 else torch.float32
-    return load_state(names, saved, wide)
