@@ -21,15 +21,9 @@ State = dict[str, list[Tensor]]
 
 _get_grad = attrgetter("grad")
 _get_options = itemgetter(
-    "state_dtype",
-    "stochastic_rounding",
-    "rounding_seed",
-    "master_bits",
-    "foreach",
-    "fused",
-    "capturable",
+    "state_dtype", "stochastic_rounding", "rounding_seed", "master_bits", "foreach", "fused", "capturable",
     "differentiable",
-)
+)  # fmt: skip
 
 
 def get_options(group: Group) -> tuple[Any, ...]:
@@ -192,10 +186,8 @@ class StepInputs:
         """Replace complex tensors by real views of the same memory."""
         self.has_complex = any(param.is_complex() for param in self.params)
         if self.has_complex:
-            self.params, self.grads = (
-                list(map(view_as_real, self.params)),
-                [view_as_real(grad.resolve_conj()) for grad in self.grads],
-            )
+            self.params = list(map(view_as_real, self.params))
+            self.grads = [view_as_real(grad.resolve_conj()) for grad in self.grads]
             if self._stored is not None:
                 self._stored = view_state_as_real(self.state), self.steps
 
@@ -265,11 +257,6 @@ class StepInputs:
             found = map(state.get, members)
         stored = chain.from_iterable(map(self.get_values, found))
         return map(get_local, stored) if self.has_sharded else stored
-
-    @property
-    def grad_addresses(self) -> list[int]:
-        """The addresses of `grads`."""
-        return self.grad_key.addresses or []
 
     def release(self) -> None:
         """Drop the tensors after a step."""

@@ -28,7 +28,7 @@ from mvngrad.optim.formats import (
     is_stored_as,
     parse_state_dtype,
 )
-from mvngrad.optim.inputs import Group, StepInputs, StepSums
+from mvngrad.optim.inputs import Group, State, StepInputs, StepSums
 from mvngrad.optim.tensors import get_local, get_local_like, is_flat_shard
 from mvngrad.rule import CELLS, LEAN, Hyper, Rule
 
@@ -342,19 +342,12 @@ class RuleOptimizer(Optimizer):
     def _collect_group(self, number: int, group: Group) -> StepInputs:
         """Collect the parameters that have gradients, and their state, which is created at their first step."""
         backend = choose_backend(group)  # first: if it raises, no state was created
-        inputs = StepInputs(
-            self.get_rule(group),
-            [],
-            [],
-            {name: [] for name in self._get_stored_names(group)},
-            [],
-            indices=[],
-            capturable=group["capturable"],
-            differentiable=group["differentiable"],
-        )
+        state: State = {name: [] for name in self._get_stored_names(group)}
+        options = {name: group[name] for name in ("capturable", "differentiable")}
+        inputs = StepInputs(self.get_rule(group), [], [], state, [], indices=[], **options)
         inputs.backend, inputs.step_backend, inputs.captured = backend, get_step(backend), self._captured
         compiling = torch.compiler.is_compiling()
-        tensors = inputs.params, inputs.grads, inputs.steps, *inputs.state.values()
+        tensors = inputs.params, inputs.grads, inputs.steps, *state.values()
         seed = self._init_group(group, compiling, inputs.indices, *tensors)
         if compiling and not group["differentiable"]:
             inputs.use_local_parts()
@@ -366,20 +359,11 @@ class RuleOptimizer(Optimizer):
         inputs.view_complex_as_real()
         return inputs
 
-    def _init_group(
-        self,
-        group: Group,
-        compiling: bool,
-        indices: list[int],
-        params: list[Tensor],
-        grads: list[Tensor],
-        steps: list[Tensor],
-        *stored: list[Tensor],
-    ) -> int:
+    def _init_group(self, group: Group, compiling: bool, indices: list[int], *tensors: list[Tensor]) -> int:
         # torch.compile looks for this name and for one flat list of each kind of tensor: it runs this function
         # instead of tracing it, and makes a constant of its result, the rounding seed. It knows only the tensors of
         # the optimizer: a local part would become a constant too, and every step would use the first gradient.
-        names = self._get_stored_names(group)
+        (params, grads, steps, *stored), names = tensors, self._get_stored_names(group)
         whole = compiling or group["differentiable"]
         for i, param in zip(group.get("param_indices") or range(len(group["params"])), group["params"], strict=True):
             grad = param.grad
@@ -395,8 +379,8 @@ class RuleOptimizer(Optimizer):
             params.append(param if whole else get_local(param))
             grads.append(grad if whole else get_local_like(grad, param))
             steps.append(state["step"])
-            for name, tensors in zip(names, stored, strict=True):
-                tensors.append(state[name] if whole else get_local(state[name]))
+            for name, values in zip(names, stored, strict=True):
+                values.append(state[name] if whole else get_local(state[name]))
         return self.get_rounding_seed(group)
 
     def get_rounding_seed(self, group: Group) -> int:

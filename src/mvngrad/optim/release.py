@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class GradientRelease:
             for index, param in enumerate(group["params"]):
                 if param.requires_grad:
                     self._placeholders[param] = ReleasedGradient(param)
-                    hook = self._make_hook(number, index)
+                    hook = partial(self._on_gradient, number, index)
                     self._handles.append(param.register_post_accumulate_grad_hook(hook))
 
     def remove(self) -> None:
@@ -73,9 +74,7 @@ class GradientRelease:
 
     def flush(self) -> None:
         """Step the parameters of the bucket and free their gradients."""
-        bucket = [
-            entry for entry in self._bucket if entry[2].grad is not None
-        ]  # None: zero_grad after a failed backward
+        bucket = [each for each in self._bucket if each[2].grad is not None]  # None: zero_grad after a failed backward
         self._bucket, self._bytes = [], 0
         if not bucket:
             return
@@ -93,22 +92,16 @@ class GradientRelease:
             param.grad = self._placeholders[param]
             self.released.append(param)
 
-    def _make_hook(self, number: int, index: int) -> Any:
-        def on_gradient(param: Tensor) -> None:
-            _check_processes(param)
-            if param.is_cuda and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "release_gradients: backward cannot be captured in a CUDA graph with it; call remove()"
-                )
-            self._bucket.append((number, index, param))
-            grad = get_local(param.grad)  # type: ignore[arg-type]
-            self._bytes += grad.numel() * grad.element_size()
-            if self._bytes >= self.bucket_bytes:
-                self.flush()
-            else:  # every time: another backward may have failed before its end
-                torch.autograd.Variable._execution_engine.queue_callback(self.flush)
-
-        return on_gradient
+    def _on_gradient(self, number: int, index: int, param: Tensor) -> None:
+        _check_processes(param)
+        if param.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
+        self._bucket.append((number, index, param))
+        self._bytes += get_local(param.grad).nbytes  # type: ignore[arg-type]
+        if self._bytes >= self.bucket_bytes:
+            self.flush()
+        else:  # every time: another backward may have failed before its end
+            torch.autograd.Variable._execution_engine.queue_callback(self.flush)
 
 
 def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BYTES) -> GradientRelease:

@@ -81,7 +81,7 @@ class Batch:
         return params, grads, {name: [each[i] for i in self.batch] for name, each in inputs.state.items()}, steps
 
     def get_gradient_addresses(self, inputs: StepInputs) -> list[int]:
-        addresses = inputs.grad_addresses
+        addresses = inputs.grad_key.addresses or []
         return addresses if self.batch is None else [addresses[i] for i in self.batch]
 
     def make_table(self, inputs: StepInputs) -> tuple[Tensor, list[Copy]]:

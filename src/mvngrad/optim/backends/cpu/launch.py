@@ -18,13 +18,7 @@ from mvngrad.rule import Hyper
 
 CHUNK = 2**14
 """Coordinates in the pieces that threads share: 400 KB of float32 with its state, which fit a core's cache."""
-DTYPES = {
-    torch.float64: Dtype.FLOAT64,
-    torch.float32: Dtype.FLOAT32,
-    torch.bfloat16: Dtype.BFLOAT16,
-    torch.float16: Dtype.FLOAT16,
-    torch.uint8: Dtype.UINT8,
-}
+DTYPES = {getattr(torch, dtype.name.lower()): dtype for dtype in Dtype}
 
 
 def step(inputs: StepInputs, hyper: Hyper) -> None:

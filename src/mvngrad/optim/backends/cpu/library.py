@@ -35,29 +35,13 @@ if hasattr(os, "register_at_fork"):  # a process forked while another thread com
     os.register_at_fork(after_in_child=LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class Dtype(IntEnum):
-    FLOAT64 = 0
-    FLOAT32 = 1
-    BFLOAT16 = 2
-    FLOAT16 = 3
-    UINT8 = 4
-
-
+Dtype = IntEnum("Dtype", "FLOAT64 FLOAT32 BFLOAT16 FLOAT16 UINT8", start=0)
 POINTERS = ("table", "sizes", "starts")
 COUNTS = ("tensors", "chunks", "chunk_size")
 NUMBERS = (
-    "lr",
-    "beta1",
-    "beta2",
-    "mean_weight",
-    "eps",
-    "eps_s",
-    "weight_decay",
-    "z_clip",
-    "grad_scale",
-    "log_beta1",
+    "lr", "beta1", "beta2", "mean_weight", "eps", "eps_s", "weight_decay", "z_clip", "grad_scale", "log_beta1",
     "log_beta2",
-)
+)  # fmt: skip
 FLAGS_AND_CODES = (
     "seed", "threads", "step_dtype", "param_dtype", "grad_dtype", "state_dtype", "centered", "momentum_last", "lean",
     "coupled", "decoupled", "maximize", "clipped", "scaled", "round_params", "master_bits", "decay_at_most_half",

@@ -18,8 +18,6 @@ import triton.language as tl
 from mvngrad.optim.backends.table import Column
 
 LANES = tl.constexpr(128)
-
-
 STEP, PARAM, GRAD, INDEX = (tl.constexpr(column.value) for column in list(Column)[:4])
 M, R, U, M_SCALE, R_SCALE, U_SCALE, LOW = (tl.constexpr(column.value) for column in list(Column)[4:])
 
@@ -397,19 +395,8 @@ def update(
 
 
 FLOATS = (
-    "log1",
-    "log2",
-    "lr",
-    "mean_weight",
-    "beta1",
-    "weight1",
-    "beta2",
-    "weight2",
-    "eps",
-    "eps_s",
-    "decay",
-    "z_clip",
-)
+    "lr", "mean_weight", "beta1", "weight1", "beta2", "weight2", "eps", "eps_s", "decay", "z_clip", "log1", "log2",
+)  # fmt: skip
 
 
 def _take_float64(kernel: Any) -> Any:

@@ -29,13 +29,7 @@ from mvngrad.optim.formats import to_int32
 from mvngrad.optim.inputs import StepInputs, StepSums
 from mvngrad.rule import Hyper
 
-DTYPES = {
-    torch.float64: tl.float64,
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.uint8: tl.uint8,
-}
+DTYPES = {getattr(torch, name): getattr(tl, name) for name in ("float64", "float32", "bfloat16", "float16", "uint8")}
 SHAPES = {
     torch.float64: (1024, 1, 4),
     torch.float32: (1024, 1, 4),
