@@ -33,7 +33,7 @@ from mvngrad_lab.tasks.language.model import VOCABULARY
 from mvngrad_lab.tasks.language.recipe import STAND_IN, Language, openwebtext, wikitext103
 from mvngrad_lab.tasks.language.task import SHAPES, LanguageTask
 from mvngrad_lab.training.step import CompiledTask
-from mvngrad_lab.training.task import EpochPlan, Task, build_initial_model, make_task
+from mvngrad_lab.training.task import EpochPlan, Task, build_initial_model
 from mvngrad_lab.training.train import configure_kernels
 
 RECIPES = {  # epochs short enough that every round contains a whole one
@@ -221,7 +221,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     for model in args.models:
         recipe = RECIPES[model]
-        task = make_task(replace(recipe, text=STAND_IN), args.data, device) if args.data else RandomText(recipe, device)
+        stand_in = replace(recipe, text=STAND_IN)
+        task = LanguageTask(stand_in, args.data, device) if args.data else RandomText(recipe, device)
         result["data"] = task.source
         last = end - FOR_OVERHEAD * any(RECIPES[each].optimizer in DECOUPLED for each in args.models)
         result["throughput"][model], compiled_task = measure_throughput(recipe, task, args, notes, last)

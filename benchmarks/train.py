@@ -26,8 +26,9 @@ from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.rounds import run_rounds
 from benchmarks.targets import verdict
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+from mvngrad_lab.tasks.cifar100.task import Cifar100Task
 from mvngrad_lab.training.step import CompiledTask, TrainingStep
-from mvngrad_lab.training.task import Task, make_task
+from mvngrad_lab.training.task import Task
 from mvngrad_lab.training.train import configure_kernels
 
 ARMS = ("captured", "captured, compiled", "captured, deterministic", "plain")
@@ -191,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
         part = now + (end - now) / (len(args.batch_sizes) - number)
         settings = paper("mvngrad", batch_size if batch_size in TARGETS else 1024)
         recipe = replace(settings, batch_size=batch_size, train_limit=args.train_limit)
-        task = make_task(recipe, args.data, torch.device(args.device))
+        task = Cifar100Task(recipe, args.data, torch.device(args.device))
         rows = measure(recipe, task, args, notes, part)
         result["batch_sizes"][batch_size] = rows
         result["targets"] += judge_targets(batch_size, rows, where["device"])

@@ -173,7 +173,7 @@ class Bench:
 def silence(queue, key):
     """Set the last heartbeat of a running configuration to long ago, as if its worker had been silent since."""
     (number,) = (r.number for r in queue.records() if (r.key, r.status) == (key, "running"))
-    trial = queue.storage.get_trial_id_from_study_id_trial_number(queue.study_id, number)
+    trial = queue.storage.get_trial_id_from_study_id_trial_number(queue.study._study_id, number)
     with queue.storage.engine.begin() as connection:
         statement = "UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00' WHERE trial_id = :trial"
         connection.execute(text(statement), {"trial": trial})

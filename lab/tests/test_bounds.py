@@ -1,8 +1,7 @@
 """Recipes refuse invalid values by name; equal recipes are one run."""
 
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.optimizers import CLASSES
 
-RESULTS = Path(__file__).parents[2] / "results" / "runs.jsonl"
 IMAGES, TEXT = paper("mvngrad", 128), wikitext103("mvngrad")
 DIGITS = Mnist(optimizer="mvngrad", lr=1e-3, beta1=0.9, beta2=0.999, eps_s=1e-8)
 
@@ -137,14 +135,3 @@ def test_equal_recipes_have_one_key():
     assert whole == real
     assert whole.key == real.key
     assert isinstance(whole.settings["epochs"], int)
-
-
-def test_a_type_imported_only_for_type_checking_is_no_problem():
-    @dataclass(frozen=True, kw_only=True)
-    class Mine(Mnist):
-        where: "Nowhere | None" = None  # noqa: F821
-
-    settings = {**DIGITS.settings, "lr": 1}
-    assert isinstance(Mine(**settings).lr, float)
-    with pytest.raises(ValueError, match="precision='fp32' is invalid"):
-        Mine(**{**settings, "precision": "fp32"})

@@ -14,7 +14,7 @@ from mvngrad_lab.experiments.cifar100 import gap as cifar_gap
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
-from mvngrad_lab.store import metrics
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import step
 from mvngrad_lab.training.train import Interrupted, train
 
@@ -101,7 +101,7 @@ def test_an_interrupted_measurement_resumes_to_the_same_numbers(measure, tmp_pat
             measure(on_event=interrupt)
     folder = tmp_path / "runs" / SMALL.key
     path = folder / "mvngrad.jsonl"
-    assert [row["epoch"] for row in metrics.read_rows(path)] == [1, 3]
+    assert [row["epoch"] for row in read_rows(path)] == [1, 3]
     for checkpoint in (folder / TRAININGS[1].key / "checkpoints").iterdir():
         checkpoint.unlink()  # as if it had been killed before it could save
     assert measure().result == whole.result

@@ -9,7 +9,7 @@ import torch
 from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
-from mvngrad_lab.store import metrics
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import checkpoint, step
 from mvngrad_lab.training.events import EpochEnd, Message, format_event, scalars
 from mvngrad_lab.training.train import train
@@ -60,7 +60,7 @@ def run(tmp_path):
 
 
 def rows(tmp_path, recipe, root="runs"):
-    return metrics.read_rows(tmp_path / root / recipe.key / "metrics.jsonl")
+    return read_rows(tmp_path / root / recipe.key / "metrics.jsonl")
 
 
 @each_device

@@ -4,8 +4,6 @@ import subprocess
 
 import pytest
 
-from mvngrad_lab import store
-from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import environment
 
 
@@ -61,14 +59,3 @@ def test_without_a_repository_there_are_no_changes(package, monkeypatch):
     monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package / "none")))
     assert environment.changes() == ""
     assert environment.commit() == "unknown"
-
-
-def test_a_restarted_run_drops_the_old_changes(tmp_path):
-    class Example(Recipe):
-        name = "example"
-
-    folder = store.RunFolder(Example(), tmp_path)
-    folder.start({}, "a diff")
-    assert (folder.path / "changes.diff").read_text() == "a diff"
-    folder.start({})
-    assert not (folder.path / "changes.diff").exists()

@@ -12,7 +12,7 @@ from tiny import killed_after
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.experiments.language import recipes
-from mvngrad_lab.store import metrics
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.tasks.language import recipe as language
 from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens, write_tokens
@@ -44,7 +44,7 @@ def data(tmp_path):
     write_text(tmp_path / "pages" / "validation.txt", second[:1500])
     name, _ = prepare_folder_tokens(tmp_path / "pages", home, workers=1)
     (home / "tokens" / name).rename(home / "tokens" / "pages")
-    official = Corpus("official", (write_text(tmp_path / "official.txt", first[:700]),), validation=1.0)
+    official = Corpus("official", (write_text(tmp_path / "official.txt", first[:700]),), share=1.0)
     write_tokens(official, home / "tokens" / "wikitext103-validation")
     return home
 
@@ -263,7 +263,7 @@ def test_training_lowers_the_loss_and_resumes_exactly(data, tmp_path):
     recipe = small(steps=12, lr=5e-3, eval_windows=4)
     done = train(recipe, root=tmp_path / "whole", data=data)
     assert done.result["status"] == "finished"
-    rows = metrics.read_rows(tmp_path / "whole" / recipe.key / "metrics.jsonl")
+    rows = read_rows(tmp_path / "whole" / recipe.key / "metrics.jsonl")
     assert [row["step"] for row in rows] == [4, 8, 12]
     assert rows[0]["loss"] > 10  # chance is log(50304) = 10.8
     assert done.result["validation_loss"] < rows[0]["validation_loss"] < 10.8

@@ -107,12 +107,6 @@ def test_only_one_of_many_processes_takes_over(tmp_path, process, holder):
             other.stdin.write("\n")
 
 
-def test_a_reused_process_id_is_another_process(tmp_path):
-    (tmp_path / "lock").write_text(STALE)
-    with lock_folder(tmp_path):
-        pass
-
-
 def test_a_lock_of_another_machine_or_program_is_left_to_the_user(tmp_path):
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "began": "1"}))
@@ -142,6 +136,7 @@ except OSError as error:
 
 @pytest.mark.parametrize("dead", [False, True], ids=["new", "taken over"])
 def test_a_full_disk_leaves_no_lock_behind(tmp_path, dead):
+    """Of a dead process, whose id is this one's by now, the old one."""
     if dead:
         (tmp_path / "lock").write_text(STALE)
     out = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True).stdout
@@ -152,7 +147,7 @@ def test_a_full_disk_leaves_no_lock_behind(tmp_path, dead):
 
 
 def test_empty_lock_files_have_no_owner(tmp_path):
-    """A full disk left them, before locks were created in one step."""
+    """A full disk leaves them on a file system without hard links."""
     for name in (lock.NAME, lock.TAKEOVER):
         (tmp_path / name).touch()
     with lock_folder(tmp_path) as check:

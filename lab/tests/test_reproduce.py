@@ -81,7 +81,7 @@ def test_results_of_other_code_are_computed_again(tmp_path, monkeypatch):
         ("LIBRARY/rule.py", True),
         ("LIBRARY/optim/optimizer.py", True),
         ("LAB/arrays.py", True),
-        ("LAB/tasks/mnist/model.py", True),
+        ("LAB/tasks/mnist/task.py", True),
         ("LAB/training/step.py", True),
         ("LAB/experiments/spike/simulation.py", True),
         ("LAB/experiments/spike/judge.py", False),

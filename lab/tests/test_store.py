@@ -11,7 +11,7 @@ import pytest
 
 from mvngrad_lab import store
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.store import metrics
+from mvngrad_lab.store import MetricsFile, read_rows
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,13 @@ def test_a_run_without_a_complete_result_is_interrupted(tmp_path):
     assert store.load_runs(tmp_path, on_problem=id) == []
 
 
-def test_starting_again_removes_the_old_result(tmp_path):
+def test_starting_again_removes_the_old_result_and_the_old_changes(tmp_path):
     folder = finished(tmp_path, loss=1.0)
-    folder.start({"commit": "def"})
+    folder.start({"commit": "def"}, "a diff")
     assert folder.run is None
+    assert (folder.path / "changes.diff").read_text() == "a diff"
+    folder.start({"commit": "def"})
+    assert not (folder.path / "changes.diff").exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits are posix's")
@@ -117,11 +120,11 @@ def test_a_damaged_record_is_named_and_left_out(tmp_path):
 def test_metrics_with_a_damaged_row_are_refused(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    assert [row["step"] for row in metrics.read_rows(path)] == [1, 2]
+    assert [row["step"] for row in read_rows(path)] == [1, 2]
     for damage in ("{}", '{"step": ', "[]", "\x00"):
         path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
         with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is damaged .*; repair it, or delete the folder"):
-            metrics.MetricsFile(path, 3)
+            MetricsFile(path, 3)
 
 
 def test_a_key_in_two_roots_is_read_from_the_first(tmp_path):

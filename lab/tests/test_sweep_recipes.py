@@ -15,8 +15,7 @@ from tiny import Tiny, TinyTask
 from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
 from mvngrad_lab.recipe import COUPLED, DECOUPLED, Recipe
-from mvngrad_lab.store import load_runs
-from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.store import load_runs, read_rows
 from mvngrad_lab.sweep import Outcome, Results, Sweep, grid
 from mvngrad_lab.sweep.grids import check_equal_budgets, optimizer_name, optimizers_by_key
 from mvngrad_lab.sweep.records import make_entry

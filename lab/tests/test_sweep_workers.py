@@ -150,9 +150,9 @@ def test_after_the_store_was_away_other_workers_may_send_a_heartbeat_first(toy):
     queue.requeue_silent()
     assert "lost" not in toy.statuses()
     stale = queue.storage._get_stale_trial_ids
-    assert stale(queue.study_id) == [claim.trial]
+    assert stale(queue.study._study_id) == [claim.trial]
     with queue.send_heartbeats(claim):
-        wait_for(lambda: stale(queue.study_id) == [])
+        wait_for(lambda: stale(queue.study._study_id) == [])
     queue.requeue_from = 0.0
     queue.requeue_silent()
     assert "lost" not in toy.statuses()
@@ -214,17 +214,17 @@ def test_a_worker_asked_to_stop_does_not_take_back_a_run_that_another_has_by_now
     toy.init(small())
     others = []
 
-    def busy(attempt):
+    def busy(queue, claim, run, options):
         """Another process has the lock; it claims the run, and this one is asked to stop."""
-        attempt.queue.release(attempt.claim, pause=60.0)
+        queue.release(claim, pause=60.0)
         others.append(toy.queue.claim({**describe_worker(), "worker": "another"}))
         monkeypatch.setattr(Queue, "requeue_silent", interrupt)
-        return "busy"
+        return {"status": "busy"}
 
     def interrupt(queue):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker.Attempt, "run", busy)
+    monkeypatch.setattr(worker, "run_claim", busy)
     with pytest.raises(KeyboardInterrupt):
         toy.work()
     (record,) = (r for r in toy.queue.records() if r.key == others[0].record.key)

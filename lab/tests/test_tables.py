@@ -26,7 +26,7 @@ from mvngrad_lab.report.verdicts import (
     UNDERPOWERED,
     judge,
 )
-from mvngrad_lab.store.metrics import MetricsFile
+from mvngrad_lab.store import MetricsFile
 from mvngrad_lab.tasks.cifar100.recipe import SELECTED
 from mvngrad_lab.training import train as training
 

@@ -12,8 +12,8 @@ from mvngrad.rule import ADABELIEF
 from mvngrad_lab.experiments import find_experiments
 from mvngrad_lab.experiments.mnist import curves as mnist_curves, digits as mnist, gap as mnist_gap
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, UNDECIDED, find_judges
-from mvngrad_lab.tasks.mnist.model import mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
+from mvngrad_lab.tasks.mnist.task import mlp
 
 JUDGES = find_judges()
 

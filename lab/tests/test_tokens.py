@@ -38,8 +38,8 @@ def vocabulary():
 DOCUMENTS = [f"Document {n}\n\nof {'many ' * (n % 7)}words, and größer." for n in range(200)]
 
 
-def corpus(*files, validation=text.VALIDATION_SHARE, source="test"):
-    return Corpus(source, files, validation)
+def corpus(*files, share=text.VALIDATION_SHARE, validation=(), source="test"):
+    return Corpus(source, files, 0.0 if validation else share, validation)
 
 
 def contents(folder):
@@ -52,7 +52,7 @@ def contents(folder):
 @pytest.mark.usefixtures("letters")
 def test_every_document_is_in_one_split_in_its_order(tmp_path):
     path = write_text(tmp_path / "a.txt", *DOCUMENTS)
-    manifest = write_tokens(corpus(path, validation=0.2), tmp_path / "out")
+    manifest = write_tokens(corpus(path, share=0.2), tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(WRITTEN)
     train, validation = decode(tmp_path / "out")
     assert [text for text in DOCUMENTS if text in set(train)] == train
@@ -65,9 +65,9 @@ def test_every_document_is_in_one_split_in_its_order(tmp_path):
 
 @pytest.mark.usefixtures("letters")
 def test_held_out_documents_depend_on_their_content_alone(tmp_path):
-    write_tokens(corpus(write_text(tmp_path / "a.txt", *DOCUMENTS), validation=0.2), tmp_path / "a")
+    write_tokens(corpus(write_text(tmp_path / "a.txt", *DOCUMENTS), share=0.2), tmp_path / "a")
     backwards = write_text(tmp_path / "b.txt", *DOCUMENTS[:90:-1]), write_text(tmp_path / "c.txt", "new", "too")
-    write_tokens(corpus(*backwards, validation=0.2), tmp_path / "b")
+    write_tokens(corpus(*backwards, share=0.2), tmp_path / "b")
     held = set(decode(tmp_path / "a")[1])
     assert {text for text in decode(tmp_path / "b")[1] if text in DOCUMENTS} == held & set(DOCUMENTS[91:])
 
@@ -78,7 +78,7 @@ def test_validation_files_are_used_whole(tmp_path):
     manifest = write_tokens(corpus(train, validation=(official,)), tmp_path / "out")
     assert decode(tmp_path / "out") == [["one", "two"], ["three"]]
     assert manifest.split == "validation: b.txt"
-    write_tokens(corpus(official, validation=1.0), tmp_path / "all")
+    write_tokens(corpus(official, share=1.0), tmp_path / "all")
     assert decode(tmp_path / "all") == [[], ["three"]]
 
 
@@ -125,7 +125,7 @@ def test_existing_tokens_are_kept_unless_something_differs(tmp_path, monkeypatch
     (out / "train.bin").write_bytes(content)
     assert write_tokens(corpus(path), out) == first
     Tokens.open(out, checksum=True)
-    assert write_tokens(corpus(path, validation=0.5), out).validation.documents > first.validation.documents
+    assert write_tokens(corpus(path, share=0.5), out).validation.documents > first.validation.documents
     write_text(path, "other text")
     assert write_tokens(corpus(path), out).train.documents == 1
 
@@ -173,13 +173,13 @@ def test_number_of_workers_changes_nothing(tmp_path, vocabulary, monkeypatch):
     path = write_text(tmp_path / "a.txt", *DOCUMENTS)
     monkeypatch.setattr(text, "PIECE_BYTES", 1000)
     for folder, workers in (("alone", 1), ("together", 3)):
-        write_tokens(corpus(path, validation=0.1), tmp_path / folder, vocabulary, workers)
+        write_tokens(corpus(path, share=0.1), tmp_path / folder, vocabulary, workers)
     assert contents(tmp_path / "together") == contents(tmp_path / "alone")
 
 
 def test_tokens_are_gpt2s_and_decode_to_the_text(tmp_path, vocabulary):
     texts = ["Hello world", "It's 2026,\n\n  größer than 日本 <|endoftext|> inside"]
-    write_tokens(corpus(write_text(tmp_path / "a.txt", *texts), validation=0), tmp_path / "out", vocabulary)
+    write_tokens(corpus(write_text(tmp_path / "a.txt", *texts), share=0), tmp_path / "out", vocabulary)
     first, rest = token_ids(Tokens.open(tmp_path / "out").data).tensor_split([3])
     assert first.tolist() == [15496, 995, END_OF_TEXT]
     rest = rest.tolist()
@@ -194,15 +194,6 @@ def test_altered_vocabulary_is_refused(tmp_path, vocabulary):
         prepare.load_encoding(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "validation", "message"),
-    [(("a.txt",), 1.5, r"validation=1\.5 is not a share"), ((), 0.1, "files is empty")],
-)
-def test_invalid_corpus_is_refused_by_argument(files, validation, message):
-    with pytest.raises(ValueError, match=message):
-        corpus(*files, validation=validation)
-
-
 # Reading
 
 
@@ -210,7 +201,7 @@ def test_invalid_corpus_is_refused_by_argument(files, validation, message):
 def folder(letters, tmp_path):
     """Tokens of two documents in tokens/mine."""
     folder = tmp_path / "tokens" / "mine"
-    write_tokens(corpus(write_text(tmp_path / "a.txt", "abc", "defg"), validation=0), folder)
+    write_tokens(corpus(write_text(tmp_path / "a.txt", "abc", "defg"), share=0), folder)
     return folder
 
 

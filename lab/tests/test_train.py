@@ -16,7 +16,7 @@ from tiny import Tiny, TinyTask, exit_code, killed_after, rows, start_training, 
 
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab.experiments.cifar100.gap import measure_gap as variance_gap
-from mvngrad_lab.store import metrics
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import checkpoint, loop, step
 from mvngrad_lab.training.events import EpochEnd, Message, StepProgress
@@ -64,7 +64,7 @@ def test_a_run_stores_recipe_metrics_result_and_weights(run, tmp_path):
     assert done.result["status"] == "finished"
     assert done.result["steps"] == 3 * 7
     assert done.result["state_bytes"] == 4 * (3 * done.result["parameters"] + 6)  # m, s, u, and six counts of steps
-    assert [(row["epoch"], row["step"], "test_loss" in row) for row in metrics.read_rows(at / "metrics.jsonl")] == [
+    assert [(row["epoch"], row["step"], "test_loss" in row) for row in read_rows(at / "metrics.jsonl")] == [
         (1, 7, False), (2, 14, True), (3, 21, True),
     ]  # fmt: skip
     assert events.pop(0) == Message(recipe.key, f"starts: 21 steps of 16, in {at}")
@@ -251,26 +251,6 @@ def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, n
     assert events[0].text == f"resumes after step {stopped} of 21"
 
 
-def test_a_second_signal_of_a_kind_has_its_usual_effect(run):
-    class Impatient(Exception):
-        pass
-
-    def stop(number, frame):
-        raise Impatient
-
-    def twice(event):
-        if isinstance(event, EpochEnd):
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with pytest.raises(Impatient):
-            run(Tiny(), on_event=twice)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @pytest.mark.parametrize("epoch", [1, 2, 3])
 def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, epoch):
     """Also within the last one, which does not run twice."""
@@ -415,7 +395,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_step(run, tmp_path, dev
     # Counted from 1: the step after the one that broke the weights, or the last, whose own loss was finite.
     assert done.result["step"] == min(break_at + 2, 21)
     assert run(recipe) == done
-    assert len(metrics.read_rows(folder(tmp_path, recipe) / "metrics.jsonl")) == (break_at + 1) // 7
+    assert len(read_rows(folder(tmp_path, recipe) / "metrics.jsonl")) == (break_at + 1) // 7
 
 
 def test_a_device_that_is_too_small_names_the_setting_to_change(run):

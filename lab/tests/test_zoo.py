@@ -181,18 +181,6 @@ def test_a_recipe_that_names_what_the_optimizer_does_not_take_is_refused_before_
         run_alone(Tiny(optimizer="torch:SGD", eps_s=None), tmp_path)
 
 
-def test_options_are_checked_without_parameters():
-    recipe = tiny("torch:SGD,momentum=0.9", lr=0.5, weight_decay=0.25)
-    assert check_options(recipe.optimizer, **third_party_options(recipe)) == {
-        "lr": 0.5,
-        "weight_decay": 0.25,
-        "momentum": 0.9,
-    }
-    assert check_options("torch:Muon", lr=0.5) == {"lr": 0.5}
-    with pytest.raises(ValueError, match="needs a closure"):
-        check_options("torch:LBFGS")
-
-
 def test_muon_of_torch_steps_matrices_and_adamw_all_else():
     """As two optimizers would; each group has its own decay, and AdamW is given lr, eps and the decay of Muon."""
     options = {"lr": 0.1, "eps": 0.5, "weight_decay": 0.25}

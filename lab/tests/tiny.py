@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.store import metrics
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.task import Task, make_generators
 from mvngrad_lab.training.train import Interrupted, train
@@ -158,5 +158,5 @@ def wait_for_checkpoint(is_alive, log, checkpoints, steps):
 
 def rows(folder):
     """The metrics of a run, without clocks."""
-    table = metrics.read_rows(folder / "metrics.jsonl")
+    table = read_rows(folder / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name != "seconds"} for row in table]

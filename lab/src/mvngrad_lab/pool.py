@@ -1,4 +1,4 @@
-"""Many small jobs on the cores of one machine: one process per core, each with one thread."""
+"""Processes of this machine: many small jobs on its cores, one process for each, and signals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
@@ -50,11 +51,33 @@ def _init_worker(start: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+    def exit_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     start(*arguments)
 
 
-def _exit_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT in a list. The second signal of a kind is handled as before."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread can handle signals
+        return
+    before: dict[int, Any] = {}
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        signal.signal(number, before[number])
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)

@@ -130,11 +130,8 @@ DECAY = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
 
 @cache
 def _field_types(recipe: type[Recipe]) -> dict[str, Any]:
-    try:
-        hints = get_type_hints(recipe)
-    except NameError:  # a type that is imported for type checkers only
-        hints = get_type_hints(TrainingRecipe)
-    return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(recipe)}
+    hints = get_type_hints(recipe)
+    return {field.name: hints[field.name] for field in dataclasses.fields(recipe)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
 from mvngrad.diagnostics.sinks import read_records
 from mvngrad_lab import store
 from mvngrad_lab.experiments import find_experiments, import_all
-from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.store import read_rows
 
 MONITORS = "monitors"
 """In a folder of small results: the records of Monitors, KEY.jsonl for each run that has one."""

@@ -10,8 +10,9 @@ import errno
 import json
 import os
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from gzip import GzipFile
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store.lock import Check
 
 ROOT = Path("runs")
 RESULTS = Path("results")
@@ -35,22 +37,19 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 def write_atomic(path: Path, text: str) -> None:
     """Write a file completely or not at all, also if the process dies or the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(partial, 0o666 & ~umask)  # mkstemp's file is only for its owner
-            os.replace(partial, path)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
-    except OSError as error:  # names the temporary file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError):  # names the temporary file
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def read_chunks(stream: IO[bytes] | GzipFile) -> Iterator[bytes]:
@@ -176,3 +175,44 @@ def write_bundle(path: Path, runs: list[FinishedRun]) -> None:
     merged = {run.key: run for run in [*_read_bundle(path, refuse), *runs]}
     lines = [json.dumps(vars(merged[key]), allow_nan=False) for key in sorted(merged)]
     write_atomic(path, "\n".join(lines) + "\n")
+
+
+# Metrics
+
+
+class MetricsFile:
+    """metrics.jsonl: one row for every epoch of a run, however often the run was interrupted."""
+
+    def __init__(self, path: Path, step: int, check: Check = lambda: None) -> None:
+        """Remove rows of steps after `step`, which an interrupted process wrote: these steps are taken again.
+
+        `check` is called before each row is written.
+        """
+        check()
+        rows = [row for row in read_rows(path) if row["step"] <= step]
+        write_atomic(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        self.path, self.check = path, check
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row and sync it to disk, before a checkpoint that depends on it."""
+        self.check()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows; an incomplete last line is ignored. Raises InvalidInput for any other line that is not a row."""
+    rows: list[dict[str, Any]] = []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if line.endswith("\n"):
+            try:
+                rows.append(json.loads(line))
+                rows[-1]["step"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise InvalidInput(
+                    f"{path}, line {number} is damaged ({error}); repair it, or delete the folder to train again"
+                ) from None
+    return rows

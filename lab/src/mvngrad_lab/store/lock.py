@@ -34,10 +34,7 @@ def lock_folder(folder: Path) -> Iterator[Check]:
     """Be the only process in `folder`, which is created if it is missing and removed if it is empty at the end.
 
     The lock of a process of this machine that has ended is taken over. A suspended process cannot know that it lost
-    its lock: it must call what this yields before it writes.
-
-    Raises:
-        Locked: names the other process, and the file to delete if there is none.
+    its lock: it must call what this yields before it writes. Raises Locked, which names the other process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, pid = folder / NAME, os.getpid()
@@ -114,7 +111,7 @@ def _create(path: Path, text: str) -> bool:
 def _take_over(folder: Path, mine: str) -> None:
     """Replace the lock of a process that has ended. Only the process that holds TAKEOVER may."""
     lock, takeover = folder / NAME, folder / TAKEOVER
-    if _read(takeover) == "":  # a full disk, before locks were created in one step
+    if _read(takeover) == "":  # a full disk, on a file system without hard links
         takeover.unlink(missing_ok=True)
     if not _create(takeover, mine):
         raise Locked(f"{folder} is being taken over by another process; if there is none, delete {takeover}")

@@ -42,7 +42,6 @@ REFUSALS = ("no such table", "authentication failed", "does not exist")
 """What a store says if it answers, and would say again."""
 DAMAGE = ("malformed", "not a database")
 """What SQLite says of a damaged file."""
-SQLITE_HEADER = b"SQLite format 3\0"
 
 
 class RetriesExhausted(NotPossible):
@@ -140,12 +139,8 @@ def open_database(address: Address, create: bool = False) -> RDBStorage:
     PostgreSQL stores times in the session's zone, without naming it. Sessions are set to UTC, so that workers in
     different zones agree on how long another was silent.
 
-    Raises:
-        FileNotFoundError: there is no sweep.
-        DamagedStore: the file is no database, or a broken one.
-        IsADirectoryError, PermissionError: the file is none, or may not be read.
-        StoreUnavailable: the server does not answer, or the disk is full.
-        ConnectionError: the server refuses.
+    Raises MissingFile, IsADirectoryError, PermissionError, DamagedStore, StoreUnavailable if the server does not answer
+    or the disk is full, or ConnectionError if the server refuses.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if address.is_sqlite:
@@ -176,24 +171,16 @@ def open_database(address: Address, create: bool = False) -> RDBStorage:
 
 
 def _check_file(address: Address, create: bool) -> None:
-    """Raise unless the file is an SQLite database or is to become one; SQLite calls every other file absent."""
+    """Raise unless there is a file that may be read, or one is to be made; SQLite's own messages are unclear."""
     path = address.file
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file: sqlite:///{path}/sweeps.db")
-    if not path.exists():
-        if create:
-            return
+    if path.exists():
+        path.open("rb").close()
+    elif not create:
         raise MissingFile(f"there is no sweep in {address}; make one with `mvngrad sweep init`")
-    with path.open("rb") as file:
-        header = file.read(len(SQLITE_HEADER))
-    if header not in (b"", SQLITE_HEADER):
-        raise DamagedStore(_damage_message(address, "it does not begin as an SQLite database does"))
-
-
-def _damage_message(address: Address, reason: str) -> str:
-    return f"{address} is damaged, or not a store: {reason}; restore a copy of the file, or use another storage"
 
 
 @contextmanager
@@ -204,7 +191,9 @@ def translate_errors(address: Address) -> Iterator[None]:
     except (StorageInternalError, DBAPIError) as error:
         message = _database_message(error)
         if address.is_sqlite and any(text in message for text in DAMAGE):
-            raise DamagedStore(_damage_message(address, message)) from None
+            raise DamagedStore(
+                f"{address} is damaged, or not a store: {message}; restore a copy of the file, or use another storage"
+            ) from None
         if (reason := describe_transient(error)) is not None:
             raise StoreUnavailable(address.hide_passwords(f"{address}: {reason}")) from None
         raise
@@ -256,10 +245,7 @@ def call_with_retries(call: Callable[[], T], say: Callable[[str], object], patie
     """Call until no transient error is raised, with growing waits, for `patience` seconds from the first one.
 
     A call that takes longer than `patience`, as a training may, starts the count again. What is called must be safe to
-    call twice, because it may have had its effect before it failed.
-
-    Raises:
-        RetriesExhausted: the error did not pass in time.
+    call twice, because it may have had its effect before it failed. Raises RetriesExhausted if the error did not pass.
     """
     wait, deadline = FIRST_WAIT, math.inf
     while True:

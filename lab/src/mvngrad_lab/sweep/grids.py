@@ -123,11 +123,7 @@ def grid(recipe: R, **values: Iterable[Any]) -> list[R]:
 
 
 def load_sweep(path: str) -> Sweep:
-    """Call `package.module:function`, which must return a Sweep.
-
-    Raises:
-        ValueError: there is no such function, it raises, or it returns something else.
-    """
+    """Call `package.module:function`; raises InvalidInput unless it exists and returns a Sweep."""
     module, _, function = path.partition(":")
     try:
         sweep = getattr(import_module(module), function)()
@@ -150,13 +146,9 @@ def optimizers_by_key(recipes: Iterable[Recipe]) -> dict[str, str]:
 def check_equal_budgets(
     stages: Mapping[str, Mapping[str, str]], unequal: bool, where: str = "the grid", optimizers: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError unless all optimizers have the same number of runs in every stage, or `unequal` is True.
+    """Raise InvalidInput unless all optimizers have the same number of runs in every stage, or `unequal` is True.
 
-    Args:
-        stages: number -> key -> optimizer.
-        unequal: accept different numbers.
-        where: for the message.
-        optimizers: that must be there too.
+    `stages` are number -> key -> optimizer; `optimizers` must be in each stage too.
     """
     names = {optimizer for stage in stages.values() for optimizer in stage.values()}.union(optimizers)
     for number, stage in stages.items():

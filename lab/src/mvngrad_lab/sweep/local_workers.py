@@ -16,7 +16,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.sweep.database import VARIABLE, Address, parse_address
 from mvngrad_lab.sweep.grids import Sweep
-from mvngrad_lab.sweep.worker import check_taken, raise_interrupt, run_worker
+from mvngrad_lab.sweep.worker import check_taken, run_worker
 
 
 class WorkerOptions(NamedTuple):
@@ -38,7 +38,7 @@ def run_local_workers(workers: int, address: Address, options: WorkerOptions) ->
     SIGTERM and Ctrl-C let them write checkpoints first. The address is sent through a pipe, so no list of processes
     shows its password.
     """
-    signal.signal(signal.SIGTERM, raise_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     if workers == 1:
         return _run_one(0, 1, address, options)
     spawn = multiprocessing.get_context("spawn")
@@ -79,7 +79,7 @@ def _run_one(index: int, workers: int, address: Address, options: WorkerOptions)
 
 
 def _run_process(index: int, workers: int, address: Address, options: WorkerOptions) -> None:
-    signal.signal(signal.SIGTERM, raise_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with redirect_stdout(PrefixedStream(sys.stdout, f"worker {index + 1}: ")):
             succeeded = _run_one(index, workers, address, options)
@@ -121,20 +121,12 @@ def choose_device(device: str, index: int) -> str:
 
 
 def submit_jobs(
-    jobs: int,
-    storage: str | None,
-    options: WorkerOptions,
-    submitit_options: Sequence[str] = (),
-    cluster: str = "slurm",
+    jobs: int, storage: str | None, options: WorkerOptions, submitit_options: Sequence[str] = (), cluster: str = "slurm"
 ) -> list[Any]:
     """Submit `jobs` workers to a cluster, through submitit. A worker that is preempted has died: its run is free.
 
-    Args:
-        jobs: how many.
-        storage: as on the command line; None is that of MVNGRAD_STORAGE, which jobs inherit.
-        options: of every worker; logs go to the folder jobs in `options.root`.
-        submitit_options: KEY=VALUE, such as timeout_min=600, gpus_per_node=1, slurm_partition=gpu.
-        cluster: "slurm", or "local" for processes of this machine.
+    `storage` is as on the command line; None is that of MVNGRAD_STORAGE, which jobs inherit. `cluster="local"` starts
+    processes of this machine. Logs go to the folder jobs in `options.root`.
     """
     try:
         import submitit

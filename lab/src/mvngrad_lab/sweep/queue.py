@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from mvngrad_lab.errors import NotFound
@@ -61,7 +60,7 @@ class Claim:
 
 def create_study(address: Address, name: str, higher: bool) -> None:
     """Create the tables and the study, unless they exist."""
-    direction = StudyDirection.MAXIMIZE if higher else StudyDirection.MINIMIZE
+    direction: Literal["maximize", "minimize"] = "maximize" if higher else "minimize"
     with _storage(address, create=True) as storage, suppress(DuplicatedStudyError):  # created by another at this moment
         optuna.create_study(study_name=name, storage=storage, direction=direction, load_if_exists=True)
 
@@ -93,7 +92,7 @@ class Queue:
             with translate_errors(address):
                 sampler = optuna.samplers.RandomSampler()
                 self.study = optuna.load_study(study_name=name, storage=self.storage, sampler=sampler)
-                self.study_id, notes = self.storage.get_study_id_from_name(name), self.study.user_attrs
+                notes = self.study.user_attrs
         except BaseException as error:
             self.close()
             if not isinstance(error, KeyError):
@@ -106,8 +105,6 @@ class Queue:
         # Set here and not by the constructor: all workers must agree, so the store has the values.
         self.storage.heartbeat_interval, self.storage.grace_period = self.heartbeat, self.grace
         self.storage.heartbeat_stale_trial_callback = self._requeue
-        self.requeue_from = 0.0
-        """When this process may first call others silent."""
         self._postpone_requeue()
         self.not_before: dict[str, float] = {}
         """Configurations that another process holds, and when to try them again."""
@@ -167,7 +164,7 @@ class Queue:
             for trial in self._trials()
             if trial.state == TrialState.RUNNING
             and has_ended(trial.user_attrs.get("worker", {}))
-            and self._set_state(self._id_of(trial), TrialState.FAIL)
+            and self._set_state(trial._trial_id, TrialState.FAIL)
         ]
         for trial in dead:
             self._requeue(self.study, trial)
@@ -181,7 +178,7 @@ class Queue:
         free = sorted(self._free_trials(), key=lambda trial: make_record(trial).optimizer in last)
         while free:
             trial = free.pop(0)
-            claim = Claim(self._id_of(trial), make_record(trial))
+            claim = Claim(trial._trial_id, make_record(trial))
             self._call(lambda claim=claim: self.storage.record_heartbeat(claim.trial))  # type: ignore[misc]
             if self._set_state(claim.trial, TrialState.RUNNING):
                 self._set_attribute(claim.trial, "worker", worker)
@@ -200,9 +197,8 @@ class Queue:
             if record.status != "waiting":
                 continue
             if first[record.key] != trial.number:
-                trial_id = self._id_of(trial)
-                self._set_attribute(trial_id, "double", True)
-                self._set_state(trial_id, TrialState.FAIL)
+                self._set_attribute(trial._trial_id, "double", True)
+                self._set_state(trial._trial_id, TrialState.FAIL)
             elif self.not_before.get(record.key, 0.0) <= time.monotonic():
                 free.append(trial)
         return free
@@ -232,7 +228,11 @@ class Queue:
 
         def send() -> None:
             while not ended.wait(self.heartbeat):
-                self._send_heartbeat(claim)
+                try:
+                    self.storage.record_heartbeat(claim.trial)
+                except Exception as error:  # noqa: PERF203
+                    self._postpone_requeue()
+                    self.say(f"no heartbeat for {claim.record.key}: {describe_transient(error) or error}")
             self.storage.remove_session()
 
         thread = threading.Thread(target=send, daemon=True)
@@ -243,15 +243,8 @@ class Queue:
             ended.set()
             thread.join()
 
-    def _send_heartbeat(self, claim: Claim) -> None:
-        try:
-            self.storage.record_heartbeat(claim.trial)
-        except Exception as error:
-            self._postpone_requeue()
-            self.say(f"no heartbeat for {claim.record.key}: {describe_transient(error) or error}")
-
     def _postpone_requeue(self) -> None:
-        """Wait for two heartbeats of the others before calling them silent: the store was away, at least from here."""
+        """Wait for two heartbeats of other workers before calling them silent: the store may have been away."""
         self.requeue_from = time.monotonic() + 2 * self.heartbeat
 
     def _call(self, call: Callable[[], T]) -> T:
@@ -265,9 +258,6 @@ class Queue:
     def _trials(self) -> list[FrozenTrial]:
         trials = self._call(lambda: self.study.get_trials(deepcopy=False))
         return sorted((trial for trial in trials if "key" in trial.user_attrs), key=lambda trial: trial.number)
-
-    def _id_of(self, trial: FrozenTrial) -> int:
-        return self._call(lambda: self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number))
 
     def _set_attribute(self, trial: int, name: str, value: Any) -> None:
         with suppress(UpdateFinishedTrialError):
@@ -338,9 +328,7 @@ def _find_ranges(entries: Sequence[dict[str, Any]]) -> dict[str, BaseDistributio
 
 
 def describe_process() -> dict[str, str]:
-    """This process among all. Machines may share names, and containers of one machine have process numbers of their
-    own.
-    """
+    """This process among all: machines may share names, and containers of one machine have their own process ids."""
     return {"machine": _get_machine(), "pid": str(os.getpid()), "began": process_start(os.getpid()) or ""}
 
 

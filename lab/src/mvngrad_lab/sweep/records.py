@@ -46,11 +46,7 @@ class Record:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe, made from its settings.
-
-        Raises:
-            VersionMismatch: this code has no such class, other fields, or another key for them.
-        """
+        """The recipe, made from its settings. Raises VersionMismatch if this code makes none, or one of another key."""
         try:
             recipe = _make_recipe(self.maker, self.settings)
         except (LookupError, TypeError, ValueError) as error:
@@ -83,11 +79,7 @@ class Record:
 
 
 def strip_build(version: str) -> str:
-    """A version without its build: pip and torch itself may name different builds of one version.
-
-    >>> strip_build("2.11.0+cu130")
-    '2.11.0'
-    """
+    """2.11.0 of 2.11.0+cu130: pip and torch itself may name different builds of one version."""
     return version.partition("+")[0]
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mvngrad import __version__
 from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.recipe import Recipe, TrainingRecipe
 from mvngrad_lab.store.environment import commit
+from mvngrad_lab.sweep import grids
 from mvngrad_lab.sweep.database import Address
-from mvngrad_lab.sweep.grids import (
-    Results,
-    Sweep,
-    check_equal_budgets,
-    describe_budget,
-    optimizer_name,
-    optimizers_by_key,
-)
+from mvngrad_lab.sweep.grids import Results, Sweep, check_equal_budgets, optimizers_by_key
 from mvngrad_lab.sweep.queue import GRACE, HEARTBEAT, Queue, Say, create_study
 from mvngrad_lab.sweep.records import DONE, SEEDS, Record, latest_by_key, make_entry
 
@@ -36,20 +30,12 @@ def init_sweep(
 ) -> list[str]:
     """Write a sweep's configurations to a store, except those that it has already. The keys of the new ones.
 
-    Args:
-        address: of the store.
-        name: of the sweep in the store.
-        sweep: what to run.
-        unequal: optimizers may have different budgets.
-        heartbeat: seconds between two heartbeats; None keeps the store's, else 60.
-        grace: seconds of silence after which a worker counts as dead; None keeps the store's, else 600.
-        say: receives lines about the budget and what changes.
-
-    Raises:
-        ValueError: optimizers have different budgets, one is unknown, or the metric is not the store's.
+    `heartbeat` and `grace` are seconds: between two heartbeats, and without one until a worker counts as dead; None is
+    the store's. Raises InvalidInput if budgets differ without `unequal`, an optimizer is unknown, or the metric differs
+    from the store's.
     """
     stages = sweep.expand_stages()
-    for line in describe_budget(sweep, stages):
+    for line in grids.describe_budget(sweep, stages):
         say(line)
     check_equal_budgets({str(n): optimizers_by_key(stage) for n, stage in enumerate(stages, start=1)}, unequal)
     check_optimizers(recipe for stage in stages for recipe in stage)
@@ -142,7 +128,7 @@ def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
             check_errors_retried(records, earlier, queue.name)
             outcomes = [latest[key].as_outcome for key in sorted(earlier)]
             recipes, notes = stage(Results(outcomes, sweep.higher)), queue.notes
-            everyone = [optimizer_name(outcome.recipe) for outcome in outcomes]
+            everyone = [grids.optimizer_name(outcome.recipe) for outcome in outcomes]
             tried = stored_runs(latest, number) | optimizers_by_key(recipes)
             check_equal_budgets({number: tried}, notes["unequal"], "the store", everyone)
             new = {recipe.key: make_entry(recipe, number) for recipe in recipes if recipe.key not in latest}
@@ -155,31 +141,18 @@ def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
     return queued
 
 
-class SweepRuns(NamedTuple):
-    """The runs of a store, one record for each configuration."""
-
-    swept: list[Record]
-    """Of the current grid."""
-    seeds: list[Record]
-    """Repetitions of selected configurations with other seeds."""
-    others: list[Record]
-    """Of earlier grids."""
-
-
-def get_runs(queue: Queue) -> SweepRuns:
+def get_runs(queue: Queue) -> tuple[list[Record], list[Record], list[Record]]:
+    """A record of each configuration: of the current grid; of seeds of those selected; of earlier grids."""
     latest = latest_by_key(queue.records()).values()
     grid = {key for keys in queue.grid.values() for key in keys}
     rest = [record for record in latest if record.key not in grid]
-    return SweepRuns(
-        [record for record in latest if record.key in grid],
-        [record for record in rest if record.stage == SEEDS],
-        [record for record in rest if record.stage != SEEDS],
-    )
+    seeds, others = ([r for r in rest if (r.stage == SEEDS) == repeats] for repeats in (True, False))
+    return [record for record in latest if record.key in grid], seeds, others
 
 
 def select_best(queue: Queue) -> dict[str, Record]:
     """The best finished configuration of each optimizer, by the sweep's metric."""
-    records = {record.key: record for record in get_runs(queue).swept}
+    records = {record.key: record for record in get_runs(queue)[0]}
     outcomes = [record.as_outcome for record in records.values() if record.value is not None]
     best = Results(outcomes, queue.notes["higher"]).best
     return {optimizer: records[outcome.recipe.key] for optimizer, outcome in best.items()}
@@ -188,15 +161,12 @@ def select_best(queue: Queue) -> dict[str, Record]:
 def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
     """Queue the selected configurations with more seeds, `seeds` of each in all. The keys of the new ones.
 
-    Raises:
-        RuntimeError: the sweep is not done. A selection among some runs would favour those that ran first, or without
-            an error.
-        ValueError: `seeds` is less than 1, or the recipes have no seed.
+    Raises NotPossible if runs are left: a selection among some would favour those that ran first, or without an error.
     """
     if seeds < 1:
         raise InvalidInput(f"seeds={seeds} is invalid; it must be at least 1")
     add_missing(queue, sweep)
-    swept, records = get_runs(queue).swept, queue.records()
+    swept, records = get_runs(queue)[0], queue.records()
     if left := sum(record.status not in DONE for record in swept):
         raise NotPossible(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
     check_errors_retried(records, [record.key for record in swept], queue.name)

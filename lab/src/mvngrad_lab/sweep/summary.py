@@ -61,15 +61,8 @@ def export(queue: Queue, path: Path) -> int:
         notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
         selected = {optimizer: record.key for optimizer, record in select_best(queue).items()}
         share = compute_share_trained(list(latest_by_key(queue.records()).values()))
-        whole = {
-            "sweep": queue.name,
-            "made": timestamp(),
-            **notes,
-            "occupied": share,
-            "selected": selected,
-            "runs": rows,
-        }
-        write_atomic(path, json.dumps(whole, indent=1) + "\n")
+        whole = {"sweep": queue.name, "made": timestamp(), **notes, "occupied": share, "selected": selected}
+        write_atomic(path, json.dumps({**whole, "runs": rows}, indent=1) + "\n")
     else:
         raise InvalidInput(f"{path} is neither a .json nor a .csv file")
     return len(rows)

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import signal
-import threading
 import time
 import traceback
 from collections import Counter
@@ -16,11 +15,11 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import Parameter, signature
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from mvngrad import __version__
 from mvngrad_lab.errors import InvalidInput, NotPossible
+from mvngrad_lab.pool import catch_signals
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import ROOT, FinishedRun, RunFolder, read_run, timestamp
 from mvngrad_lab.store.environment import changes, commit, environment
@@ -40,21 +39,6 @@ one that cannot run does not stop the others.
 """
 
 
-def train_recipe(recipe: Any, *, root: Path, data: Path | None, device: str, compile: bool) -> FinishedRun:
-    """Train a recipe or resume it, in its folder of `root`.
-
-    Raises:
-        KeyboardInterrupt: the process is asked to stop, and a checkpoint is written.
-        Locked: another process is training it.
-    """
-    from mvngrad_lab.training.train import Interrupted, train
-
-    try:
-        return train(recipe, root=root, data=data, device=device, compile=compile)
-    except Interrupted as stop:
-        raise KeyboardInterrupt(str(stop)) from stop
-
-
 def takes(run: Callable[..., Any], option: str) -> bool:
     """Whether a sweep's function has a parameter for an option of `mvngrad sweep work`."""
     parameters = signature(run).parameters.values()
@@ -62,7 +46,7 @@ def takes(run: Callable[..., Any], option: str) -> bool:
 
 
 def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
-    """Raise ValueError if an option of the command line is set that a sweep's function does not take."""
+    """Raise InvalidInput if an option of the command line is set that a sweep's function does not take."""
     for name, value in options.items():
         if run is not None and value and not takes(run, name):
             raise InvalidInput(f"--{name} {value}: the sweep's function {run.__name__} has no parameter {name}")
@@ -71,8 +55,7 @@ def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
 def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, **options: Any) -> FinishedRun:
     """Call a sweep's function and store what it returns, unless it takes `root` and does so itself.
 
-    Raises:
-        Locked: another process is running this recipe.
+    Raises Locked if another process is running this recipe.
     """
     taken = {name: value for name, value in options.items() if takes(run, name)}
     if takes(run, "root"):
@@ -158,6 +141,11 @@ def run_worker(
     queue = call_with_retries(
         lambda: Queue(address, name, say, patience), lambda text: say(address.hide_passwords(text)), patience
     )
+    run, options = sweep.run, {"root": root, "data": data, "device": device, "compile": compile}
+    if run is None:
+        from mvngrad_lab.training.train import train  # imports torch
+
+        run = train
     claim: Claim | None = None
     waited_for = ""
     try:
@@ -182,15 +170,14 @@ def run_worker(
                 elif not add_missing(queue, sweep):
                     return counts
                 continue
-            options = {"root": root, "data": data, "device": device, "compile": compile}
-            attempt = Attempt(queue, claim, sweep.run or train_recipe, options)
-            queue.say(f"{claim.record.key}: {describe_settings(claim.record, queue.records())}")
-            status, claim = attempt.run(), None
-            counts[status] += 1
-            raised = [*raised, attempt.record.optimizer] if status == "raised" else []
+            record = claim.record
+            queue.say(f"{record.key}: {describe_settings(record, queue.records())}")
+            outcome, claim = run_claim(queue, claim, run, options), None
+            counts[outcome["status"]] += 1
+            raised = [*raised, record.optimizer] if outcome["status"] == "raised" else []
             if len(raised) == ERRORS_IN_A_ROW:
                 raise NotPossible(
-                    f"{ERRORS_IN_A_ROW} runs in a row raised an error, the last one {attempt.reason}; this worker "
+                    f"{ERRORS_IN_A_ROW} runs in a row raised an error, the last one {outcome['reason']}; this worker "
                     f"stops. Fix it, queue them again with `mvngrad sweep retry {name}`, and start it again"
                 )
     except KeyboardInterrupt:
@@ -210,117 +197,80 @@ def _say_waiting(queue: Queue, left: list[Record], before: str) -> str:
     return text
 
 
-class Attempt:
-    """One run by one worker."""
-
-    def __init__(self, queue: Queue, claim: Claim, run: Callable[..., Any], options: dict[str, Any]) -> None:
-        self.queue, self.claim, self.record, self.options = queue, claim, claim.record, options
-        self.run_recipe = run
-        self.reason = ""
-        """Why it did not finish."""
-
-    def run(self) -> str:
-        """Run and record the outcome: finished, diverged, raised, busy or taken over."""
-        started, began = time.perf_counter(), timestamp("milliseconds")
-        try:
-            recipe = self.record.recipe
-            before = read_run(self.options["root"] / self.record.key)
-            with self.queue.send_heartbeats(self.claim):
-                run = call_with_retries(
-                    lambda: call_run(self.run_recipe, recipe, **self.options), self.queue.say, self.queue.patience
-                )
-            outcome, value = self._evaluate(run)
-            if before is not None:
-                outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
-        except Locked as error:
-            if self._remove_dead_lock():
-                return self.run()
-            if not self.queue.release(self.claim, pause=self.queue.heartbeat):
-                return self._say_taken_over()
-            # The holder may be a worker that was thought dead and is not: it may still finish.
-            self.queue.say(f"{self.record.key} is left for later: {error}")
-            return "busy"
-        except (RetriesExhausted, VersionMismatch):
-            self.queue.release(self.claim)
-            raise
-        except Exception as error:
-            trace = "".join(traceback.format_exception(error)[-4:])
-            outcome, value = {"status": "raised", "reason": f"{type(error).__name__}: {error}", "trace": trace}, None
-        outcome |= {"began": began, "worker_seconds": time.perf_counter() - started}
-        with defer_signals():
-            recorded = self.queue.finish(self.claim, outcome, value)
-        if not recorded:
-            return self._say_taken_over()
-        status, self.reason = str(outcome["status"]), str(outcome.get("reason", ""))
-        what = f"{self.queue.notes['metric']} {value:.6g}" if value is not None else f"{status} ({self.reason})"
-        records = self.queue.records()
-        self.queue.say(
-            f"{self.record.key}: {describe_settings(self.record, records)}: {what}; {describe_progress(records)}"
-        )
-        return status
-
-    def _say_taken_over(self) -> str:
-        self.queue.say(f"{self.record.key}: this worker was thought dead, and the run is queued again")
-        return "taken over"
-
-    def _remove_dead_lock(self) -> bool:
-        """Remove the lock of a worker on another machine that the store calls dead; False if it is of another process.
-
-        The lock itself can judge processes of this machine alone. The store knows which worker was silent for longer
-        than the grace. If that one wakes up, it finds its lock gone before it writes anything.
-        """
-        lock = self.options["root"] / self.record.key / NAME
-        try:
-            text = lock.read_text(encoding="utf-8")
-            holder = json.loads(text)
-        except (OSError, ValueError):
-            return False
-        dead = {r.worker.get("worker") for r in self.queue.records() if (r.key, r.status) == (self.record.key, "lost")}
-        if holder["host"] == platform.node() or f"{holder['host']}-{holder['pid']}" not in dead:
-            return False
-        return remove(lock, text)
-
-    def _evaluate(self, run: FinishedRun) -> tuple[dict[str, Any], float | None]:
-        """The outcome to record, and the value of the sweep's metric if it is finite."""
-        metric = self.queue.notes["metric"]
-        plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
-        if run.result.get("status", "finished") == "diverged":
-            return {**plain, "status": "diverged", "reason": f"diverged at step {run.result.get('step')}"}, None
-        if metric not in run.result:
-            raise KeyError(f"the run has no {metric!r}, by which the sweep chooses; it has {', '.join(run.result)}")
-        value = run.result[metric]
-        if value is None or not math.isfinite(value):
-            return {**plain, "status": "diverged", "reason": f"{metric} is not finite"}, None
-        return {**plain, "status": "finished"}, float(value)
+def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Run a claimed recipe and record its outcome, whose status is finished, diverged, raised, busy or taken over."""
+    record, started, began = claim.record, time.perf_counter(), timestamp("milliseconds")
+    try:
+        recipe, before = record.recipe, read_run(options["root"] / record.key)
+        with queue.send_heartbeats(claim):
+            finished = call_with_retries(lambda: call_run(run, recipe, **options), queue.say, queue.patience)
+        outcome, value = _evaluate(finished, queue.notes["metric"])
+        if before is not None:
+            outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
+    except Locked as error:
+        if _remove_dead_lock(queue, record, options["root"]):
+            return run_claim(queue, claim, run, options)
+        if not queue.release(claim, pause=queue.heartbeat):
+            return _say_taken_over(queue, record)
+        # The holder may be a worker that was thought dead and is not: it may still finish.
+        queue.say(f"{record.key} is left for later: {error}")
+        return {"status": "busy"}
+    except (RetriesExhausted, VersionMismatch):
+        queue.release(claim)
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)[-4:])
+        outcome, value = {"status": "raised", "reason": f"{type(error).__name__}: {error}", "trace": trace}, None
+    outcome |= {"began": began, "worker_seconds": time.perf_counter() - started}
+    with defer_signals():
+        recorded = queue.finish(claim, outcome, value)
+    if not recorded:
+        return _say_taken_over(queue, record)
+    what = f"{queue.notes['metric']} {value:.6g}" if value is not None else f"{outcome['status']} ({outcome['reason']})"
+    records = queue.records()
+    queue.say(f"{record.key}: {describe_settings(record, records)}: {what}; {describe_progress(records)}")
+    return outcome
 
 
-# Signals
+def _say_taken_over(queue: Queue, record: Record) -> dict[str, Any]:
+    queue.say(f"{record.key}: this worker was thought dead, and the run is queued again")
+    return {"status": "taken over"}
 
 
-def raise_interrupt(number: int, frame: FrameType | None) -> None:
-    """A handler that treats SIGTERM as Ctrl-C."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
+def _remove_dead_lock(queue: Queue, record: Record, root: Path) -> bool:
+    """Remove the lock of a worker on another machine that the store calls dead; False if it is of another process.
+
+    The lock itself can judge processes of this machine alone. The store knows which worker was silent for longer than
+    the grace. If that one wakes up, it finds its lock gone before it writes anything.
+    """
+    lock = root / record.key / NAME
+    try:
+        text = lock.read_text(encoding="utf-8")
+        holder = json.loads(text)
+    except (OSError, ValueError):
+        return False
+    dead = {r.worker.get("worker") for r in queue.records() if (r.key, r.status) == (record.key, "lost")}
+    elsewhere = holder["host"] != platform.node() and f"{holder['host']}-{holder['pid']}" in dead
+    return elsewhere and remove(lock, text)
+
+
+def _evaluate(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float | None]:
+    """The outcome to record, and the value of the sweep's metric if it is finite."""
+    plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
+    if run.result.get("status") == "diverged":
+        return {**plain, "reason": f"diverged at step {run.result.get('step')}"}, None
+    if metric not in run.result:
+        raise KeyError(f"the run has no {metric!r}, by which the sweep chooses; it has {', '.join(run.result)}")
+    value = run.result[metric]
+    if value is None or not math.isfinite(value):
+        return {**plain, "status": "diverged", "reason": f"{metric} is not finite"}, None
+    return {**plain, "status": "finished"}, float(value)
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
     """Hold back SIGTERM and SIGINT until the end of a block; a second one of a kind is not held back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread alone
-        return
-    received: list[int] = []
-    handlers: dict[int, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        signal.signal(number, handlers[number])
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        handlers[number] = signal.signal(number, note)
-    try:
+    with catch_signals() as received:
         yield
-    finally:
-        for restored, handler in handlers.items():
-            signal.signal(restored, handler)
-    for pending in received:
-        signal.raise_signal(pending)
+    for number in received:
+        signal.raise_signal(number)

@@ -17,8 +17,8 @@ from torch import Tensor
 from mvngrad.diagnostics import find_spikes
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.store import MetricsFile, read_rows
 from mvngrad_lab.store.lock import Check, Locked
-from mvngrad_lab.store.metrics import MetricsFile, read_rows
 from mvngrad_lab.training import checkpoint, parallel
 from mvngrad_lab.training.events import EpochEnd, Event, Message, StepProgress
 from mvngrad_lab.training.step import TrainingStep
@@ -32,7 +32,7 @@ CHECKPOINTS = 2
 """Checkpoints kept while training, in case the newest is damaged; a finished run keeps one."""
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """A signal stopped the training after a checkpoint was written; `train` resumes it from there."""
 
     def __init__(self, key: str, step: int, signal_number: int) -> None:
@@ -168,9 +168,8 @@ class Trainer:
                 self._between_steps()
         self.plan = self._plan_epoch(epoch + 1)  # while the device is still busy
         losses, norms = training_step.losses.tolist(), training_step.norms.tolist()
-        missing = self.recipe.batch_size - (training_step.task.last_batch_size or self.recipe.batch_size)
-        samples = max(0, (self.step - first) * self.recipe.batch_size - missing)
-        samples_per_second = samples / (time.perf_counter() - start)
+        samples = training_step.samples_per_epoch - (first - epoch * self.steps_per_epoch) * self.recipe.batch_size
+        samples_per_second = max(0, samples) / (time.perf_counter() - start)
         nonfinite = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
         diverged_at, in_a_row = self._count_nonfinite(epoch, nonfinite)
         if diverged_at is not None:  # what the device computed after it is not part of the run
@@ -179,11 +178,9 @@ class Trainer:
         finite = [loss for at, loss in enumerate(losses) if at not in nonfinite]
         loss = math.fsum(finite) / len(finite) if finite else None
         row = {"step": self.step, "epoch": epoch + 1, "loss": loss}
-        per_step = (
-            {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(nonfinite)}
-            if training_step.guarded
-            else {}
-        )
+        per_step: dict[str, Any] = {}
+        if training_step.guarded:
+            per_step = {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(nonfinite)}
         if diverged_at is not None:
             if self.metrics is not None and per_step:
                 self.metrics.add({**row, "seconds": self.seconds, **per_step})

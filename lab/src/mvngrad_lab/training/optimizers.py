@@ -107,13 +107,7 @@ def _rounding_seed(recipe: TrainingRecipe) -> int:
 def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: Any) -> torch.optim.Optimizer:
     """An optimizer that is not ours, with its own defaults for options that are None or missing.
 
-    Args:
-        name: `torch:Muon`, `zoo:Yogi`, `torch:SGD,momentum=0.9`, `package.module:Class,option=1`.
-        parameters: as for every optimizer of torch.
-        options: lr, betas, eps, weight_decay, and whatever else the class takes.
-
-    Raises:
-        ValueError: there is no such optimizer, it does not take an option, or it needs more than a plain training loop.
+    Raises InvalidInput if there is no such optimizer, it does not take an option, or it needs another training loop.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> type(make_third_party_optimizer("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__

@@ -19,7 +19,7 @@ import torch
 
 from mvngrad_lab import store
 from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import Event
 from mvngrad_lab.training.step import TrainingStep

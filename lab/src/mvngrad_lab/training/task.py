@@ -11,9 +11,6 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.tasks import find_task_class
-
 EpochPlan: TypeAlias = dict[str, Tensor]
 """Everything that is random in an epoch, drawn in advance on the CPU; the first dimension of each tensor is the step.
 
@@ -82,12 +79,6 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Metrics of a model in evaluation mode; expensive ones only if `final`."""
-
-
-def make_task(recipe: TrainingRecipe, data: Path | None, device: torch.device) -> Task:
-    """The task that trains a recipe: see `mvngrad_lab.tasks`."""
-    task: Task = find_task_class(recipe)(recipe, data, device)
-    return task
 
 
 def make_generators(seed: int, epoch: int) -> tuple[random.Random, torch.Generator]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,11 +14,11 @@ import torch
 
 from mvngrad.diagnostics import Monitor
 from mvngrad_lab.errors import InvalidInput, NotPossible, UserError
+from mvngrad_lab.pool import catch_signals
 from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, RunFolder, load_runs
+from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, MetricsFile, RunFolder, load_runs
 from mvngrad_lab.store.environment import changes, environment
 from mvngrad_lab.store.lock import lock_folder
-from mvngrad_lab.store.metrics import MetricsFile
 from mvngrad_lab.training import parallel as distributed
 from mvngrad_lab.training.events import Event, print_event
 from mvngrad_lab.training.loop import Interrupted, Observer, Trainer
@@ -89,7 +87,7 @@ def train(
         check = stack.enter_context(lock_folder(folder.path)) if first else lambda: None
         stack.enter_context(configure_kernels(recipe, where))
         stack.enter_context(_explain_out_of_memory(recipe, where))
-        signals = stack.enter_context(_catch_signals())
+        signals = stack.enter_context(catch_signals())
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:  # just now, by another process
             return cast(FinishedRun, finished)
         started = time.perf_counter()
@@ -105,7 +103,7 @@ def train(
             check()
             folder.start(measured_on, changes())
         else:
-            on_event = _ignore
+            on_event = lambda event: None  # noqa: E731
         distributed.barrier()
         trainer = Trainer(
             recipe, training_step, folder.path, checkpoint_every, on_event, observe, signals, check, measured_on
@@ -129,32 +127,6 @@ def _check_parallel(recipe: TrainingRecipe, mode: distributed.Mode | None) -> No
         )
     if mode is not None and recipe.is_third_party:
         raise InvalidInput(f"optimizer={recipe.optimizer!r}: only ours train on several processes, parallel={mode!r}")
-
-
-def _ignore(event: Event) -> None:
-    """Event handler of ranks above 0: does nothing."""
-
-
-@contextmanager
-def _catch_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT in a list. The second signal of a kind is handled as before."""
-    arrived: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield arrived  # only the main thread can handle signals
-        return
-    before: dict[int, Any] = {}
-
-    def handle(number: int, frame: object) -> None:
-        arrived.append(number)
-        signal.signal(number, before[number])
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, handle)
-    try:
-        yield arrived
-    finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)
 
 
 NO_MEMORY = "can't allocate memory|Storage size calculation overflowed|multiplication overflow"
@@ -225,11 +197,8 @@ def train_missing(
     finished = stored_keys(root)
     for number, recipe in enumerate(recipes, start=1):
         if recipe.key not in finished:
-            try:
-                observe = make_monitor_observer(root / recipe.key) if is_monitored(recipe) else None
-                train(recipe, root=root, data=data, device="cuda", compile=True, on_event=on_event, observe=observe)
-            except Interrupted as stop:
-                raise KeyboardInterrupt from stop
+            observe = make_monitor_observer(root / recipe.key) if is_monitored(recipe) else None
+            train(recipe, root=root, data=data, device="cuda", compile=True, on_event=on_event, observe=observe)
         tick(number / len(recipes))
 
 

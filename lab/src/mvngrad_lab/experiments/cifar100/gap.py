@@ -15,13 +15,12 @@ from mvngrad.diagnostics import VarianceGap, variance_gap
 from mvngrad_lab.errors import NotPossible
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.recipe import RULES, Recipe, TrainingRecipe
-from mvngrad_lab.store import FinishedRun, RunFolder, timestamp
+from mvngrad_lab.store import FinishedRun, MetricsFile, RunFolder, read_rows, timestamp
 from mvngrad_lab.store.environment import changes, environment
-from mvngrad_lab.store.metrics import MetricsFile, read_rows
 from mvngrad_lab.tasks.cifar100.recipe import paper
 from mvngrad_lab.training.step import TrainingStep
 from mvngrad_lab.training.task import StepPlan
-from mvngrad_lab.training.train import Interrupted, require_gpu, stored_keys, train
+from mvngrad_lab.training.train import require_gpu, stored_keys, train
 
 OTHER_BATCHES = 10_000
 """Added to the seed for the batches at a frozen state, so that they differ from those of the training."""
@@ -118,7 +117,4 @@ def _train(
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     require_gpu("cifar-gap", "trains 2 networks for 200 epochs each")
-    try:
-        measure(GapRecipe(), root, data, tick, device="cuda", compile=True, on_event=on_event)
-    except Interrupted as stop:
-        raise KeyboardInterrupt from stop
+    measure(GapRecipe(), root, data, tick, device="cuda", compile=True, on_event=on_event)

@@ -12,7 +12,7 @@ from typing import Any
 from mvngrad_lab import store
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.report.records import Sources, TableResult
-from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.store import read_rows
 
 TOLERANCE, WINDOW = 0.05, 10
 """A run has recovered when its mean loss over WINDOW steps is at most TOLERANCE above that of the run without."""

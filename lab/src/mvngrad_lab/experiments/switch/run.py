@@ -22,7 +22,7 @@ from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.switch.arms import AFTER, SEEDS, Switched, find_bump, make_arms
 from mvngrad_lab.experiments.switch.records import FILE
-from mvngrad_lab.store.metrics import read_rows
+from mvngrad_lab.store import read_rows
 from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import Message

@@ -78,11 +78,7 @@ class GPT2(nn.Module):
     """Radford et al., 2019: learned positions, layer norm first, tied input and output embeddings.
 
     Weights are normal with standard deviation 0.02, those that write to the residual stream with 0.02/sqrt(2 layers);
-    biases are 0.
-
-    Args:
-        shape: layers, width, heads, context and vocabulary.
-        loss_rows: tokens whose logits the loss holds at a time; fewer need less memory and more time.
+    biases are 0. `loss_rows` are the tokens whose logits the loss holds at a time.
 
     >>> sum(p.numel() for p in GPT2(GPT2_30M).parameters())
     30160896
@@ -90,10 +86,6 @@ class GPT2(nn.Module):
 
     def __init__(self, shape: Shape, loss_rows: int = 8192) -> None:
         super().__init__()
-        if shape.width % shape.heads:
-            raise ValueError(f"width={shape.width} is not a multiple of heads={shape.heads}")
-        if loss_rows < 1:
-            raise ValueError(f"loss_rows={loss_rows} is not positive; 8192 is the default")
         self.shape, self.loss_rows = shape, loss_rows
         self.token_embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.position_embedding = nn.Embedding(shape.context, shape.width)

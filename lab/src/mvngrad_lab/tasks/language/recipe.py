@@ -103,13 +103,9 @@ class WikiText103(Language):
     warm-up and clipping at 1, both as for OpenWebText, products and residual stream in bfloat16, and a coefficient of
     1e-6.
 
-    That coefficient matters more than the optimizer. Coupled decay is normalized with the gradient: for a weight whose
-    gradient is small compared with the decay, as in the rows of rare tokens, it becomes a step of nearly `lr` towards
-    0, however small the coefficient is. In a pilot of 1,500 steps, which was not run with this code, 1e-4 cost Adam
-    0.54 nats, while the four cells differed by 0.02. At 1e-6 the decay is coupled as in the paper, and meant to be too
-    weak to hide the differences between optimizers; that has not been measured at this size. The paper's own was
-    probably larger: its perplexity on the *training* text is 70 after 6.6 billion tokens, and that of the pilot without
-    decay, on the validation text of the stand-in, 62 after 0.1 billion.
+    That coefficient matters more than the optimizer (docs/log.md): coupled decay is normalized with the gradient, so
+    that weights with small gradients, as those of rare tokens, are moved by nearly `lr` towards 0. 1e-6 is meant to be
+    too weak to hide the differences between optimizers, which has not been measured at this size.
 
     >>> recipe = wikitext103("mvngrad")
     >>> recipe.lr, recipe.beta1, recipe.beta2, recipe.eps_s, recipe.epochs

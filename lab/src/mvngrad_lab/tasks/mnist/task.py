@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 
 from mvngrad_lab.errors import InvalidInput, MissingFile
 from mvngrad_lab.tasks.mnist import data
-from mvngrad_lab.tasks.mnist.model import mlp
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
 
@@ -22,6 +21,22 @@ VALIDATION_EVERY = 6
 """One training digit in six is held out for validation."""
 SPLIT_SEED = 28
 """Seed of that split, the same for every run."""
+HIDDEN = 128
+"""Width of a hidden layer. The paper does not give one; at 128 an epoch takes about a second on one CPU core, and
+98% of the test digits are still reached."""
+
+
+def mlp(*hidden: int) -> nn.Sequential:
+    """784 - hidden - ... - 10 with ReLU, in torch's own initialization.
+
+    >>> sum(p.numel() for p in mlp(HIDDEN).parameters())  # the "2-layer MLP" of fig:loss_smallbatch
+    101770
+    """
+    widths = (28 * 28, *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for narrow, wide in zip(widths, hidden, strict=False):
+        layers += [nn.Linear(narrow, wide), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 
 
 class MnistTask(Task):

@@ -18,19 +18,8 @@ from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import KnownFile, OnProgress, name_full_disk
-from mvngrad_lab.tasks.language.data.text import (
-    ARCHIVES,
-    VALIDATION_FILE,
-    VERIFIED,
-    Corpus,
-    Piece,
-    download_text,
-    find_corpus,
-    folder_corpus,
-    read_documents,
-    read_piece,
-    split_file,
-)
+from mvngrad_lab.tasks.language.data import text as texts
+from mvngrad_lab.tasks.language.data.text import Corpus, Piece, read_documents
 from mvngrad_lab.tasks.language.data.tokens import END_OF_TEXT, MANIFEST, SPLITS, Manifest, Part, Tokens, find_tokens
 
 if TYPE_CHECKING:
@@ -67,18 +56,18 @@ def prepare_tokens(
         on_progress: called with the bytes of text that are tokenized, and with all.
         on_download: called with the bytes that are downloaded, and with all.
     """
-    if name in ARCHIVES:
+    if name in texts.ARCHIVES:
         files.data_folder(data).mkdir(parents=True, exist_ok=True)
     try:
-        corpus = find_corpus(name, data)
+        corpus = texts.find_corpus(name, data)
     except FileNotFoundError:
         if (folder := find_tokens(name, data)) is not None:
             for split in SPLITS:
                 Tokens.open(folder, split, checksum=True)
             return folder
-        if name not in ARCHIVES:
+        if name not in texts.ARCHIVES:
             raise
-        corpus = find_corpus(name, download_text(name, data, on_download))
+        corpus = texts.find_corpus(name, texts.download_text(name, data, on_download))
     return _prepare_corpus(corpus, name, data, workers, on_progress)
 
 
@@ -95,13 +84,13 @@ def prepare_folder_tokens(
     tokens. The other arguments are those of `prepare_tokens`.
     Raises InvalidInput, before anything is tokenized, if a split would be empty.
     """
-    corpus = folder_corpus(folder)
+    corpus = texts.folder_corpus(folder)
     _check_splits(corpus, folder, check_validation=True)
     files.data_folder(data).mkdir(parents=True, exist_ok=True)
-    held_out = list(map(files.sha256, corpus.validation)) if isinstance(corpus.validation, tuple) else corpus.validation
+    held_out = list(map(files.sha256, corpus.validation)) or corpus.share
     content = json.dumps([TOKENIZER, list(map(files.sha256, corpus.files)), held_out])
     prefix = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-") or "text"
-    name = f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    name = f"{prefix}-{_hash(content)[:12]}"
     return name, _prepare_corpus(corpus, name, data, workers, on_progress)
 
 
@@ -114,26 +103,30 @@ def _prepare_corpus(corpus: Corpus, name: str, data: Path | None, workers: int |
 
 def _check_splits(corpus: Corpus, folder: Path, check_validation: bool) -> None:
     """Raise InvalidInput if a split would be empty. Reads documents only until that is known."""
-    if isinstance(share := corpus.validation, tuple):
-        train, validation = any(read_documents(*corpus.files)), not check_validation or any(read_documents(*share))
-        reason = f"{VALIDATION_FILE} is blank"
-    else:
-        train = share == 1 or not all(is_for_validation(text, share) for text in read_documents(*corpus.files))
-        validation = not check_validation or any(
-            is_for_validation(text, share) for text in read_documents(*corpus.files)
-        )
-        reason = f"none of its documents is among the {share:.1%} that are held out"
-    if not train:
+    splits = {True} if not check_validation or any(read_documents(*corpus.validation)) else set()
+    if corpus.share == 1:
+        splits.add(False)  # all of it is for validation
+    for text in read_documents(*corpus.files):
+        if len(splits) == 2:
+            break
+        splits.add(is_for_validation(text, corpus.share))
+    if False not in splits:
         raise InvalidInput(f"{folder} has nothing to train on: its text is blank, or held out; put text there")
-    if not validation:
+    if True not in splits:
+        none = f"none of its documents is among the {corpus.share:.1%} that are held out"
+        reason = f"{texts.VALIDATION_FILE} is blank" if corpus.validation else none
         raise InvalidInput(
-            f"{folder} has nothing to validate on: {reason}; put some of its text into {folder / VALIDATION_FILE}"
+            f"{folder} has nothing to validate on: {reason}; put some of its text into {folder / texts.VALIDATION_FILE}"
         )
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_for_validation(document: str, share: float) -> bool:
     """Whether the sha256 of a document, read as a fraction from 0 to below 1, is below the share."""
-    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:6], "big") / 2**48 < share
+    return int(_hash(document)[:12], 16) / 2**48 < share
 
 
 # From text to tokens
@@ -177,26 +170,21 @@ def write_tokens(
     matter, and of two equal documents none is trained on.
     Raises InvalidInput, before anything is written, if nothing is left to train on though not all is for validation.
     """
-    validation = corpus.validation if isinstance(corpus.validation, tuple) else ()
-    share = 0.0 if isinstance(corpus.validation, tuple) else float(corpus.validation)
-    paths = (*corpus.files, *validation)
+    paths = (*corpus.files, *corpus.validation)
     sources = tuple((path.name, path.stat().st_size, files.sha256(path)) for path in paths)
-    rule = (
-        f"validation: {', '.join(path.name for path in validation)}"
-        if validation
-        else f"validation: documents whose sha256 begins, as a fraction, below {share}"
-    )
+    names = ", ".join(path.name for path in corpus.validation)
+    rule = f"validation: {names or f'documents whose sha256 begins, as a fraction, below {corpus.share}'}"
     if (manifest := _existing_manifest(folder, corpus.source, rule, sources)) is not None:
         return manifest
     _check_splits(corpus, corpus.files[0].parent, check_validation=False)
     (folder / MANIFEST).unlink(missing_ok=True)
-    shard_folder = folder / "shards"
-    shard_folder.mkdir(parents=True, exist_ok=True)
-    shares = [share] * len(corpus.files) + [1.0] * len(validation)
+    shards_at = folder / "shards"
+    shards_at.mkdir(parents=True, exist_ok=True)
+    shares = [corpus.share] * len(corpus.files) + [1.0] * len(corpus.validation)
     shards = [
-        Shard(piece, part, shard_folder / f"{_shard_key(digest, piece, part)}.bin")
+        Shard(piece, part, shards_at / f"{_hash(f'{TOKENIZER} {digest} {piece.start} {piece.stop} {part}')[:24]}.bin")
         for path, part, (_, _, digest) in zip(paths, shares, sources, strict=True)
-        for piece in split_file(path)
+        for piece in texts.split_file(path)
     ]
     missing = [shard for shard in shards if shard.read_counts() is None]
     total = sum(shard.piece.size for shard in shards)
@@ -209,7 +197,7 @@ def write_tokens(
             on_progress(done, total)
     manifest = Manifest(corpus.source, TOKENIZER, rule, sources, *(_join(shards, split, folder) for split in SPLITS))
     manifest.write(folder)
-    shutil.rmtree(shard_folder)
+    shutil.rmtree(shards_at)
     return manifest
 
 
@@ -226,16 +214,10 @@ def _existing_manifest(
         return None
     if (manifest.tokenizer, manifest.split, manifest.files) != (TOKENIZER, rule, sources):
         return None
-    if manifest.source != source and not manifest.source.endswith(VERIFIED):
+    if manifest.source != source and not manifest.source.endswith(texts.VERIFIED):
         manifest = replace(manifest, source=source)
         manifest.write(folder)
     return manifest
-
-
-def _shard_key(digest: str, piece: Piece, share: float) -> str:
-    """Equal for shards that hold the same tokens."""
-    settings = f"{TOKENIZER} {digest} {piece.start} {piece.stop} {share}"
-    return hashlib.sha256(settings.encode()).hexdigest()[:24]
 
 
 _encoding: Any = None
@@ -250,7 +232,7 @@ def _start_worker(vocabulary: Path | None) -> None:
 def _write_shard(shard: Shard) -> None:
     tokens = {split: array("H") for split in SPLITS}
     documents = dict.fromkeys(SPLITS, 0)
-    for text in read_piece(shard.piece):
+    for text in texts.read_piece(shard.piece):
         split = SPLITS[is_for_validation(text, shard.share)]
         documents[split] += 1
         tokens[split].extend(_encoding.encode_ordinary(text))

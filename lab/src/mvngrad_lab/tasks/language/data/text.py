@@ -64,14 +64,9 @@ class Corpus:
     """Description for a report."""
     files: tuple[Path, ...]
     """In the order their tokens shall have."""
-    validation: float | tuple[Path, ...] = VALIDATION_SHARE
-    """The share of documents used for validation, or files of their own."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.validation, tuple) and not 0 <= self.validation <= 1:
-            raise InvalidInput(f"validation={self.validation} is not a share; give a number from 0 to 1, or files")
-        if not self.files:
-            raise InvalidInput("files is empty: there is no text to prepare")
+    share: float = VALIDATION_SHARE
+    """The share of documents used for validation, in place of files of their own."""
+    validation: tuple[Path, ...] = ()
 
 
 # Where text comes from
@@ -115,7 +110,7 @@ def _corpus_in(folder: Path, name: str) -> Corpus | None:
     files.verify(validation, WIKITEXT103_VALIDATION)
     if alone:
         return Corpus("WikiText-103, its official validation text alone", (validation,), 1.0)
-    return Corpus("WikiText-103, official validation text", (train,), (validation,))
+    return Corpus("WikiText-103, official validation text", (train,), 0.0, (validation,))
 
 
 def folder_corpus(folder: Path) -> Corpus:
@@ -126,11 +121,9 @@ def folder_corpus(folder: Path) -> Corpus:
     paths = [path for path in folder.rglob("*.txt") if path.is_file() and path != validation]
     if not paths:
         raise MissingFile(f"{folder} has no .txt files to train on")
-    return Corpus(
-        f"text of the folder {folder.resolve().name}",
-        tuple(sorted(paths, key=lambda path: path.parts)),
-        (validation,) if validation.is_file() else VALIDATION_SHARE,
-    )
+    held_out = (0.0, (validation,)) if validation.is_file() else (VALIDATION_SHARE,)
+    files = tuple(sorted(paths, key=lambda path: path.parts))
+    return Corpus(f"text of the folder {folder.resolve().name}", files, *held_out)
 
 
 def download_text(name: str, folder: Path | None = None, on_progress: OnProgress | None = None) -> Path:

@@ -149,10 +149,9 @@ def require_tokens(text: str, folder: Path | None = None) -> Path:
 
 def list_texts(folder: Path | None = None) -> dict[str, Path]:
     """The folders of all prepared texts by name."""
-    parents = [place for place in search_folders("tokens", folder) if place.name == "tokens" and place.is_dir()]
-    names = {path.name for parent in parents for path in parent.iterdir() if is_text_name(path.name)}
-    folders = {name: find_tokens(name, folder) for name in sorted(names)}
-    return {name: place for name, place in folders.items() if place is not None}
+    parents = [place for place in reversed(search_folders("tokens", folder)) if place.name == "tokens"]
+    folders = {path.parent.name: path.parent for parent in parents for path in parent.glob(f"*/{MANIFEST}")}
+    return dict(sorted(folders.items()))
 
 
 def is_text_name(text: str) -> bool:
