@@ -131,12 +131,7 @@ def scale_by_mvn_grad(
 
 
 def scale_by_laprop(
-    b1: Number = 0.9,
-    b2: Number = 0.999,
-    eps: Number = 1e-8,
-    *,
-    z_clip: Number | None = None,
-    mu_dtype: Any = None,
+    b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8, *, z_clip: Number | None = None, mu_dtype: Any = None
 ) -> optax.GradientTransformation:
     """Rescale updates by LaProp: divide by the root mean square, then apply momentum.
 

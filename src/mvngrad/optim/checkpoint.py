@@ -66,6 +66,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     owners = dict(zip(saved_ids, members, strict=True))
     if unknown := [key for key in states if key not in owners]:
         raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
+    _refuse_codes_as_floats(groups, states)
     copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
     return {**state_dict, "state": copies, "param_groups": filled}
 
@@ -323,6 +324,31 @@ def unpack_blocks(saved: Any) -> Any:
     return flat
 
 
+def _refuse_codes_as_floats(groups: Sequence[Group], states: Mapping[Any, Any]) -> None:
+    """Raise a ValueError if torch.distributed.checkpoint has read 8-bit codes of a whole parameter into floats.
+
+    Checkpoints that were saved until November 2026 have the same names for both: floats that all are integers from 0
+    to 255 are codes. Every rank finds the same, because a result of DTensors is reduced over all of them.
+    """
+    for key in chain.from_iterable(group["params"] for group in groups if group.get("state_dtype") == "int8"):
+        saved = states[key] if isinstance(states.get(key), Mapping) else {}
+        values = [saved[name] for name in get_state_names(saved)]
+        if not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
+            continue
+        integers = [(value == value.round().clamp(0, 255)).all() for value in values]
+        if all(map(_is_true, integers)) and any(_is_true((value != 0).any()) for value in values):
+            raise ValueError(
+                f"the state of {key!r} is in 8-bit codes of an unsharded parameter, which were read as floats: make "
+                "one file of the checkpoint by torch.distributed.checkpoint.format_utils.dcp_to_torch_save, convert "
+                f"its optimizer state by mvngrad.convert_state_dict(state_dict, {AS_FLOATS!r}), and load that by "
+                "set_optimizer_state_dict with full_state_dict=True"
+            )
+
+
+def _is_true(value: Any) -> bool:
+    return bool(value.full_tensor() if is_sharded(value) else value)
+
+
 def _make_sharded(part: Tensor, param: Any) -> Tensor:
     """The local part of a state tensor as a DTensor, placed as its parameter is."""
     from torch.distributed.tensor import DTensor
@@ -357,6 +383,7 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     if state_dtype not in formats.STATE_DTYPES:
         raise ValueError(formats.invalid_state_dtype_message(state_dtype))
     flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
+    _refuse_codes_as_floats(state_dict["param_groups"], flat)
     as_floats |= any(is_sharded(value) for saved in flat.values() for value in saved.values())
     states: dict[Any, dict[str, Any]] = {}
     for key, saved in flat.items():
