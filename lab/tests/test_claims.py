@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mvngrad_lab.experiments import find_experiments
-from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.claims import NUMBERS, load_claims
 from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, find_latest, judge
 from mvngrad_lab.store import FinishedRun
 
@@ -19,6 +19,7 @@ def test_every_claim_is_whole():
     for claim in CLAIMS:
         assert claim.says and claim.value and claim.rule and claim.target, claim.id  # noqa: PT018
         assert claim.where or claim.says.startswith("Ours"), claim.id
+        assert set(claim.where) <= NUMBERS.keys(), claim.id
 
 
 def test_every_claim_has_a_judge_and_says_what_it_needs():

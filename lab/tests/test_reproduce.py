@@ -328,8 +328,10 @@ def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monke
 
 def test_an_estimate_counts_the_speed_of_this_machine_and_the_processes_that_an_experiment_can_use():
     experiment = dataclasses.replace(SPIKE, seconds=(60.0, 6.0), jobs=3)
-    assert reproduce.estimate_seconds(experiment, quick=False, slowness=2.0, cores=2) == 60
-    assert reproduce.estimate_seconds(experiment, quick=True, slowness=2.0, cores=16) == 4
+    start = 2 * reproduce.WORKER_SECONDS
+    assert reproduce.estimate_seconds(experiment, quick=False, slowness=2.0, cores=2) == 60 + start
+    assert reproduce.estimate_seconds(experiment, quick=True, slowness=2.0, cores=16) == 4 + start
+    assert reproduce.estimate_seconds(experiment, quick=True, slowness=2.0, cores=1) == 12, "in this process"
     assert (
         reproduce.estimate_seconds(dataclasses.replace(experiment, gpu=True), quick=False, slowness=2.0, cores=2) == 60
     )

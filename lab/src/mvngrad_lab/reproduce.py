@@ -19,8 +19,10 @@ from mvngrad_lab.store.environment import LIBRARY, environment
 LAB = Path(__file__).parent
 SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
 """Files of the lab that results of every experiment may depend on."""
-PROBE_SECONDS = 0.086
+PROBE_SECONDS = 0.25
 """CPU time of the work in `measure_slowness` on the reference machine, one core of an AMD EPYC."""
+WORKER_SECONDS = 3.7
+"""CPU time there until a process of an experiment with several has imported torch and loaded its data."""
 AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
 """Files of an experiment that no result depends on."""
 
@@ -53,7 +55,7 @@ def measure_slowness() -> float:
     import numpy as np
 
     values, start = np.linspace(0.1, 1.0, 10_000), time.perf_counter()
-    for _ in range(4000):
+    for _ in range(12_000):
         values = np.sqrt(values * values + 0.01) / 1.01
     return (time.perf_counter() - start) / PROBE_SECONDS
 
@@ -62,7 +64,8 @@ def estimate_seconds(experiment: Experiment, quick: bool, slowness: float, cores
     """How long an experiment takes; on a GPU as on the H200."""
     if experiment.gpu:
         return experiment.seconds[quick]
-    return experiment.seconds[quick] * slowness / min(cores, experiment.jobs)
+    processes = min(cores, experiment.jobs)
+    return slowness * (experiment.seconds[quick] / processes + (WORKER_SECONDS if processes > 1 else 0.0))
 
 
 def select_experiments(names: Sequence[str]) -> list[Experiment]:
@@ -97,6 +100,7 @@ def reproduce(
             display.end(outcomes[-1])
         else:
             waiting.append((experiment, module, run_folder, code))
+    here = environment() if waiting else {}  # imports torch, which the plan's estimate need not contain
     display.plan([experiment for experiment, *_ in waiting], quick)
     for experiment, module, run_folder, code in waiting:
         tick, start = display.begin(experiment, run_folder is not None and run_folder.interrupted), time.perf_counter()
@@ -104,7 +108,7 @@ def reproduce(
             if run_folder is None:
                 module.train_all(root, data, tick, display.event)
             else:
-                run_folder.start({**environment(), "code": code, "quick": quick, "made": timestamp()})
+                run_folder.start({**here, "code": code, "quick": quick, "made": timestamp()})
                 result = module.run(run_folder.recipe, data, tick)
                 run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
             outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))

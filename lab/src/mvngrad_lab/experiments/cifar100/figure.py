@@ -48,8 +48,12 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
     panels = tuple(
         _draw_forest(f"Batch {batch}", cells, paper[f"cifar-test-{batch}"]) for batch, cells in result["cells"].items()
     )
+    if not (curves := _draw_curves(result["cells"])):
+        caption += (
+            ". These runs did not keep their accuracy along the training; later ones did (Training curves, below)."
+        )
     table = Table("Accuracy, %", head, tuple(rows))
-    return [Figure("ResNet-18 on CIFAR-100", caption, panels, table=table), *_draw_curves(result["cells"])]
+    return [Figure("ResNet-18 on CIFAR-100", caption, panels, table=table), *curves]
 
 
 def _draw_curves(batches: Mapping[str, Mapping[str, Row]]) -> list[Figure]:

@@ -74,7 +74,7 @@ def judge_order(result: dict[str, Any], batch: str) -> Verdict:
     last = estimate_contrast({cell: values[cell] for cell in VARIANCE}, {"MVN-Grad": 1.0, "AdaBelief": -1.0})
     p_for = max(pair.p_above(0) for pair in pairs.values())
     p_against = min(adjust_by_holm([pair.p_below(0) for pair in pairs.values()]))
-    paper, text = find_values(f"cifar-test-{batch}"), f"largest p that variance is not above {p_for:.2g}"
+    paper, text = find_values(f"cifar-test-{batch}"), f"largest of the first four p-values {p_for:.2g}"
     rows = (
         Estimate(f"{high} less {low}", pair.estimate, pair.interval(), len(seeds), paper[high] - paper[low])
         for (high, low), pair in {**pairs, ("MVN-Grad", "AdaBelief"): last}.items()

@@ -2,4 +2,4 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("convergence", "the nonconvex rate and its floor", (1.6, 0.5), f"{__name__}.run"),)
+EXPERIMENTS = (Experiment("convergence", "the nonconvex rate and its floor", (1.8, 0.55), f"{__name__}.run"),)

@@ -4,5 +4,5 @@ from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
     Experiment("floor", "a floor under the divisor, in every cell", (16_000, 16_000), f"{__name__}.run", gpu=True),
-    Experiment("floor-mnist", "the dial on MNIST, from no floor to SGD", (300, 5), f"{__name__}.mnist", jobs=40),
+    Experiment("floor-mnist", "the dial on MNIST, from no floor to SGD", (280, 4.5), f"{__name__}.mnist", jobs=40),
 )

@@ -106,7 +106,7 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
     for arm, values in result["published"].items():
         known = [value for value in values.values() if value is not None]
         text = mean_and_deviation(known) if known else "to come"
-        rows.append((*_name_arm(arm), f"{text} (the paper's settings, seeds 0, 1, 2)", *[""] * len(seeds), "", ""))
+        rows.append((*_name_arm(arm), text, *[""] * len(seeds), "", "the paper's; seeds 0, 1, 2"))
     head = ("optimizer", "floor", "mean ± deviation", *(f"seed {seed}" for seed in seeds), "learning rate", "betas")
     caption = (
         f"ResNet-18 on CIFAR-100, batch 1024, 200 epochs; {result['done']} of {result['of']} runs are done. Each "

@@ -2,4 +2,4 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("memory", "how much state an optimizer stores", (1.5, 1.5), f"{__name__}.run"),)
+EXPERIMENTS = (Experiment("memory", "how much state an optimizer stores", (1.4, 1.4), f"{__name__}.run"),)

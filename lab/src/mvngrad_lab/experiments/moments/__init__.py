@@ -2,4 +2,4 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("moments", "what v, s and z are in a stationary regime", (3, 1), f"{__name__}.run"),)
+EXPERIMENTS = (Experiment("moments", "what v, s and z are in a stationary regime", (3.5, 1.75), f"{__name__}.run"),)

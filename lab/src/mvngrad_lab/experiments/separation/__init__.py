@@ -2,4 +2,4 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("separation", "steps against the dimension", (4.2, 0.6), f"{__name__}.run"),)
+EXPERIMENTS = (Experiment("separation", "steps against the dimension", (5.8, 0.75), f"{__name__}.run"),)

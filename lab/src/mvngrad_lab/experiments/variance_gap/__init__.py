@@ -2,4 +2,4 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("variance-gap", "which order of momentum varies less", (2, 0.2), f"{__name__}.run"),)
+EXPERIMENTS = (Experiment("variance-gap", "which order of momentum varies less", (1.8, 0.27), f"{__name__}.run"),)
