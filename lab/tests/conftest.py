@@ -1,6 +1,16 @@
 """What tests of the lab share. What it needs is imported where it is used: not every machine has it."""
 
+import sys
+
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    """No test gets the compiled models of another."""
+    yield
+    if step := sys.modules.get("mvngrad_lab.training.step"):
+        step.clear_cache()
 
 
 @pytest.fixture
@@ -45,3 +55,27 @@ def toy(tmp_path):
     bench = Bench(tmp_path)
     yield bench
     bench.close()
+
+
+@pytest.fixture
+def small_images(monkeypatch):
+    """40 random images and a small network in place of CIFAR-100 and its ResNet."""
+    import torch
+    from torch import nn
+
+    from mvngrad_lab.tasks.cifar100 import task
+
+    def load(folder):
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 255, (50, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        labels = torch.arange(50) % 4
+        return task.data.Cifar100(images[:40], labels[:40], images[40:], labels[40:], source="random")
+
+    def network(classes):
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+    monkeypatch.setattr(task.data, "load", load)
+    monkeypatch.setattr(task, "resnet18", network)
+    task._load.cache_clear()
+    yield
+    task._load.cache_clear()

@@ -12,7 +12,7 @@ from real import unpacked
 
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.cifar100 import data as cifar100
-from mvngrad_lab.tasks.files import DamagedFile, DownloadError
+from mvngrad_lab.tasks.files import DamagedFile
 
 COUNTS = {"train": 30, "test": 10}
 COARSE = [0] * 30
@@ -136,13 +136,6 @@ def test_array_pickled_by_columns(tmp_path, monkeypatch):
     check(cifar100.load(tmp_path))
 
 
-def test_variable_comes_before_the_cache(tmp_path, monkeypatch):
-    write(tmp_path / "cache" / "mvngrad" / "cifar100", "archive")
-    assert "as published" in cifar100.load().source
-    monkeypatch.setenv("MVNGRAD_DATA", str(write(tmp_path / "variable", "arrays")))
-    assert "sorted by class" in cifar100.load().source
-
-
 def test_missing_data_set_is_an_error_with_the_remedy(tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in (None, tmp_path / "empty"):
@@ -150,12 +143,6 @@ def test_missing_data_set_is_an_error_with_the_remedy(tmp_path):
             cifar100.load(folder)
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         cifar100.load(tmp_path / "typo")
-
-
-def test_incomplete_arrays_are_an_error(tmp_path):
-    (write(tmp_path, "arrays") / "test_labels.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"some files of cifar100 but not test_labels\.npy"):
-        cifar100.load(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:-9] + b"x" + data[-8:]])
@@ -207,13 +194,6 @@ def test_existing_files_of_any_form_are_verified_and_not_downloaded(tmp_path, se
     with pytest.raises(DamagedFile, match=f"{path.name} is not .*Delete it and download it again"):
         cifar100.download(tmp_path)
     assert server.requests == []
-
-
-def test_download_of_another_file_is_deleted(tmp_path, server):
-    server.files[f"/{NAME}"] = packed({"train": b"", "test": b""})
-    with pytest.raises(DownloadError, match=r"cifar-100-python\.tar\.gz could not be downloaded"):
-        cifar100.download(tmp_path)
-    assert not list((tmp_path / "cifar100").iterdir())
 
 
 def test_all_of_cifar100(monkeypatch, tmp_path):

@@ -50,7 +50,6 @@ def _small_data(monkeypatch):
     cifar100._load.cache_clear()
     yield
     cifar100._load.cache_clear()
-    step.clear_cache()
 
 
 def small(batch_size=32, **settings):

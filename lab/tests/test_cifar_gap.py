@@ -15,7 +15,6 @@ from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 from mvngrad_lab.store import read_rows
-from mvngrad_lab.training import step
 from mvngrad_lab.training.train import Interrupted, train
 
 JUDGES = find_judges()
@@ -33,8 +32,7 @@ def measure(tmp_path):
         options = {"device": "cpu", "task": TinyTask, "on_event": id, **options}
         return cifar_gap.measure(recipe, tmp_path / root, None, lambda share: None, **options)
 
-    yield measure
-    step.clear_cache()
+    return measure
 
 
 def status(result):

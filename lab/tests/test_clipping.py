@@ -10,7 +10,7 @@ from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
 from mvngrad_lab.store import read_rows
-from mvngrad_lab.training import checkpoint, step
+from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import EpochEnd, Message, format_event, scalars
 from mvngrad_lab.training.train import train
 
@@ -55,8 +55,7 @@ def run(tmp_path):
     def run(recipe, root="runs", **options):
         return train(recipe, root=tmp_path / root, task=ClippedTask, **options)
 
-    yield run
-    step.clear_cache()
+    return run
 
 
 def rows(tmp_path, recipe, root="runs"):

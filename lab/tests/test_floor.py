@@ -15,9 +15,9 @@ from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
 from mvngrad_lab.report.page import render
 from mvngrad_lab.report.records import Sources, load_records
 from mvngrad_lab.report.verdicts import judge
-from mvngrad_lab.tasks.cifar100 import recipe as cifar100_recipe, task as cifar100
+from mvngrad_lab.tasks.cifar100 import recipe as cifar100_recipe
 from mvngrad_lab.tasks.language import recipe as language_recipe
-from mvngrad_lab.training import queue, step
+from mvngrad_lab.training import queue
 from mvngrad_lab.training.optimizers import make_optimizer
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -153,24 +153,10 @@ def test_beta_mean_runs_differ_from_stored_runs_in_beta_mean_alone():
 
 
 @pytest.fixture
-def small_queue(monkeypatch):
-    """Three recipes of the queue's kinds, on 40 random images and a small network."""
-
-    def load(folder):
-        images = torch.randint(0, 255, (50, 3, 32, 32), dtype=torch.uint8)
-        labels = torch.arange(50) % 4
-        return cifar100.data.Cifar100(images[:40], labels[:40], images[40:], labels[40:], source="random")
-
-    def network(classes):
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
-
-    monkeypatch.setattr(cifar100.data, "load", load)
-    monkeypatch.setattr(cifar100, "resnet18", network)
-    cifar100._load.cache_clear()
+def small_queue(small_images):
+    """Three recipes of the queue's kinds."""
     small = {"batch_size": 20, "epochs": 2, "eval_every": 1, "precision": "float32"}
-    yield [dataclasses.replace(recipe, **small) for recipe in arms.grid_queue()[:3]]
-    cifar100._load.cache_clear()
-    step.clear_cache()
+    return [dataclasses.replace(recipe, **small) for recipe in arms.grid_queue()[:3]]
 
 
 def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import torch
 from texts import write_text
-from torch import nn
 
 from mvngrad_lab.experiments.spikes import recipes, records, run, tasks
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.records import Sources, TableResult
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
-from mvngrad_lab.tasks.cifar100 import task as cifar100
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens
 from mvngrad_lab.training import queue, step
 
@@ -22,25 +20,10 @@ JUDGES = find_judges()
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch, no_data, letters):
-    """Events in short runs, on few random images and a small network."""
-
-    def load(folder):
-        torch.manual_seed(0)
-        images, labels = torch.randint(0, 255, (50, 3, 32, 32), dtype=torch.uint8), torch.arange(50) % 4
-        return cifar100.data.Cifar100(images[:40], labels[:40], images[40:], labels[40:], source="random")
-
-    def network(classes):
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
-
+def _small(monkeypatch, no_data, letters, small_images):
+    """Events in short runs."""
     for name, value in (("FIRST", 4), ("EVERY", 16), ("WITHIN", 4), ("BURST", 2), ("CLIP", 0.1)):
         monkeypatch.setattr(recipes, name, value)
-    monkeypatch.setattr(cifar100.data, "load", load)
-    monkeypatch.setattr(cifar100, "resnet18", network)
-    cifar100._load.cache_clear()
-    yield
-    cifar100._load.cache_clear()
-    step.clear_cache()
 
 
 SMALL_IMAGES = {"batch_size": 10, "epochs": 10, "eval_every": 10, "precision": "float32", "randaugment_operations": 0}

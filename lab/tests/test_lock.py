@@ -12,7 +12,6 @@ from tiny import Tiny, TinyTask
 
 from mvngrad_lab.store import lock
 from mvngrad_lab.store.lock import Locked, lock_folder
-from mvngrad_lab.training import step
 from mvngrad_lab.training.events import EpochEnd
 from mvngrad_lab.training.train import Interrupted, train
 
@@ -75,7 +74,6 @@ def test_training_is_refused_while_another_process_trains(tmp_path, holder):
     holder.kill()
     holder.wait()
     assert train(Tiny(), root=tmp_path, task=TinyTask, on_event=id).result["status"] == "finished"
-    step.clear_cache()
 
 
 @pytest.mark.parametrize("reaped", [True, False])
@@ -202,7 +200,6 @@ def test_a_training_that_lost_its_lock_writes_nothing_more(tmp_path):
 
     with pytest.raises(Locked, match="seemed dead"):
         train(Tiny(), root=tmp_path, task=TinyTask, on_event=take_over, checkpoint_every=0)
-    step.clear_cache()
     assert len(seen) > 4
     assert contents(folder) == seen
 
@@ -215,5 +212,4 @@ def test_a_training_that_lost_its_lock_still_obeys_a_signal(tmp_path):
 
     with pytest.raises(Interrupted):
         train(Tiny(), root=tmp_path, task=TinyTask, on_event=stopped)
-    step.clear_cache()
     assert not list(tmp_path.rglob("step-*"))

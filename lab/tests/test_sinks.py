@@ -6,7 +6,7 @@ import types
 import pytest
 from tiny import Tiny, TinyTask
 
-from mvngrad_lab.training import events, step
+from mvngrad_lab.training import events
 from mvngrad_lab.training.events import EpochEnd, Message
 from mvngrad_lab.training.train import train
 
@@ -18,7 +18,6 @@ def train_with(tmp_path):
     def train_with(sink, recipe):
         run = train(recipe, root=tmp_path / "runs", task=TinyTask, on_event=sink)
         sink.close()
-        step.clear_cache()
         return run
 
     return train_with

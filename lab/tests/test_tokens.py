@@ -205,13 +205,6 @@ def folder(letters, tmp_path):
     return folder
 
 
-def test_windows_begin_at_their_starts(folder):
-    windows = token_ids(tokens.read_windows(Tokens.open(folder).data, torch.tensor([2, 0, 5]), 4))
-    expected = [["c", END_OF_TEXT, "d", "e"], ["a", "b", "c", END_OF_TEXT], ["e", "f", "g", END_OF_TEXT]]
-    assert windows.tolist() == [[token if token == END_OF_TEXT else ord(token) for token in row] for row in expected]
-    assert windows.dtype == torch.int64
-
-
 def test_damaged_tokens_are_not_read(folder):
     path = folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
@@ -277,16 +270,6 @@ def test_missing_tokens_are_an_error_with_the_prepared_texts(folder, tmp_path):
 
 
 # The windows of a step
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("batch", [1, 12, 13])
-def test_ranks_together_see_the_batch_of_one(ranks, batch):
-    whole = tokens.window_starts(3, 17, batch, context=8, tokens=10_000)
-    parts = [whole[tokens.rank_slice(rank, ranks, batch)] for rank in range(ranks)]
-    assert torch.equal(torch.cat(parts), whole)
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
 
 
 def test_window_starts_are_uniform_reach_both_ends_and_differ_by_seed_and_step():

@@ -35,8 +35,7 @@ def run(tmp_path):
     def run(recipe, root="runs", **options):
         return train(recipe, root=tmp_path / root, **{"task": TinyTask, **options})
 
-    yield run
-    step.clear_cache()
+    return run
 
 
 def folder(tmp_path, recipe, root="runs"):

@@ -23,12 +23,6 @@ NAMES = [
 """All of torch that a plain loop can train with, and those of the paper's appendix."""
 
 
-@pytest.fixture(autouse=True)
-def _empty_cache():
-    yield
-    step.clear_cache()
-
-
 def losses(name, **hyper):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))

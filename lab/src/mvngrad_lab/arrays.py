@@ -19,7 +19,7 @@ NUMPY = Arithmetic(np.sqrt, np.maximum)
 
 
 def to_json(**result: Any) -> dict[str, Any]:
-    """A result as JSON values: dataclasses become dicts, arrays lists, NumPy's numbers Python's, inf and nan None.
+    """A result as JSON values: dataclasses become dicts, arrays and tensors lists or numbers, inf and nan None.
 
     >>> to_json(sizes=np.array([1.0, np.inf]))
     {'sizes': [1.0, None]}
@@ -34,7 +34,7 @@ def _to_plain(value: Any) -> Any:
         return {key: _to_plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_to_plain(part) for part in value]
-    if isinstance(value, (np.ndarray, np.generic)):
+    if hasattr(value, "tolist"):  # of NumPy or torch
         return _to_plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -115,6 +115,18 @@ def add_code(optimizer: str) -> str:
     return f"{path}@{hash_module(module)}{comma}{options}"
 
 
+def warmup_cosine(lr: float, step: int, warmup: int, steps: int, end: float = 0.0) -> float:
+    """The learning rate of a step: up to `lr` in equal steps, then down along a half cosine to `end` of it.
+
+    >>> [round(warmup_cosine(1.0, step, warmup=4, steps=8, end=0.1), 3) for step in range(9)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
+    """
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    height = (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+    return lr * (end + (1 - end) * height)
+
+
 class Bound(NamedTuple):
     """The valid values of a number in a recipe."""
 

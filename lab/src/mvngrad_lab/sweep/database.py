@@ -28,11 +28,8 @@ VARIABLE = "MVNGRAD_STORAGE"
 DEFAULT = "sqlite:///sweeps.db"
 REMEDY = "use sqlite:///FILE, or postgresql://USER@HOST/DATABASE with the password in PGPASSWORD or ~/.pgpass"
 
-CREATE_TRIES = 3
-BUSY_SECONDS = 60.0
-"""How long to wait for another process's transaction."""
-CONNECT_SECONDS = 10
-"""How long to wait for a server to answer."""
+BUSY_SECONDS, CONNECT_SECONDS = 60.0, 10
+"""How long to wait for another process's transaction, and for a server to answer."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between two tries."""
 
@@ -206,7 +203,7 @@ def _database_message(error: BaseException) -> str:
 
 def _make_storage(url: str, options: dict[str, Any], create: bool) -> RDBStorage:
     """Another process may create the tables at this moment: then one of both fails, and finds them on its next try."""
-    for _ in range(CREATE_TRIES if create else 0):
+    for _ in range(3 if create else 0):
         with suppress(StorageInternalError, DBAPIError):
             return RDBStorage(url, options)
         time.sleep(random.random())

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.sweep.grids import Outcome
 
 Status = Literal["waiting", "running", "finished", "diverged", "raised", "lost", "duplicate"]
 """lost: its worker died, and it is to be queued again. duplicate: queued twice, never run."""
@@ -56,10 +55,6 @@ class Record:
                 f"this code makes {recipe.key} from the recipe of {self.key}: they are of different versions"
             )
         return recipe
-
-    @property
-    def as_outcome(self) -> Outcome:
-        return Outcome(self.recipe, self.value)
 
     @property
     def entry(self) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from mvngrad import __version__
 from mvngrad_lab.errors import InvalidInput, NotPossible
-from mvngrad_lab.recipe import Recipe, TrainingRecipe
+from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store.environment import commit
 from mvngrad_lab.sweep import grids
 from mvngrad_lab.sweep.database import Address
-from mvngrad_lab.sweep.grids import Results, Sweep, check_equal_budgets, optimizers_by_key
+from mvngrad_lab.sweep.grids import Outcome, Results, Sweep, check_equal_budgets, optimizers_by_key
 from mvngrad_lab.sweep.queue import GRACE, HEARTBEAT, Queue, Say, create_study
 from mvngrad_lab.sweep.records import DONE, SEEDS, Record, latest_by_key, make_entry
 
@@ -38,7 +38,11 @@ def init_sweep(
     for line in grids.describe_budget(sweep, stages):
         say(line)
     check_equal_budgets({str(n): optimizers_by_key(stage) for n, stage in enumerate(stages, start=1)}, unequal)
-    check_optimizers(recipe for stage in stages for recipe in stage)
+    for recipe in (recipe for stage in stages for recipe in stage):
+        if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:  # refused now, and not in every run
+            from mvngrad_lab.training import optimizers  # imports torch
+
+            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))
     entries: dict[str, dict[str, Any]] = {}
     for number, stage in sweep.fixed_stages.items():
         for recipe in stage:
@@ -90,15 +94,6 @@ def stored_runs(latest: Mapping[str, Record], stage: str) -> dict[str, str]:
     return {key: record.optimizer for key, record in latest.items() if record.stage == stage}
 
 
-def check_optimizers(recipes: Iterable[Recipe]) -> None:
-    """Raise ValueError now, and not in every run, if an optimizer of others is missing or does not take its options."""
-    for recipe in recipes:
-        if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:
-            from mvngrad_lab.training import optimizers  # imports torch
-
-            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))
-
-
 def check_errors_retried(records: Sequence[Record], keys: Iterable[str], name: str) -> None:
     """Raise RuntimeError if a run raised an error and was not tried again: bad luck must not decide a selection."""
     latest, errors = latest_by_key(records), Counter(record.key for record in records if record.status == "raised")
@@ -126,7 +121,7 @@ def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
             if not callable(stage) or any(key not in latest or latest[key].status not in DONE for key in earlier):
                 break
             check_errors_retried(records, earlier, queue.name)
-            outcomes = [latest[key].as_outcome for key in sorted(earlier)]
+            outcomes = [Outcome(latest[key].recipe, latest[key].value) for key in sorted(earlier)]
             recipes, notes = stage(Results(outcomes, sweep.higher)), queue.notes
             everyone = [grids.optimizer_name(outcome.recipe) for outcome in outcomes]
             tried = stored_runs(latest, number) | optimizers_by_key(recipes)
@@ -153,7 +148,7 @@ def get_runs(queue: Queue) -> tuple[list[Record], list[Record], list[Record]]:
 def select_best(queue: Queue) -> dict[str, Record]:
     """The best finished configuration of each optimizer, by the sweep's metric."""
     records = {record.key: record for record in get_runs(queue)[0]}
-    outcomes = [record.as_outcome for record in records.values() if record.value is not None]
+    outcomes = [Outcome(r.recipe, r.value) for r in records.values() if r.value is not None]
     best = Results(outcomes, queue.notes["higher"]).best
     return {optimizer: records[outcome.recipe.key] for optimizer, outcome in best.items()}
 

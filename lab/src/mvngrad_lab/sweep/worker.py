@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad import __version__
+from mvngrad_lab.arrays import to_json
 from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.pool import catch_signals
 from mvngrad_lab.recipe import Recipe
@@ -34,9 +35,7 @@ from mvngrad_lab.sweep.summary import describe_progress, describe_settings
 LONGEST_PAUSE = 5.0
 """Seconds between two looks for something to do, at most."""
 ERRORS_IN_A_ROW = 3
-"""So many consecutive errors are the worker's fault: it stops. If possible they are of different optimizers, so that
-one that cannot run does not stop the others.
-"""
+"""So many consecutive errors, of different optimizers if possible, are the worker's fault: it stops."""
 
 
 def takes(run: Callable[..., Any], option: str) -> bool:
@@ -74,22 +73,9 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, **options: Any
             raise TypeError(f"{run.__name__} returned a {type(result).__name__}; it must return a dict of its metrics")
         seconds = {"seconds": time.perf_counter() - started}
         check()
-        folder.finish(seconds | {str(name): _to_plain(name, value) for name, value in result.items()})
+        folder.finish(seconds | to_json(**result))
     assert folder.run is not None
     return folder.run
-
-
-def _to_plain(name: str, value: Any) -> Any:
-    """A value for JSON: tensors and arrays of one number become that number; one that is not finite becomes None."""
-    if not isinstance(value, str | int | float | bool | None) and hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"the result's {name!r} cannot be stored: {error}") from None
-    return value
 
 
 def describe_worker() -> dict[str, str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import COUNT, NOT_NEGATIVE, SHARE, Bound, OptimizerName, Preset, TrainingRecipe
+from mvngrad_lab.recipe import COUNT, NOT_NEGATIVE, SHARE, Bound, OptimizerName, Preset, TrainingRecipe, warmup_cosine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,16 +65,8 @@ class Cifar100(TrainingRecipe):
             )
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """Up to `lr` in equal steps, then down along a half cosine to 0.
-
-        >>> recipe = dataclasses.replace(paper("adam", 128), lr=1.0, epochs=4, warmup_epochs=2)
-        >>> [round(recipe.learning_rate(step, 2), 3) for step in range(9)]
-        [0.25, 0.5, 0.75, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
-        """
         warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
-        if step < warmup:
-            return self.lr * (step + 1) / warmup
-        return self.lr * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+        return warmup_cosine(self.lr, step, warmup, steps)
 
 
 SELECTED: dict[tuple[str, int], tuple[float, float, float, float | None]] = {

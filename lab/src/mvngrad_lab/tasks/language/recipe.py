@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import COUNT, SHARE, Bound, OptimizerName, Preset, TrainingRecipe
+from mvngrad_lab.recipe import COUNT, SHARE, Bound, OptimizerName, Preset, TrainingRecipe, warmup_cosine
 
 Model = Literal["30M", "124M", "tiny"]
 
@@ -83,16 +83,7 @@ class Language(TrainingRecipe):
         return self.decayed == "all" or dimensions >= 2
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """Up to `lr` in equal steps, then down along a half cosine to `lr_end` of it.
-
-        >>> recipe = dataclasses.replace(wikitext103("adam"), lr=1.0, steps=8, epoch_steps=4, warmup_steps=4)
-        >>> [round(recipe.learning_rate(step, 4), 3) for step in range(9)]
-        [0.25, 0.5, 0.75, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
-        """
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        height = (1 + math.cos(math.pi * (step - self.warmup_steps) / (self.steps - self.warmup_steps))) / 2
-        return self.lr * (self.lr_end + (1 - self.lr_end) * height)
+        return warmup_cosine(self.lr, step, self.warmup_steps, self.steps, self.lr_end)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

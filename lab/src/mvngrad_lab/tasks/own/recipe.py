@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar, Literal
 
-from mvngrad_lab.recipe import COUNT, NOT_NEGATIVE, Bound, Preset, TrainingRecipe
+from mvngrad_lab.recipe import COUNT, NOT_NEGATIVE, Bound, Preset, TrainingRecipe, warmup_cosine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,11 +45,9 @@ class Own(TrainingRecipe):
         [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
         """
         warmup, steps = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
-        if step < warmup:
-            return self.lr * (step + 1) / warmup
-        if self.schedule == "constant":
+        if self.schedule == "constant" and step >= warmup:
             return self.lr
-        return self.lr * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+        return warmup_cosine(self.lr, step, warmup, steps)
 
 
 PRESETS: tuple[Preset, ...] = ()

@@ -46,15 +46,8 @@ def prepare_tokens(
     """Tokenize wikitext103, openwebtext, wikipedia_en or wikitext103-validation; returns the folder with the tokens.
 
     Downloads the text if it is missing and can be downloaded. Existing tokens are verified and kept, also if their text
-    is gone.
-
-    Args:
-        name: of the text.
-        data: the folder that has the text, and gets tokens/`name`; that of MVNGRAD_DATA or the cache by default. If it
-            has gpt2_bpe, GPT-2's vocabulary is read from there.
-        workers: processes that tokenize; as many as there are cores by default.
-        on_progress: called with the bytes of text that are tokenized, and with all.
-        on_download: called with the bytes that are downloaded, and with all.
+    is gone. The folder `data` has the text, gets tokens/`name`, and may have gpt2_bpe, GPT-2's vocabulary. As many
+    `workers` tokenize as there are cores. `on_progress` and `on_download` are called with the bytes done, and with all.
     """
     if name in texts.ARCHIVES:
         files.data_folder(data).mkdir(parents=True, exist_ok=True)
