@@ -447,3 +447,19 @@ def test_hostile_data_do_nothing_in_a_browser(browser, runs, tmp_path):
     assert shown.complaints == []
     assert shown.requests == [shown.url]
     assert shown.evaluate("document.querySelectorAll('script, img').length") == 0
+
+
+def test_first_screen_says_what_it_is_and_how_to_use_it():
+    top = words(render([], []).split('<div class="overview">')[0])
+    assert "MVN-Grad is an optimizer" in top
+    assert "pip install" in top
+    assert "MVNGradW(model.parameters(), lr=1e-3)" in top
+    assert "docs/index.md" in top
+    linked = page.render([], [], version="1", made="now", docs="index.html")
+    assert '<a href="index.html">Documentation</a>' in linked
+
+
+def test_numbers_that_are_printed_alike_share_a_place_on_their_strip():
+    strip = Strip.of_numbers("v", [("a", 1.00002, 1), ("b", 1.0001, 1)], digits=3)
+    assert {strip.position(row.value) for row in strip.rows} == {50.0}
+    assert dataclasses.replace(strip, digits=None).position(1.0001) == 100.0

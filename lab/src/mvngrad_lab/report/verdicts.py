@@ -61,13 +61,18 @@ class Strip:
         return cls(what, tuple(estimates), digits, reference)
 
     def position(self, value: float) -> float:
-        """From 0 to 100 along the scale, which is logarithmic if the values are positive and span a factor of 30."""
+        """From 0 to 100 along the scale, which is logarithmic if the values are positive and span a factor of 30.
+
+        Values that are printed as one number are in the middle.
+        """
         numbers = [x for row in self.rows for x in (row.value, row.reference, *(row.interval or ())) if x is not None]
         finite = [x for x in numbers if math.isfinite(x)]
         low, high = min(finite), max(finite)
         scale = math.log if low > 0 and high > 30 * low else float
         width = scale(high) - scale(low)
-        return 100 * (scale(value) - scale(low)) / width if width else 50.0
+        if width == 0 or (self.digits is not None and high - low < 10.0**-self.digits):
+            return 50.0
+        return 100 * (scale(value) - scale(low)) / width
 
 
 @dataclass(frozen=True)
