@@ -91,6 +91,8 @@ def test_settings_are_the_papers():
         (partial(small, optimizer="adam"), "eps_s=1e-08 does not go with optimizer='adam'; leave it None"),
         (partial(small, optimizer="adabelief", beta_mean=0.9), "beta_mean=0.9 does not go with.*belongs to mvngrad"),
         (partial(small, beta_mean=1.0), "beta_mean=1.0 is invalid"),
+        (partial(small, optimizer="adabelief", lean=True), "lean=True does not go with.*mvngrad: leave it False"),
+        (partial(small, lean=True, beta_mean=0.9), "beta_mean=0.9 does not go with lean"),
         (partial(small, optimizer="sgd"), "optimizer='sgd' is invalid; choose of mvngrad"),
         (partial(small, warmup_epochs=2), "warmup_epochs=2 does not fit epochs=2"),
         (partial(small, precision="float16"), "precision='float16' is invalid; choose of bf16, float32"),

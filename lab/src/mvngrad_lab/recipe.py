@@ -179,6 +179,8 @@ class TrainingRecipe(Recipe, ABC):
     """Decay of MVN-Grad's mean m; None is beta1, as in the paper."""
     z_clip: float | None = added_field(None)
     """Bound on the normalized gradient of LaProp and MVN-Grad; None is no bound."""
+    lean: bool = added_field(False)
+    """Whether MVN-Grad rebuilds its mean m from the rest of its state instead of storing it."""
 
     bounds: ClassVar[dict[str, Bound]] = {
         "batch_size": COUNT,
@@ -207,7 +209,8 @@ class TrainingRecipe(Recipe, ABC):
             self._check_bound(name, bound)
         if self.is_third_party:
             object.__setattr__(self, "optimizer", add_code(self.optimizer))
-            for name, only in (("eps_s", None), ("beta_mean", None), ("z_clip", None), ("state_dtype", "float32")):
+            ours = {"eps_s": None, "beta_mean": None, "z_clip": None, "lean": False, "state_dtype": "float32"}
+            for name, only in ours.items():
                 if getattr(self, name) != only:
                     raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
             return
@@ -225,13 +228,15 @@ class TrainingRecipe(Recipe, ABC):
         if centered != (self.eps_s is not None):
             remedy = "the paper's is 1e-8 for images, 0 for language" if centered else "leave it None"
             raise InvalidInput(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
-        for name in ("beta_mean", "z_clip"):
-            if getattr(self, name) is not None and name not in RULES[self.optimizer.removesuffix("w")].options:
+        for name, off in (("beta_mean", None), ("z_clip", None), ("lean", False)):
+            if getattr(self, name) != off and name not in RULES[self.optimizer.removesuffix("w")].options:
                 owners = ", ".join(cell for cell, rule in RULES.items() if name in rule.options)
                 raise InvalidInput(
                     f"{name}={getattr(self, name)!r} does not go with optimizer={self.optimizer!r}; it belongs to "
-                    f"{owners}: leave it None"
+                    f"{owners}: leave it {off}"
                 )
+        if self.lean and self.beta_mean is not None:
+            raise InvalidInput(f"beta_mean={self.beta_mean!r} does not go with lean, which stores no mean")
         if centered and self.beta_mean is None:
             self._check_bound("beta1", Bound(f"more than 0 with optimizer={self.optimizer!r}", lambda value: value > 0))
 

@@ -25,7 +25,7 @@ from mvngrad_lab.recipe import RULES, TrainingRecipe, hash_module
 CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
 """Class of our optimizer for each cell, without the W of decoupled weight decay."""
 OPTIMIZER_FIELDS = (
-    "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype", "beta_mean", "z_clip"
+    "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype", "beta_mean", "z_clip", "lean"
 )  # fmt: skip
 """Recipe fields that only the optimizer depends on."""
 
@@ -83,6 +83,7 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
         eps_s=recipe.eps_s,
         beta_mean=recipe.beta_mean,
         z_clip=recipe.z_clip,
+        lean=recipe.lean or None,
         weight_decay=recipe.weight_decay,
         state_dtype=recipe.state_dtype,
         rounding_seed=_rounding_seed(recipe),
@@ -266,6 +267,15 @@ def import_module_of(optimizer: str) -> None:
         raise InvalidInput(
             f"optimizer={optimizer!r}: {source} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+
+
+def get_package_version(optimizer: str) -> dict[str, str]:
+    """The package of an optimizer `package.module:CLASS` and its version; empty for others, and without a version."""
+    package = optimizer.partition(":")[0].partition(".")[0]
+    if ":" not in optimizer or package in ("torch", "zoo"):
+        return {}
+    found = getattr(sys.modules.get(package), "__version__", None)
+    return {package: str(found)} if found else {}
 
 
 def _find_class(name: str) -> Any:

@@ -72,8 +72,8 @@ def measure_gradient(sizes: dict[int, float], epoch: int, training_step: Trainin
 
 def _describe(run: store.FinishedRun) -> str:
     names = (
-        "optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "beta_mean", "z_clip", "clip", "injection",
-        "seed",
+        "optimizer", "beta1", "beta2", "lr", "eps", "eps_s", "weight_decay", "beta_mean", "z_clip", "lean",
+        "state_dtype", "clip", "injection", "seed",
     )  # fmt: skip
     settings = [f"{name}={run.recipe[name]}" for name in names if run.recipe.get(name) is not None]
     value = run.result.get("test_accuracy", run.result.get("validation_loss"))

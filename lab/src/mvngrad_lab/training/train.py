@@ -22,7 +22,7 @@ from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import parallel as distributed
 from mvngrad_lab.training.events import Event, print_event
 from mvngrad_lab.training.loop import Interrupted, Observer, Trainer
-from mvngrad_lab.training.optimizers import check_optimizer, make_optimizer
+from mvngrad_lab.training.optimizers import check_optimizer, get_package_version, make_optimizer
 from mvngrad_lab.training.step import TrainingStep, clear_cache, get_training_step
 from mvngrad_lab.training.task import Task
 
@@ -96,7 +96,7 @@ def train(
         _check_parallel(recipe, parallel)
         compiled = compile and not recipe.deterministic
         training_step = get_training_step(recipe, data, where, compiled, captured, task, parallel)
-        measured_on = environment(where.type)
+        measured_on = environment(where.type) | get_package_version(recipe.optimizer)
         if parallel is not None:
             measured_on |= {"parallel": parallel, "ranks": distributed.get_world_size()}
         if first:

@@ -1,11 +1,23 @@
-"""MVN-Grad at batch 1024 with its state in float32, bf16 and int8: the trainings that Table 1 does not have."""
+"""Train a queue of this experiment, each run once, and stop before a deadline.
+
+    python -m mvngrad_lab.experiments.state_precision.run images --runs runs --device cuda --stop-after 540
+
+Runs that the store or results/ has are skipped, so the same command continues a queue that was cut. The queue `adamw`
+needs torchao and bitsandbytes, and leaves out what cannot be imported. The command `export` writes what is finished to
+results/state-precision-QUEUE.json. `mvngrad reproduce state-precision` trains the runs of 200 epochs instead.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import OnEvent, Tick
-from mvngrad_lab.experiments.state_precision.records import state_precision
+from mvngrad_lab.experiments.state_precision import arms
+from mvngrad_lab.experiments.state_precision.records import get_file_name, read_runs, state_precision
+from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.training.optimizers import import_module_of
+from mvngrad_lab.training.queue import FINISHED, add_rows, make_parser, make_row, read_finished, train_queue
 from mvngrad_lab.training.train import require_gpu, train_missing
 
 
@@ -14,3 +26,49 @@ def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> N
     require_gpu("state-precision", "trains 6 networks for 200 epochs each")
     recipes = [recipe for recipe in state_precision() if recipe.state_dtype != "float32"]
     train_missing(recipes, root, data, tick, on_event)
+
+
+def find_trainable(name: str) -> list[TrainingRecipe]:
+    """The recipes of a queue without those of peers that cannot be imported; prints why."""
+    missing = {} if name == "images" else {each: why for each in arms.PEERS.values() if (why := _find_obstacle(each))}
+    for why in missing.values():
+        print(why, flush=True)
+    return [recipe for recipe in arms.make_queue(name).values() if arms.drop_code(recipe.optimizer) not in missing]
+
+
+def _find_obstacle(optimizer: str) -> str:
+    """Why the module of an optimizer cannot be imported; "" if it has been."""
+    try:
+        import_module_of(optimizer)
+    except InvalidInput as error:
+        return str(error)
+    return ""
+
+
+def export(finished: Path, results: Path) -> dict[str, int]:
+    """Add the runs among the lines of `finished` to results/state-precision-QUEUE.json; how many each file has."""
+    lines, counts = read_finished(finished), {}
+    settings = {key: line["recipe"] for key, line in lines.items()}
+    for name in arms.QUEUES:
+        order = [key for recipe in arms.make_queue(name).values() if (key := arms.find_key(recipe, settings))]
+        if order:
+            path, new = results / get_file_name(name), {key: make_row(lines[key]) for key in order}
+            counts[path.name] = add_rows(path, {"experiment": "state-precision", "queue": name}, new, order)
+    return counts
+
+
+def main() -> None:
+    args = make_parser(__doc__, arms.QUEUES).parse_args()
+    if args.queue == "export":
+        for name, count in export(args.runs / FINISHED, args.results).items():
+            print(count, "runs in", args.results / name)
+        return
+    left = train_queue(
+        find_trainable(args.queue), args.runs, finished=read_runs(args.runs, args.results), stop_after=args.stop_after,
+        run_seconds=args.run_seconds, data=args.data, device=args.device, compile=args.device != "cpu",
+    )  # fmt: skip
+    print(left, "runs of", args.queue, "are left", flush=True)
+
+
+if __name__ == "__main__":
+    main()
