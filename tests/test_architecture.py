@@ -91,8 +91,10 @@ def test_library_imports_in_one_direction_and_nothing_of_the_lab(path):
 
 @pytest.mark.parametrize("pattern", FORBIDDEN)
 def test_light_parts_of_the_lab_import_nothing_heavy(pattern):
-    """In these files imports inside functions count too; in the modules they import, only top-level imports."""
-    waiting = [(path, False, path) for path in sorted(LAB.glob(pattern))]
+    """In these files imports inside functions count too, except train_all of a records.py; in the modules they import,
+    only top-level imports.
+    """
+    waiting = [(path, path.name == "records.py", path) for path in sorted(LAB.glob(pattern))]
     assert waiting
     seen = set()
     while waiting:

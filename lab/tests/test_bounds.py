@@ -8,7 +8,7 @@ import torch
 
 import mvngrad
 from mvngrad_lab.experiments.cifar100.records import table1
-from mvngrad_lab.experiments.language.recipes import on_stand_in
+from mvngrad_lab.experiments.language.records import on_stand_in
 from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.tasks.cifar100.recipe import paper

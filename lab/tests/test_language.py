@@ -11,7 +11,7 @@ from texts import write_text
 from tiny import killed_after
 from torch.nn.functional import cross_entropy
 
-from mvngrad_lab.experiments.language import recipes
+from mvngrad_lab.experiments.language import records
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.tasks.language import recipe as language
 from mvngrad_lab.tasks.language.data import tokens
@@ -91,9 +91,9 @@ def test_settings_are_the_papers():
 
 
 def test_runs_on_the_stand_in():
-    table2, rates, shortened = recipes.table2(), recipes.rates(), recipes.shortened()
+    table2, rates, shortened = records.table2(), records.rates(), records.shortened()
     assert [len(set(runs)) for runs in (table2, rates, shortened)] == [12, 16, 4]
-    assert {recipe.text for recipe in recipes.on_stand_in()} == {"wikipedia_en"}
+    assert {recipe.text for recipe in records.on_stand_in()} == {"wikipedia_en"}
     assert {(recipe.optimizer, recipe.seed) for recipe in table2} == {
         (name, seed) for name in ("adam", "laprop", "adabelief", "mvngrad") for seed in range(3)
     }

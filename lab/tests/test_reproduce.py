@@ -16,7 +16,7 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 from rich.console import Console
 
-from mvngrad_lab import cli, reproduce, store
+from mvngrad_lab import cli, experiments, store
 from mvngrad_lab.cli import progress
 from mvngrad_lab.cli.progress import Bars, TrainingBar
 from mvngrad_lab.experiments import find_experiments
@@ -50,7 +50,9 @@ class Recorder:
 
 def run_quick(root, *names, **options):
     display = Recorder()
-    return reproduce.reproduce(reproduce.select_experiments(names), display, root=root, quick=True, **options), display
+    return experiments.reproduce(
+        experiments.select_experiments(names), display, root=root, quick=True, **options
+    ), display
 
 
 def get_statuses(outcomes):
@@ -68,7 +70,7 @@ def test_finished_results_are_reused(tmp_path):
 
 def test_results_of_other_code_are_computed_again(tmp_path, monkeypatch):
     run_quick(tmp_path, "memory")
-    monkeypatch.setattr(reproduce, "code_hash", lambda experiment: "another")
+    monkeypatch.setattr(experiments, "code_hash", lambda experiment: "another")
     outcomes, _ = run_quick(tmp_path, "memory")
     assert get_statuses(outcomes) == {"memory": "ran"}
     (run,) = store.load_runs(tmp_path)
@@ -83,20 +85,20 @@ def test_results_of_other_code_are_computed_again(tmp_path, monkeypatch):
         ("LAB/arrays.py", True),
         ("LAB/tasks/mnist/task.py", True),
         ("LAB/training/step.py", True),
-        ("LAB/experiments/spike/simulation.py", True),
+        ("LAB/experiments/spike/run.py", True),
         ("LAB/experiments/spike/judge.py", False),
         ("LAB/experiments/memory/run.py", False),
     ],
 )
 def test_the_hash_covers_the_code_behind_a_result_in_both_packages(tmp_path, monkeypatch, name, changes):
     for package in ("LIBRARY", "LAB"):
-        shutil.copytree(getattr(reproduce, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-        monkeypatch.setattr(reproduce, package, tmp_path / package)
+        shutil.copytree(getattr(experiments, package), tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        monkeypatch.setattr(experiments, package, tmp_path / package)
     monkeypatch.setattr(spike, "__file__", str(tmp_path / "LAB/experiments/spike/run.py"))
-    before = reproduce.code_hash(EXPERIMENTS["spike"])
+    before = experiments.code_hash(EXPERIMENTS["spike"])
     with (tmp_path / name).open("a") as file:
         file.write("# another\n")
-    assert (reproduce.code_hash(EXPERIMENTS["spike"]) != before) == changes
+    assert (experiments.code_hash(EXPERIMENTS["spike"]) != before) == changes
 
 
 def test_quick_and_full_are_two_results(tmp_path):
@@ -131,7 +133,7 @@ def test_a_result_that_is_not_json_is_not_stored(tmp_path, monkeypatch):
 def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
     on_gpu = {name for name, each in EXPERIMENTS.items() if each.gpu}
     assert {"table1", "table2", "cifar-gap", "state-precision", "floor"} <= on_gpu
-    assert not on_gpu & {each.name for each in reproduce.select_experiments([])}
+    assert not on_gpu & {each.name for each in experiments.select_experiments([])}
     if torch.cuda.is_available():
         return  # they would run
     outcomes, _ = run_quick(tmp_path, *on_gpu, "memory")
@@ -243,10 +245,10 @@ def test_bars_estimate_the_remaining_time(monkeypatch):
         assert everything.total == 40.0
         assert "left" in everything.fields["left"]
         assert current.completed == 0.5
-        bars.end(reproduce.Outcome(SPIKE, "ran", 3.0))
+        bars.end(experiments.Outcome(SPIKE, "ran", 3.0))
         assert everything.completed == 10.0
         bars.begin(MEMORY, False)
-        bars.end(reproduce.Outcome(MEMORY, "failed", error="[/] broke"))
+        bars.end(experiments.Outcome(MEMORY, "failed", error="[/] broke"))
     text = console.export_text()
     assert "did not finish" in text
     assert "[/] broke" in text, "an error is text and not markup"
@@ -318,7 +320,7 @@ def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monke
     seen = []
     monkeypatch.setattr(type(EXPERIMENTS["table1"]), "load", lambda self: Module)
     with Bars(terminal()) as bars:
-        (outcome,) = reproduce.reproduce([EXPERIMENTS["table1"]], bars, root=tmp_path)
+        (outcome,) = experiments.reproduce([EXPERIMENTS["table1"]], bars, root=tmp_path)
     assert outcome.status == "ran", outcome.error
     assert seen == [
         "epoch 10/200  loss 3.2500  test_accuracy 60.00  41,000/s  2:05 left",
@@ -328,10 +330,10 @@ def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monke
 
 def test_an_estimate_counts_the_speed_of_this_machine_and_the_processes_that_an_experiment_can_use():
     experiment = dataclasses.replace(SPIKE, seconds=(60.0, 6.0), jobs=3)
-    start = 2 * reproduce.WORKER_SECONDS
-    assert reproduce.estimate_seconds(experiment, quick=False, slowness=2.0, cores=2) == 60 + start
-    assert reproduce.estimate_seconds(experiment, quick=True, slowness=2.0, cores=16) == 4 + start
-    assert reproduce.estimate_seconds(experiment, quick=True, slowness=2.0, cores=1) == 12, "in this process"
+    start = 2 * progress.WORKER_SECONDS
+    assert progress.estimate_seconds(experiment, quick=False, slowness=2.0, cores=2) == 60 + start
+    assert progress.estimate_seconds(experiment, quick=True, slowness=2.0, cores=16) == 4 + start
+    assert progress.estimate_seconds(experiment, quick=True, slowness=2.0, cores=1) == 12, "in this process"
     assert (
-        reproduce.estimate_seconds(dataclasses.replace(experiment, gpu=True), quick=False, slowness=2.0, cores=2) == 60
+        progress.estimate_seconds(dataclasses.replace(experiment, gpu=True), quick=False, slowness=2.0, cores=2) == 60
     )

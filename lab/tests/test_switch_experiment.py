@@ -9,8 +9,7 @@ import torch
 from texts import write_text
 
 from mvngrad_lab.experiments.switch import figure, judge, run
-from mvngrad_lab.experiments.switch.arms import find_bump, make_arms
-from mvngrad_lab.experiments.switch.records import FILE, collect
+from mvngrad_lab.experiments.switch.records import FILE, collect, find_bump, make_arms
 from mvngrad_lab.report.records import Sources
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
 from mvngrad_lab.store import FinishedRun, read_run

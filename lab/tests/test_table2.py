@@ -12,8 +12,8 @@ from samples import add_tables, get_table, get_verdicts
 
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
-from mvngrad_lab.experiments.language import run as target
-from mvngrad_lab.experiments.language.recipes import TUNED, on_stand_in, rates, shortened, table2, tuned
+from mvngrad_lab.experiments.language import records as target
+from mvngrad_lab.experiments.language.records import TUNED, on_stand_in, rates, shortened, table2, tuned
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures import draw
 from mvngrad_lab.report.page import render

@@ -53,7 +53,7 @@ class Reproduce:
         from rich.console import Console
 
         from mvngrad_lab.cli.progress import Bars
-        from mvngrad_lab.reproduce import reproduce, select_experiments
+        from mvngrad_lab.experiments import reproduce, select_experiments
 
         selected, console = select_experiments(self.experiments), Console()
         display = Bars(console)

@@ -9,11 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from mvngrad_lab.experiments import Experiment, Tick
+from mvngrad_lab.experiments import Experiment, Outcome, Tick
 from mvngrad_lab.pool import count_cores
-from mvngrad_lab.reproduce import Outcome, estimate_seconds, measure_slowness
 from mvngrad_lab.training import events
 
+PROBE_SECONDS = 0.25
+"""CPU time of the work in `measure_slowness` on the reference machine, one core of an AMD EPYC."""
+WORKER_SECONDS = 3.7
+"""CPU time there until a process of an experiment with several has imported torch and loaded its data."""
 QUIET = 60.0
 """Seconds without a line after which a training prints its progress, if there is no bar."""
 WORDS = {"ran": "[green]done[/]  ", "stored": "[dim]stored[/]", "failed": "[red]failed[/]"}
@@ -37,6 +40,24 @@ def format_progress(event: events.EpochEnd, metrics: dict[str, float]) -> str:
     shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
     left = f"{events.format_minutes(event.seconds_left)} left"
     return f"{events.format_epoch(event)}{shown}  {event.samples_per_second:,.0f}/s  {left}"
+
+
+def measure_slowness() -> float:
+    """How many times as long as on the reference machine a piece of work takes here and now, other load included."""
+    import numpy as np
+
+    values, start = np.linspace(0.1, 1.0, 10_000), time.perf_counter()
+    for _ in range(12_000):
+        values = np.sqrt(values * values + 0.01) / 1.01
+    return (time.perf_counter() - start) / PROBE_SECONDS
+
+
+def estimate_seconds(experiment: Experiment, quick: bool, slowness: float, cores: int) -> float:
+    """How long an experiment takes; on a GPU as on the H200."""
+    if experiment.gpu:
+        return experiment.seconds[quick]
+    processes = min(cores, experiment.jobs)
+    return slowness * (experiment.seconds[quick] / processes + (WORKER_SECONDS if processes > 1 else 0.0))
 
 
 class TrainingBar(Progress):

@@ -4,19 +4,27 @@ A folder mvngrad_lab/experiments/<topic>/ is found here and in every other folde
 
     __init__.py   EXPERIMENTS: what `mvngrad reproduce` can run. Read to print help, so it imports nothing heavy.
     run.py        make_recipe and run, or train_all for an experiment that needs a GPU: see RunModule
-    records.py    collect(sources): what the report reads besides the results of run.py, such as tables
+    records.py    collect(sources): what the report reads besides the results of run.py, such as tables; train_all, if
+                  all there is to run is the trainings of a table
     judge.py      one function for each claim, marked with `mvngrad_lab.report.verdicts.judges`
     figure.py     FIGURES: a function for each record that it draws; FINDINGS, LEAD: see mvngrad_lab.report.findings
     claims.toml   the claims and their rules, as `mvngrad_lab.report.claims` reads them
     README.md     the question, what runs, what decides
 
 Only `__init__.py` is required. judge.py and figure.py import neither torch nor the training.
+
+`reproduce` runs experiments and stores their results. Finished ones are not repeated, and a failure does not stop the
+others.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import pkgutil
-from collections.abc import Callable, Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +32,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
+from mvngrad_lab.errors import UserError
 from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.store import RunFolder, timestamp
+from mvngrad_lab.store.environment import LIBRARY, environment
 
 __path__ = pkgutil.extend_path(__path__, __name__)
 
@@ -32,6 +43,11 @@ Tick = Callable[[float], None]
 """Called with the share of an experiment that is done."""
 OnEvent = Callable[[Any], Any]
 """Called with each event of a training (mvngrad_lab.training.events)."""
+LAB = Path(__file__).parents[1]
+SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
+"""Files of the lab that results of every experiment may depend on."""
+AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
+"""Files of an experiment that no result depends on."""
 
 
 class RunModule(Protocol):
@@ -57,7 +73,7 @@ class Experiment:
     """On the command line; also the name of its runs and the `target` of its claims."""
     summary: str
     seconds: tuple[float, float]
-    """Expected duration in full, and with `quick`: on one core of the machine of `reproduce.PROBE_SECONDS`, or on an
+    """Expected duration in full, and with `quick`: on one core of the machine of `cli.progress.PROBE_SECONDS`, or on an
     H200."""
     module: str
     """The full name of its run module."""
@@ -88,3 +104,89 @@ def import_all(part: str) -> Iterator[ModuleType]:
     for topic in find_topics():
         if find_spec(name := f"{__name__}.{topic}.{part}") is not None:
             yield import_module(name)
+
+
+# Running them
+
+
+@dataclass(frozen=True)
+class Outcome:
+    experiment: Experiment
+    status: str
+    """ran, stored (it had finished before) or failed."""
+    seconds: float = 0.0
+    error: str = ""
+
+
+class Display(Protocol):
+    """What a person sees while experiments run."""
+
+    def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
+        """Called once with what will run."""
+
+    def begin(self, experiment: Experiment, interrupted: bool) -> Tick: ...
+
+    def event(self, event: Any) -> None:
+        """Called with each event of a training."""
+
+    def end(self, outcome: Outcome) -> None: ...
+
+
+def select_experiments(names: Sequence[str]) -> list[Experiment]:
+    """The experiments of these names, in the order of `find_experiments`; without names all that need no GPU."""
+    experiments = find_experiments()
+    if unknown := [name for name in names if name not in experiments]:
+        raise UserError(f"no experiment {', '.join(map(repr, unknown))}; choose from {', '.join(experiments)}")
+    return [each for name, each in experiments.items() if name in names or not (names or each.gpu)]
+
+
+def code_hash(experiment: Experiment) -> str:
+    """Hash the code that the experiment's results depend on; a stored result of other code is not reused."""
+    folder = Path(experiment.load().__file__).parent
+    paths = {*LIBRARY.rglob("*.py"), *(path for pattern in SHARED for path in LAB.glob(pattern))}
+    paths |= {path for path in folder.glob("*.py") if path.name not in AFTER_THE_RUN}
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
+
+
+def reproduce(
+    experiments: Iterable[Experiment], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
+) -> list[Outcome]:
+    """Run what the store does not have yet. An exception ends its experiment, Ctrl-C ends all."""
+    outcomes = list[Outcome]()
+    waiting: list[tuple[Experiment, RunModule, RunFolder | None, str]] = []
+    for experiment in experiments:
+        module, code = experiment.load(), code_hash(experiment)
+        # train_all stores each training as a run of its own, and skips those that are stored.
+        run_folder = None if experiment.gpu else RunFolder(module.make_recipe(quick, data), root)
+        run = run_folder.run if run_folder else None
+        if run is not None and run.environment.get("code") == code:
+            outcomes.append(Outcome(experiment, "stored", run.result["seconds"]))
+            display.end(outcomes[-1])
+        else:
+            waiting.append((experiment, module, run_folder, code))
+    here = environment() if waiting else {}  # imports torch, which the plan's estimate need not contain
+    display.plan([experiment for experiment, *_ in waiting], quick)
+    for experiment, module, run_folder, code in waiting:
+        tick, start = display.begin(experiment, run_folder is not None and run_folder.interrupted), time.perf_counter()
+        try:
+            if run_folder is None:
+                module.train_all(root, data, tick, display.event)
+            else:
+                run_folder.start({**here, "code": code, "quick": quick, "made": timestamp()})
+                result = module.run(run_folder.recipe, data, tick)
+                run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
+            outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
+        except Exception as error:
+            if os.environ.get("MVNGRAD_DEBUG"):
+                raise
+            outcomes.append(Outcome(experiment, "failed", error=_describe(error)))
+        display.end(outcomes[-1])
+    return outcomes
+
+
+def _describe(error: Exception) -> str:
+    """One line: the message, and for a bug its type and place."""
+    if isinstance(error, UserError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"

@@ -3,6 +3,6 @@
 from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
-    Experiment("table1", "ResNet-18 on CIFAR-100, 24 runs", (3800, 3800), f"{__name__}.run", gpu=True),
+    Experiment("table1", "ResNet-18 on CIFAR-100, 24 runs", (3800, 3800), f"{__name__}.records", gpu=True),
     Experiment("cifar-gap", "the variance gap on CIFAR-100", (500, 500), f"{__name__}.gap", gpu=True),
 )

@@ -1,29 +1,97 @@
-"""Table 2 on the stand-in from the trainings that are done, and the benchmark of training steps."""
+"""Table 2 on the stand-in: its trainings, the tables of those that are done, and the benchmark of training steps."""
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from mvngrad.diagnostics.diagnosis import Diagnosis
-from mvngrad_lab.experiments.language.recipes import (
-    RATES,
-    TUNED,
-    official,
-    on_stand_in,
-    rates,
-    shortened,
-    table2,
-    tuned,
-)
-from mvngrad_lab.recipe import DECOUPLED
+from mvngrad_lab.errors import MissingFile
+from mvngrad_lab.experiments import OnEvent, Tick
+from mvngrad_lab.recipe import COUPLED, DECOUPLED
 from mvngrad_lab.report.records import BenchmarkFile, Sources, TableResult
 from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
-from mvngrad_lab.tasks.language.recipe import Language
+from mvngrad_lab.tasks.language.recipe import STAND_IN, Language, OpenWebText, WikiText103, openwebtext, wikitext103
 
 METRICS = (
     "validation_loss", "wikitext103_loss", "train_loss", "loss_spikes", "norm_spikes", "nonfinite_steps", "curve",
 )  # fmt: skip
+SEEDS = (0, 1, 2)
+"""Of our runs; the paper has four for WikiText-103."""
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+TUNED: dict[str, float] = dict.fromkeys(COUPLED, 3e-3)
+"""The rate of RATES with the lowest validation loss of each after 1,000 steps on the stand-in."""
+
+
+def table2() -> list[WikiText103]:
+    """tab:GPT-Wiki in 3,000 steps on the stand-in, seeds innermost."""
+    return [
+        dataclasses.replace(wikitext103(optimizer, seed), text=STAND_IN, steps=3_000, warmup_steps=200, eval_every=5)
+        for optimizer in COUPLED
+        for seed in SEEDS
+    ]
+
+
+def rates() -> list[WikiText103]:
+    """Lower and higher rates than the paper's 1e-3 on the stand-in."""
+    return [
+        dataclasses.replace(wikitext103(optimizer), text=STAND_IN, steps=1_000, warmup_steps=200, lr=lr)
+        for optimizer in COUPLED
+        for lr in RATES
+    ]
+
+
+def tuned() -> list[WikiText103]:
+    """`table2` with the best rate of each optimizer in `rates`."""
+    return [dataclasses.replace(recipe, lr=TUNED[recipe.optimizer]) for recipe in table2()]
+
+
+def official() -> dict[str, list[WikiText103 | OpenWebText]]:
+    """Table 2 as the paper has it: four seeds on WikiText-103, three on OpenWebText."""
+    return {
+        "wikitext103": [wikitext103(optimizer, seed) for optimizer in COUPLED for seed in range(4)],
+        "openwebtext": [openwebtext(optimizer, seed) for optimizer in DECOUPLED for seed in range(3)],
+    }
+
+
+def shortened() -> list[OpenWebText]:
+    """tab:GPT-Open-loss in 120 steps on the stand-in: too few to rank optimizers, enough to see each train at full
+    size. Micro-batches of 96 are faster on a GPU than of 12.
+    """
+    return [
+        dataclasses.replace(
+            openwebtext(optimizer),
+            text=STAND_IN,
+            micro_batch_size=96,
+            steps=120,
+            warmup_steps=12,
+            epoch_steps=10,
+            eval_every=4,
+        )
+        for optimizer in DECOUPLED
+    ]
+
+
+def on_stand_in() -> list[WikiText103 | OpenWebText]:
+    """All our runs: at the paper's rate, at others, at the best of these, and at full size."""
+    return [*table2(), *rates(), *tuned(), *shortened()]
+
+
+def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+    """Train what is not stored, with a Monitor for seed 0 of the runs that are compared."""
+    from mvngrad_lab.tasks.language.data import tokens
+    from mvngrad_lab.training.train import SMALL_TEXT, require_gpu, train_missing
+
+    require_gpu("table2", "trains 40 networks of 30M parameters and 4 of 124M", SMALL_TEXT)
+    if tokens.find_tokens(STAND_IN, data) is None:
+        raise MissingFile(
+            f"table2 trains on the tokens of {STAND_IN}, which are not in data={data}: make them with "
+            f"`mvngrad data get {STAND_IN} --data FOLDER`, where FOLDER has the text, and pass the same FOLDER here"
+        )
+    watched = {recipe.key for recipe in (*table2(), *shortened()) if recipe.seed == 0}
+    train_missing(on_stand_in(), root, data, tick, on_event, is_monitored=lambda recipe: recipe.key in watched)
 
 
 def collect(sources: Sources) -> list[TableResult | BenchmarkFile]:

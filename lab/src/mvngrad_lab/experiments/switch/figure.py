@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.experiments.switch.arms import ARMS, WINDOW
+from mvngrad_lab.experiments.switch.records import ARMS, WINDOW
 from mvngrad_lab.report.figures.style import BOUND, MARKS, draw_curve, make_axes
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import mean_and_deviation

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-from mvngrad_lab.experiments.switch.arms import SEEDS
+from mvngrad_lab.experiments.switch.records import SEEDS
 from mvngrad_lab.report.statistics import mean_interval
 from mvngrad_lab.report.tables import make_strip
 from mvngrad_lab.report.verdicts import (

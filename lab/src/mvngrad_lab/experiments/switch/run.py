@@ -20,8 +20,7 @@ from mvngrad import from_adamw
 from mvngrad_lab import store
 from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.experiments import OnEvent, Tick
-from mvngrad_lab.experiments.switch.arms import AFTER, SEEDS, Switched, find_bump, make_arms
-from mvngrad_lab.experiments.switch.records import FILE
+from mvngrad_lab.experiments.switch.records import AFTER, FILE, SEEDS, Switched, find_bump, make_arms
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.tasks.language.task import LanguageTask
 from mvngrad_lab.training import checkpoint
