@@ -300,7 +300,8 @@ class RuleOptimizer(Optimizer):
         if self.gradient_release is not None:
             self.gradient_release.finish()
         self.step_groups(self.param_groups, self._inputs)
-        self._sums, self._new_sums = self._new_sums, {}
+        if self._sums or self._new_sums:  # else a compiled step would set attributes, which torch 2.11 cannot trace
+            self._sums, self._new_sums = self._new_sums, {}
         return loss
 
     def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
