@@ -11,13 +11,16 @@ import pytest
 
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.experiments.floor.mnist import MnistDial
+from mvngrad_lab.experiments.mnist.curves import Curves, Panel
+from mvngrad_lab.experiments.mnist.gap import Frozen
 from mvngrad_lab.recipe import Recipe, added_field
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 
 RESULTS = Path(__file__).parents[2] / "results"
-CLASSES = {kind.name: kind for kind in (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial)}
+RECIPES = (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial, Curves, Frozen)
+CLASSES = {kind.name: kind for kind in RECIPES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,8 @@ def make(classes, name, settings):
     if name == "cifar-gap":
         trainings = tuple(make(classes, "cifar100", each) for each in settings["trainings"])
         settings = {**settings, "trainings": trainings, "epochs": tuple(settings["epochs"])}
+    if name == "mnist-curves":
+        settings = {**settings, "panels": tuple(Panel(**panel) for panel in settings["panels"])}
     return classes[name](**settings)
 
 

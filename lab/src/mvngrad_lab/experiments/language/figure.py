@@ -37,7 +37,8 @@ def draw_tables(result: dict[str, Any]) -> list[Figure]:
 
 def _draw_small(result: dict[str, Any]) -> Figure:
     caption = (
-        f"{STAND_IN} {result['done']} of {result['of']} runs of all four tables on the stand-in are done. 3,000 steps "
+        f"{STAND_IN} {result['done']} of {result['of']} runs of all four tables on the stand-in are done; "
+        "`docs/results.md` says what they show. 3,000 steps "
         "instead of the paper's 100,000, with coupled weight decay of 10⁻⁶, chosen in a pilot of 1,500 steps on the "
         "same text that compared the four as well. Mean ± standard deviation over seeds; counts for each seed; seconds "
         f"do not include compilation, and are of runs that had the GPU to themselves. {SPIKES} Data: {result['data']}."

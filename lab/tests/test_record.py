@@ -1,0 +1,102 @@
+"""Numbers in the docs that are written by hand are those of the stored runs."""
+
+import json
+from itertools import permutations
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from mvngrad_lab.experiments.language.records import RATES
+from mvngrad_lab.report.records import load_records
+from mvngrad_lab.report.statistics import fewer, welch
+
+ROOT = Path(__file__).parents[2]
+RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
+
+
+def read(name):
+    """A page of the docs, on one line."""
+    return " ".join((ROOT / "docs" / name).read_text().split())
+
+
+def mean(values, digits):
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "none yet"
+    return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def test_the_numbers_of_mnist():
+    (curves,) = (run["result"] for run in RUNS if run["name"] == "mnist-curves")
+    spikes = {cell: row["spikes"] for cell, row in curves["panels"]["batch 128"]["cells"].items()}
+    counted = ", ".join(f"{cell} {mean(spikes[cell], 1)}" for cell in ("Adam", "AdaBelief", "LaProp", "MVN-Grad"))
+    log = read("log.md")
+    assert counted in log
+    assert counted in read("how-to/settings.md")
+    p = fewer(spikes["MVN-Grad"], spikes["LaProp"])
+    total = f"{sum(spikes['MVN-Grad'])} spike in total against {sum(spikes['LaProp'])} (p = {p:.2f}, exact"
+    assert total in log
+    final = {cell: f"{fmean(row['final_loss']):.3f}" for cell, row in curves["panels"]["batch 1024"]["cells"].items()}
+    assert final["MVN-Grad"] == final["AdaBelief"]
+    losses = (
+        f"final training loss {final['MVN-Grad']} for both variance cells, {final['LaProp']} and {final['Adam']} for"
+    )
+    assert losses in log
+
+    (gap,) = (run["result"] for run in RUNS if run["name"] == "mnist-gap")
+    assert len(gap["steps"]) == 12
+    at_50 = gap["steps"].index(50)
+    for measured in gap["trained_with"].values():
+        means = [fmean(column) for column in zip(*measured["gap"], strict=True)]
+        before = [fmean(column) for column in zip(*measured["before"], strict=True)]
+        assert min(means) > 0
+        assert max(means) == means[0] == pytest.approx(0.034, abs=5e-4)
+        assert means[0] / means[at_50] == pytest.approx(90, abs=10)
+        assert all(round(each, 4) in (0.0003, 0.0004, 0.0005) for each in means[at_50:])
+        shares = [each / all_of_it for each, all_of_it in zip(means, before, strict=True)]
+        assert {round(share, 2) for share in shares[at_50:]} <= {0.03, 0.04, 0.05, 0.06}
+
+
+def test_what_the_language_runs_show():
+    (table,) = (each.result for each in load_records(ROOT / "results", warn=pytest.fail) if each.name == "table2")
+    page = read("results.md").partition("## What the language runs show")[2].partition("```{include}")[0]
+    tried = {
+        cell: {float(lr): row["validation_loss"][0] for lr, row in rows.items()}
+        for cell, rows in table["rates"].items()
+    }
+    for lr in RATES:
+        assert f"| {lr:g} | {' | '.join(f'{losses[lr]:.3f}' for losses in tried.values())} |" in page
+    best = [min(losses.values()) for losses in tried.values()]
+    lost = sorted(losses[1e-3] - min(losses.values()) for losses in tried.values())
+    assert f"each optimizer loses {lost[0]:.2f} to {lost[-1]:.2f} nats" in page
+    assert f"within {max(best) - min(best):.3f} of each other" in page
+    for lr, ahead in ((3e-4, True), (1e-3, True), (3e-3, False)):
+        variance, others = (
+            [tried[cell][lr] for cell in cells] for cells in (("AdaBelief", "MVN-Grad"), ("Adam", "LaProp"))
+        )
+        assert max(variance) < min(others) if ahead else min(variance) > max(others)
+
+    cells, tuned = ({cell: row["validation_loss"] for cell, row in table[name].items()} for name in ("cells", "tuned"))
+    for lr, rows in (("0.001", cells), ("0.003", tuned)):
+        runs = sum(map(len, rows.values()))
+        assert f"| {lr} | {runs} | {' | '.join(mean(row, 4) for row in rows.values())} |" in page
+    p = {pair: welch(cells[pair[0]], cells[pair[1]]) for pair in permutations(cells, 2)}
+    largest = max(value for (low, _), value in p.items() if low == "MVN-Grad")
+    assert f"the largest p for MVN-Grad below the others is {largest:.2f}" in page
+    assert [pair for pair, value in p.items() if value < 0.01] == [("LaProp", "Adam")]
+    difference = fmean(cells["Adam"]) - fmean(cells["LaProp"])
+    assert f"a difference of {difference:.3f}" in page
+    gains = [fmean(cells[cell]) - fmean(row) for cell, row in tuned.items() if row]
+    assert min(gains) > 30 * difference
+    large = ", ".join(f"{name} {row['validation_loss'][0]:.3f}" for name, row in table["large"].items())
+    assert large in page
+
+    stored = [run["result"] for run in RUNS if run["name"] in ("wikitext103", "openwebtext")]
+    small = sum(run["name"] == "wikitext103" for run in RUNS)
+    assert f"{len(stored)} runs of GPT-2" in page
+    assert f"{small} of the 30M model, {len(stored) - small} of the 124M model" in page
+    assert f"{sum(run['steps'] for run in stored):,} steps of the {len(stored)} runs" in page
+    assert not any(run["loss_spikes"] or run["nonfinite_steps"] for run in stored)
+    assert f"{sum(len(run['norm_spikes']) for run in stored)} gradient norms are spikes" in page
+    missing = sum(row["to_come"] for row in table["tuned"].values())
+    assert f"({missing} of 12 such runs are missing)" in page
