@@ -32,7 +32,7 @@ from benchmarks.quality import DECAYED, METRICS, PAPER_128, PAPER_1024, Job, Run
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad.optim.formats import SQUARES
 from mvngrad_lab.pool import count_cores, run_jobs
-from mvngrad_lab.tasks.mnist import data as mnist, model as network
+from mvngrad_lab.tasks.mnist import data as mnist, task as network
 
 # Rules
 

@@ -42,7 +42,7 @@ from benchmarks.paired import (
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad import rule
 from mvngrad_lab.pool import count_cores, run_jobs
-from mvngrad_lab.tasks.mnist import data as mnist, model as network
+from mvngrad_lab.tasks.mnist import data as mnist, task as network
 
 FIRST_SEED = 100
 """Seeds 0 to 5 were used to choose the settings, and are not used again."""
