@@ -9,6 +9,7 @@ from scipy import stats
 
 from benchmarks import four_bits, quality
 from benchmarks.four_bits import ALONE, CANDIDATES, DYNAMIC, LINEAR, LOG, NF4, PAIRS, RULES, FourBitJob, round_to_code
+from benchmarks.report import RESULTS
 from mvngrad_lab.tasks.mnist import data as mnist
 
 SIGNED, SQUARES = (DYNAMIC, NF4), (LINEAR, LOG)
@@ -140,3 +141,16 @@ def test_verdicts_follow_the_rules_and_an_interrupted_study_continues(
     page = (tmp_path / "out" / "four-bits-mnist5k.md").read_text()
     assert page.index(RULES) < page.index("## Verdicts")
     assert ("4 bits do not survive" in page) == (not survivors)
+
+
+def test_the_stored_verdicts_follow_from_the_stored_runs():
+    result = json.loads((RESULTS / "four-bits-mnist.json").read_text())
+    runs = {}
+    for row in result["runs"]:
+        runs.setdefault((row["setting"], row["cell"], row["state"], row["lean"]), {})[row["seed"]] = row
+    assert result["rules"] == RULES
+    assert four_bits.make_result(runs) == {
+        name: result[name] for name in ("comparisons", "verdicts", "survivors", "best")
+    }
+    jobs = {(job.setting, job.cell, job.state, job.seed) for job in four_bits.make_jobs(runs)}
+    assert jobs == {(row["setting"], row["cell"], row["state"], row["seed"]) for row in result["runs"]}
