@@ -128,8 +128,12 @@ def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> list[Figure]:
         of_kind = {name: curves.get(f"{cell}-{kind}", ()) for name, cell in OPTIMIZERS.items()}
         of_kind |= {"SGD": curves.get("sgd", ())} if kind == "floor" else {}
         panels += draw_accuracies(f"{title}, 200 epochs", of_kind)
-    caption = "Mean over the seeds that kept their accuracy every 10 epochs; runs of Table 1 and older ones did not."
-    marks = (*MARKS.values(), SGD.with_label("SGD"))
+    seeds = sorted({len(of) for of in curves.values() if of})
+    caption = (
+        f"ResNet-18, batch 1024: mean over seeds, n = {' or '.join(map(str, seeds))} for each line, accuracy every 10 "
+        "epochs. Arms without a line are to come. The runs of Table 1 did not keep their accuracy along the training."
+    )
+    marks = (*MARKS.values(), *([SGD.with_label("SGD")] if curves.get("sgd") else []))
     return [Figure("Training curves on CIFAR-100", caption, tuple(panels), marks)] if panels else []
 
 
