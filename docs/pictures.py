@@ -17,10 +17,9 @@ from PIL import Image
 
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab import report
-from mvngrad_lab.report import page
+from mvngrad_lab.report import load_records, page
 from mvngrad_lab.report.figures.style import DARK, LIGHT
 from mvngrad_lab.report.findings import draw_lead
-from mvngrad_lab.report.records import load_records
 from mvngrad_lab.report.verdicts import find_latest
 
 ROOT = Path(__file__).parents[1]

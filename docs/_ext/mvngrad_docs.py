@@ -57,7 +57,7 @@ def make_mathml(node: nodes.Node, block: bool) -> str:
 
 @cache
 def load_records() -> dict[str, Any]:
-    from mvngrad_lab.report.records import load_records as load
+    from mvngrad_lab.report import load_records as load
     from mvngrad_lab.report.verdicts import find_latest
 
     return dict(find_latest(load(RUNS, RESULTS, warn=lambda text: logger.info(text))))
@@ -65,7 +65,7 @@ def load_records() -> dict[str, Any]:
 
 @cache
 def draw_record(name: str) -> list[Any]:
-    from mvngrad_lab.report.figures import draw
+    from mvngrad_lab.report.page import draw
 
     record = load_records().get(name)
     return [] if record is None else draw(record)

@@ -15,8 +15,8 @@ from mvngrad_lab.experiments.spike import run as spike
 from mvngrad_lab.experiments.sweeps.records import read_export
 from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.experiments.variance_gap import run as variance_gap
+from mvngrad_lab.report import Sources, collect
 from mvngrad_lab.report.figures import style
-from mvngrad_lab.report.records import Sources, collect
 from mvngrad_lab.report.verdicts import judge
 from mvngrad_lab.store import FinishedRun
 from mvngrad_lab.sweep import Outcome, Results

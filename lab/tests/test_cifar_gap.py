@@ -12,7 +12,7 @@ from mvngrad.rule import ADABELIEF
 from mvngrad_lab import store
 from mvngrad_lab.experiments.cifar100 import gap as cifar_gap
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
-from mvngrad_lab.report.figures import draw
+from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.training.train import Interrupted, train

@@ -12,8 +12,8 @@ from torch import nn
 from mvngrad import MVNGrad
 from mvngrad_lab.experiments.floor import arms, figure, records, run
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
+from mvngrad_lab.report import Sources, load_records
 from mvngrad_lab.report.page import render
-from mvngrad_lab.report.records import Sources, load_records
 from mvngrad_lab.report.verdicts import judge
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100_recipe
 from mvngrad_lab.tasks.language import recipe as language_recipe

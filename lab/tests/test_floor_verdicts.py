@@ -11,9 +11,8 @@ from scipy import stats
 from mvngrad_lab.experiments.floor import arms, records
 from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.recipe import RULES
-from mvngrad_lab.report import findings
-from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.records import Sources, load_records
+from mvngrad_lab.report import Sources, findings, load_records
+from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
     COMPARED,

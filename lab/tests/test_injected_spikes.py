@@ -9,8 +9,8 @@ import torch
 from texts import write_text
 
 from mvngrad_lab.experiments.spikes import recipes, records, run, tasks
-from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report import Sources, TableResult
+from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens
 from mvngrad_lab.training import queue, step

@@ -19,11 +19,10 @@ from browser import Browser, Page, chromium
 
 from mvngrad.diagnostics import diagnose
 from mvngrad_lab import report
-from mvngrad_lab.report import figures, page
+from mvngrad_lab.report import load_records, page
 from mvngrad_lab.report.claims import KINDS, Claim, load_claims
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.findings import draw_lead, summarize
-from mvngrad_lab.report.records import load_records
 from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict, find_latest, judge
 from mvngrad_lab.store import FinishedRun
 
@@ -76,7 +75,7 @@ def pages(judged, runs, records, tmp_path_factory):
 
 def test_every_record_is_drawn_with_a_description(runs):
     for run in runs:
-        drawn = figures.draw(run)
+        drawn = page.draw(run)
         assert drawn, run.name
         for panel in (panel for figure in drawn for panel in figure.panels):
             root = ElementTree.fromstring(panel.svg)
@@ -93,15 +92,15 @@ def test_figures_depend_on_their_data_alone(runs):
     (run,) = (run for run in runs if run.name == "convergence")
     changed = json.loads(json.dumps(run.result))
     changed["rate"]["measured"][-1] *= 2
-    first, again = figures.draw(run), figures.draw(run)
-    other = figures.draw(dataclasses.replace(run, result=changed))
+    first, again = page.draw(run), page.draw(run)
+    other = page.draw(dataclasses.replace(run, result=changed))
     assert first == again
     assert first[0] != other[0]
     assert first[1] == other[1]
 
 
 def test_a_record_without_figure_py_has_no_figures():
-    assert figures.draw(FinishedRun("new-0", "new", {}, {}, {"anything": 1})) == []
+    assert page.draw(FinishedRun("new-0", "new", {}, {}, {"anything": 1})) == []
 
 
 def linear(color):

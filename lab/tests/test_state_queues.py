@@ -16,9 +16,9 @@ from mvngrad_lab.experiments.floor.power import t_test_power
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.state_precision import arms, records, run
 from mvngrad_lab.experiments.state_precision.arms import ADAMW_ARMS, IMAGE_ARMS, INT8, OURS, PEERS, TORCH
+from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
 from mvngrad_lab.tasks.cifar100 import task as cifar100
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens

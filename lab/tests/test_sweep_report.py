@@ -17,8 +17,7 @@ from mvngrad_lab.experiments.sweeps.judge import NOTES
 from mvngrad_lab.experiments.sweeps.records import PREFIX, load_exports
 from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.page import render, render_own
+from mvngrad_lab.report.page import draw, render, render_own
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import (

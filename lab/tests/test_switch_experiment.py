@@ -10,7 +10,7 @@ from texts import write_text
 
 from mvngrad_lab.experiments.switch import figure, judge, run
 from mvngrad_lab.experiments.switch.records import FILE, collect, find_bump, make_arms
-from mvngrad_lab.report.records import Sources
+from mvngrad_lab.report import Sources
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
 from mvngrad_lab.store import FinishedRun, read_run
 from mvngrad_lab.tasks.language.data.prepare import prepare_folder_tokens

@@ -14,10 +14,9 @@ from mvngrad_lab import store
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.language import records as target
 from mvngrad_lab.experiments.language.records import TUNED, on_stand_in, rates, shortened, table2, tuned
+from mvngrad_lab.report import load_records
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.page import render
-from mvngrad_lab.report.records import load_records
+from mvngrad_lab.report.page import draw, render
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
 from mvngrad_lab.tasks.language.recipe import STAND_IN, openwebtext, wikitext103

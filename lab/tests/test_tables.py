@@ -12,8 +12,8 @@ from mvngrad_lab import store
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.experiments.state_precision.records import state_precision
-from mvngrad_lab.report.figures import draw
-from mvngrad_lab.report.records import BenchmarkFile, keep_runs, load_records
+from mvngrad_lab.report import BenchmarkFile, keep_runs, load_records
+from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.statistics import variance_above, welch, worse_by_at_most
 from mvngrad_lab.report.tables import OPTIMIZERS, judge_deviations
 from mvngrad_lab.report.verdicts import (

@@ -91,8 +91,7 @@ class Report:
     def __call__(self) -> int:
         import webbrowser
 
-        from mvngrad_lab.report import build, print_warning
-        from mvngrad_lab.report.records import keep_runs
+        from mvngrad_lab.report import build, keep_runs, print_warning
 
         if not self.runs.is_dir() and self.runs != store.ROOT:
             raise MissingFile(f"--runs {self.runs} is not a folder; name the one that has your results")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import matplotlib
 
 from mvngrad_lab.experiments import import_all
+from mvngrad_lab.report import Record
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
-from mvngrad_lab.report.records import Record
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, REPRODUCED, STATUSES, Verdict
 
 THEORY = ("thm:", "lem:", "cor:", "prop:", "rem:", "eq:")

@@ -9,17 +9,19 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
+import matplotlib
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mvngrad.diagnostics.diagnosis import Diagnosis, GroupDiagnosis
-from mvngrad_lab.report import findings
+from mvngrad_lab.experiments import import_all
+from mvngrad_lab.report import Record, Summary, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
-from mvngrad_lab.report.figures import draw, monitor, style
+from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
-from mvngrad_lab.report.records import Record, Summary
 from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Verdict, find_latest
 
 MARKERS = {
@@ -105,6 +107,16 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
             for record in others
         ],
     )
+
+
+def draw(record: Record) -> list[Figure]:
+    """All figures of a record; none if no figure.py has its name among its FIGURES, whose keys may be patterns."""
+    for module in import_all("figure"):
+        for pattern, draw_figures in module.FIGURES.items():
+            if fnmatchcase(record.name, pattern):
+                with matplotlib.rc_context(style.RC | {"svg.hashsalt": record.key}):
+                    return list(draw_figures(record.result))
+    return []
 
 
 def find_own(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> dict[str, Record]:

@@ -1,15 +1,14 @@
-"""Tables of the paper from training runs: one row for each setting, with the values of its seeds."""
+"""Verdicts on tables of the paper, and their cells as text: see `mvngrad_lab.report.make_table`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from mvngrad.rule import CELLS
-from mvngrad_lab.recipe import RULES, TrainingRecipe
-from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.recipe import RULES
+from mvngrad_lab.report import Row
 from mvngrad_lab.report.statistics import (
     LEVEL,
     adjust_by_holm,
@@ -25,51 +24,7 @@ OPTIMIZERS = {rule.name: name for name, rule in sorted(RULES.items(), key=lambda
 VARIANCE = tuple(rule.name for rule in CELLS if rule.centered)
 SECOND_MOMENT = tuple(rule.name for rule in CELLS if not rule.centered)
 
-Row = dict[str, Any]
-"""Lists with a value for each seed that is done, and counts: `to_come`, `diverged`."""
 LEADING = re.compile(r"[−-]?\d+(\.\d+)?")
-MakeRow = Callable[[Sequence[TrainingRecipe]], Row]
-
-
-def make_table(
-    name: str,
-    recipes: Sequence[TrainingRecipe],
-    sources: Sources,
-    metrics: Sequence[str],
-    fill: Callable[[MakeRow], dict[str, Any]],
-) -> list[TableResult]:
-    """The table of these trainings, with the result that `fill` makes from rows; an empty list if none is done."""
-    done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
-    if not done:
-        return []
-    settings = [recipe.settings for recipe in recipes]
-    shared = {key: value for key, value in settings[0].items() if len({str(each[key]) for each in settings}) == 1}
-    parts = [part for run in done for part in (run.environment, *run.result.get("environments", []))]
-    environment = {
-        key: ", ".join(sorted({str(part[key]) for part in parts if key in part}))
-        for key in dict.fromkeys(key for run in done for key in run.environment)
-    }
-    data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
-    result = {
-        **fill(lambda some: make_row(some, sources, metrics)),
-        "done": len(done),
-        "of": len(recipes),
-        "data": data,
-    }
-    run_keys = tuple(run.key for run in done)
-    return [TableResult(name, shared, environment, result, run_keys, len(recipes) - len(done))]
-
-
-def make_row(recipes: Sequence[TrainingRecipe], sources: Sources, metrics: Sequence[str]) -> Row:
-    """One row. The time of a run that shared its GPU with another is None."""
-    done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
-    return {
-        **{name: [run.result.get(name) for run in done] for name in metrics},
-        "seconds": [None if "beside" in run.environment else run.result["seconds"] for run in done],
-        "seeds": [run.recipe["seed"] for run in done],
-        "to_come": len(recipes) - len(done),
-        "diverged": sum(run.result["status"] != "finished" for run in done),
-    }
 
 
 def get_values(row: Row, metric: str) -> list[float]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mvngrad_lab.experiments import import_all
+from mvngrad_lab.report import Record, Summary
 from mvngrad_lab.report.claims import Claim, load_claims
-from mvngrad_lab.report.records import Record, Summary
 
 REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
     "reproduced",

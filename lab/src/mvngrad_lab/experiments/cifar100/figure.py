@@ -10,20 +10,13 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from mvngrad_lab.experiments.cifar100.judge import ORDER_SEEDS
+from mvngrad_lab.report import Row
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures.curves import draw_accuracies
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, cell_mark, draw_band, draw_curve, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import mean_and_deviation, mean_interval
-from mvngrad_lab.report.tables import (
-    SECOND_MOMENT,
-    Row,
-    bold_best,
-    format_count,
-    format_mean,
-    format_seconds,
-    get_values,
-)
+from mvngrad_lab.report.tables import SECOND_MOMENT, bold_best, format_count, format_mean, format_seconds, get_values
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, Verdict
 
 

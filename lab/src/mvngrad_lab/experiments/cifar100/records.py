@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.recipe import COUPLED
-from mvngrad_lab.report.records import Sources, TableResult
-from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
+from mvngrad_lab.report import MakeRow, Row, Sources, TableResult, make_table
+from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 SEEDS = (0, 1, 2)

@@ -13,7 +13,7 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.recipe import COUPLED, TrainingRecipe
-from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.tasks.cifar100.recipe import paper
 
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mvngrad_lab.experiments.language.records import shortened
+from mvngrad_lab.report import Row
 from mvngrad_lab.report.figures.style import cell_mark, draw_curve, make_axes
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
-from mvngrad_lab.report.tables import Row, bold_best, format_count, format_mean, format_seconds
+from mvngrad_lab.report.tables import bold_best, format_count, format_mean, format_seconds
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, UNDECIDED, Verdict
 
 STAND_IN = (

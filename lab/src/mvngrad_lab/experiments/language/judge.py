@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from mvngrad_lab.experiments.language.records import table2
+from mvngrad_lab.report import Row
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, variance_above, welch
 from mvngrad_lab.report.tables import (
     OPTIMIZERS,
     SECOND_MOMENT,
     VARIANCE,
-    Row,
     check_rows,
     count_runs,
     describe,

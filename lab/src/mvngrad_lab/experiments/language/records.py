@@ -11,8 +11,8 @@ from mvngrad.diagnostics.diagnosis import Diagnosis
 from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.recipe import COUPLED, DECOUPLED
-from mvngrad_lab.report.records import BenchmarkFile, Sources, TableResult
-from mvngrad_lab.report.tables import OPTIMIZERS, MakeRow, Row, make_table
+from mvngrad_lab.report import BenchmarkFile, MakeRow, Row, Sources, TableResult, make_table
+from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.tasks.language.recipe import STAND_IN, Language, OpenWebText, WikiText103, openwebtext, wikitext103
 
 METRICS = (

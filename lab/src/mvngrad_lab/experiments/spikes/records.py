@@ -11,7 +11,7 @@ from typing import Any
 
 from mvngrad_lab import store
 from mvngrad_lab.experiments.spikes import recipes
-from mvngrad_lab.report.records import Sources, TableResult
+from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.store import read_rows
 
 TOLERANCE, WINDOW = 0.05, 10

@@ -7,9 +7,10 @@ from typing import Any
 
 from mvngrad_lab.experiments.state_precision.arms import IMAGE_ARMS, TORCH
 from mvngrad_lab.experiments.state_precision.judge import compute_loss
+from mvngrad_lab.report import Row
 from mvngrad_lab.report.figures.svg import Figure, Table
 from mvngrad_lab.report.statistics import mean_and_deviation, welch, worse_by_at_most
-from mvngrad_lab.report.tables import Row, format_count, format_mean, get_values
+from mvngrad_lab.report.tables import format_count, format_mean, get_values
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:

@@ -10,8 +10,7 @@ from typing import Any
 from mvngrad_lab import store
 from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.recipe import StateDtype
-from mvngrad_lab.report.records import Sources, TableResult
-from mvngrad_lab.report.tables import MakeRow, Row, make_table
+from mvngrad_lab.report import MakeRow, Row, Sources, TableResult, make_table
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 SEEDS = (0, 1, 2)

@@ -17,7 +17,7 @@ from typing import Any
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.report.records import Record, Sources
+from mvngrad_lab.report import Record, Sources
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import SAMPLE
 from mvngrad_lab.sweep.grids import Outcome, Results

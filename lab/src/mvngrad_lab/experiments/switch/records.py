@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
-from mvngrad_lab.report.records import BenchmarkFile, Sources
+from mvngrad_lab.report import BenchmarkFile, Sources
 from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103
 
 FILE = "switch-gpt2.json"

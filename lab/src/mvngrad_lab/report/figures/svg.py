@@ -52,7 +52,7 @@ class Figure:
 
 
 def make_panel(axes: Axes, title: str, description: str) -> Panel:
-    """The panel of `axes`. Ids in it depend on `title` and on the salt that `figures.draw` sets for each record."""
+    """The panel of `axes`. Ids in it depend on `title` and on the salt that `page.draw` sets for each record."""
     add_ticks(axes)
     text, salt = io.StringIO(), f"{matplotlib.rcParams['svg.hashsalt']} {title}"
     with matplotlib.rc_context({"svg.hashsalt": salt}):
