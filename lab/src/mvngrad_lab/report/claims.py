@@ -101,6 +101,11 @@ def load_claims() -> tuple[Claim, ...]:
     return tuple(claims)
 
 
+def find_values(claim: str) -> dict[str, float]:
+    """The paper's numbers of a claim, by optimizer."""
+    return next(each.values for each in load_claims() if each.id == claim)
+
+
 def _read(topic: str) -> list[dict[str, Any]]:
     path = files(f"{experiments.__name__}.{topic}").joinpath("claims.toml")
     return list(tomllib.loads(path.read_text(encoding="utf-8"))["group"]) if path.is_file() else []

@@ -123,8 +123,22 @@ def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order:
     return len(ordered)
 
 
-def make_parser(description: str | None, queues: Sequence[str]) -> argparse.ArgumentParser:
-    """The arguments of a command that trains queues, or with `export` writes what is finished to results/."""
+# The command of an experiment that trains queues
+
+
+def run_command(
+    description: str | None,
+    queues: Sequence[str],
+    read_runs: Callable[..., Mapping[str, Any]],
+    make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
+    export: Callable[[Path, Path], Mapping[str, int]],
+    get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
+) -> None:
+    """Train the queue that the command line names, or with `export` write what is finished to results/.
+
+    `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
+    `get_options(name)` more options of `train_queue`, and `export(finished, results)` how many runs each file has.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queue", choices=(*queues, "export"))
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
@@ -133,4 +147,14 @@ def make_parser(description: str | None, queues: Sequence[str]) -> argparse.Argu
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
-    return parser
+    args = parser.parse_args()
+    if args.queue == "export":
+        for name, count in export(args.runs / FINISHED, args.results).items():
+            print(count, "runs in", args.results / name)
+        return
+    runs = read_runs(args.runs, args.results)
+    left = train_queue(
+        make_queue(args.queue, runs), args.runs, finished=runs, stop_after=args.stop_after, data=args.data,
+        run_seconds=args.run_seconds, device=args.device, compile=args.device != "cpu", **get_options(args.queue),
+    )  # fmt: skip
+    print(left, "runs of", args.queue, "are left", flush=True)

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.claims import find_values
 from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, estimate_contrast
 from mvngrad_lab.report.tables import (
     SECOND_MOMENT,
@@ -34,11 +34,6 @@ ORDER_SEEDS = 6
 """Seeds that the order of the cells is judged with."""
 ERRORS = 2
 """Standard errors by which a gap must be above 0."""
-
-
-def find_values(claim: str) -> dict[str, float]:
-    """The paper's numbers of a claim."""
-    return next(each.values for each in load_claims() if each.id == claim)
 
 
 def judge_accuracy(result: dict[str, Any], kind: str, batch: str) -> Verdict:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
 from mvngrad_lab.recipe import COUPLED, RULES, has_eps_s
-from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.claims import find_values
 from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
@@ -310,7 +310,7 @@ def judge_batch_128(result: dict[str, Any]) -> Verdict:
 def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:
     """Whether train accuracy on mixed images is the paper's, up to what the draws of lam may do."""
     rows = result["batches"][batch]
-    paper = next(claim.values for claim in load_claims() if claim.id == f"floor-train-mixed-{batch}")
+    paper = find_values(f"floor-train-mixed-{batch}")
     if waiting := [NAMES[cell] for cell, row in rows.items() if not row["done"]]:
         return Verdict(NOT_RUN, "", f"Runs to come: {', '.join(waiting)}.")
     if lost := [NAMES[cell] for cell, row in rows.items() if row["mixed"] is None]:

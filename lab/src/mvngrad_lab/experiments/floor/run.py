@@ -17,7 +17,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.experiments.floor.records import get_file_name, read_accuracies
-from mvngrad_lab.training.queue import FINISHED, add_rows, make_parser, make_row, read_finished, train_queue
+from mvngrad_lab.training.queue import add_rows, make_row, read_finished, run_command, train_queue
 from mvngrad_lab.training.train import require_gpu
 
 FIELDS = tuple(field.name for field in dataclasses.fields(store.FinishedRun))
@@ -66,17 +66,7 @@ def export(finished: Path, results: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    args = make_parser(__doc__, arms.QUEUES).parse_args()
-    if args.queue == "export":
-        for name, count in export(args.runs / FINISHED, args.results).items():
-            print(count, "runs in", args.results / name)
-        return
-    accuracies = read_accuracies(args.runs, args.results)
-    left = train_queue(
-        arms.make_queue(args.queue, accuracies), args.runs, finished=accuracies, stop_after=args.stop_after,
-        run_seconds=args.run_seconds, data=args.data, device=args.device, compile=args.device != "cpu",
-    )  # fmt: skip
-    print(left, "runs of", args.queue, "are left", flush=True)
+    run_command(__doc__, arms.QUEUES, read_accuracies, arms.make_queue, export)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from mvngrad_lab.experiments.language.records import table2
 from mvngrad_lab.report import Row
-from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.report.claims import find_values
 from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, variance_above, welch
 from mvngrad_lab.report.tables import (
     OPTIMIZERS,
@@ -129,7 +129,7 @@ def judge_official(result: dict[str, Any], claim: str, text: str, metric: str) -
     values, verdict = check_official(result, text, metric)
     if verdict:
         return verdict
-    paper = next(each.values for each in load_claims() if each.id == claim)
+    paper = find_values(claim)
     if "deviation" in claim:
         return judge_deviations(values, paper, 4 if text == "wikitext103" else 3)
     what = f"{'perplexity' if text == 'wikitext103' else 'loss'} on {text}"
@@ -149,14 +149,11 @@ def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verd
     return Verdict(status, f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}", strip=strip)
 
 
-for name, text, metric, train_metric in (
-    ("wikitext", "wikitext103", "validation_loss", "train_loss"),
-    ("openwebtext", "openwebtext", "validation_loss", "train_loss"),
-):
-    judges(f"{name}-order")(partial(judge_official_order, text=text, metric=metric))
-    for kind, column in (("validation", metric), ("train", train_metric)):
+for name, text in (("wikitext", "wikitext103"), ("openwebtext", "openwebtext")):
+    judges(f"{name}-order")(partial(judge_official_order, text=text, metric="validation_loss"))
+    for kind in ("validation", "train"):
         for claim in (f"{name}-{kind}", f"{name}-deviation-{kind}"):
-            judges(claim)(partial(judge_official, claim=claim, text=text, metric=column))
+            judges(claim)(partial(judge_official, claim=claim, text=text, metric=f"{kind}_loss"))
 
 
 # Time
@@ -168,7 +165,7 @@ def compare_step_times(result: dict[str, Any]) -> Verdict:
     names = {cell: f"{cell.replace('-', '')} float32" for cell in ("AdamW", "MVN-GradW", "LaPropW", "AdaBeliefW")}
     if not set(names.values()) <= rows.keys():
         return CUT_SHORT
-    paper = next(claim.values for claim in load_claims() if claim.id == "time-openwebtext")
+    paper = find_values("time-openwebtext")
     steps = {cell: rows[name]["step_seconds"] for cell, name in names.items()}
     of_adamw = [Estimate(c, s / steps["AdamW"], None, None, paper[c] / paper["AdamW"]) for c, s in steps.items()]
     strip = Strip("time of a training step, of AdamW's", tuple(of_adamw), 3)

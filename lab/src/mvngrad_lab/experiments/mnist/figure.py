@@ -8,9 +8,19 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FuncFormatter
 
-from mvngrad_lab.report.figures.style import LIGHT, MARKS, Mark, cell_mark, draw_band, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.style import (
+    LIGHT,
+    MARKS,
+    Mark,
+    cell_mark,
+    draw_band,
+    draw_curve,
+    label_columns,
+    make_axes,
+    number,
+)
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 
 
@@ -69,9 +79,7 @@ def _spikes(panels: dict[str, Any], seeds: int, rule: str) -> Figure:
         for index, label in enumerate(labels):
             offsets = np.linspace(-0.14, 0.14, len(counts[label])) if len(counts[label]) > 1 else [0.0]
             axes.plot(index + np.asarray(offsets), sorted(counts[label]), **cell_mark(label).points)
-        axes.xaxis.set_major_locator(FixedLocator(range(len(labels))))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda index, _, labels=labels: labels[round(index)]))
-        axes.set_xlim(-0.5, len(labels) - 0.5)
+        label_columns(axes, labels)
         top = max(5, *(count for row in counts.values() for count in row))
         axes.set_ylim(-0.05 * top, 1.05 * top)
         means = ", ".join(f"{label} {format_mean(row)}" for label, row in counts.items())

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from mvngrad_lab import store
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.records import get_file_name, read_runs
 from mvngrad_lab.experiments.spikes.tasks import TASKS
-from mvngrad_lab.training.queue import FINISHED, add_rows, make_parser, make_row, read_finished, train_queue
+from mvngrad_lab.training.queue import add_rows, make_row, read_finished, run_command, train_queue
 from mvngrad_lab.training.train import require_gpu
 
 
@@ -43,17 +44,11 @@ def export(finished: Path, results: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    args = make_parser(__doc__, tuple(recipes.TASKS)).parse_args()
-    if args.queue == "export":
-        for name, count in export(args.runs / FINISHED, args.results).items():
-            print(count, "runs in", args.results / name)
-        return
-    left = train_queue(
-        recipes.make_queue(args.queue), args.runs, finished=read_runs(args.runs, args.results),
-        stop_after=args.stop_after, run_seconds=args.run_seconds, every_step=True, data=args.data, device=args.device,
-        compile=args.device != "cpu", task=TASKS[args.queue],
-    )  # fmt: skip
-    print(left, "runs of", args.queue, "are left", flush=True)
+    def get_options(queue: str) -> dict[str, Any]:
+        return {"every_step": True, "task": TASKS[queue]}
+
+    names = tuple(recipes.TASKS)
+    run_command(__doc__, names, read_runs, lambda name, runs: recipes.make_queue(name), export, get_options)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.experiments.state_precision.records import get_file_name, read_runs, state_precision
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.training.optimizers import import_module_of
-from mvngrad_lab.training.queue import FINISHED, add_rows, make_parser, make_row, read_finished, train_queue
+from mvngrad_lab.training.queue import add_rows, make_row, read_finished, run_command
 from mvngrad_lab.training.train import require_gpu, train_missing
 
 
@@ -58,16 +58,7 @@ def export(finished: Path, results: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    args = make_parser(__doc__, arms.QUEUES).parse_args()
-    if args.queue == "export":
-        for name, count in export(args.runs / FINISHED, args.results).items():
-            print(count, "runs in", args.results / name)
-        return
-    left = train_queue(
-        find_trainable(args.queue), args.runs, finished=read_runs(args.runs, args.results), stop_after=args.stop_after,
-        run_seconds=args.run_seconds, data=args.data, device=args.device, compile=args.device != "cpu",
-    )  # fmt: skip
-    print(left, "runs of", args.queue, "are left", flush=True)
+    run_command(__doc__, arms.QUEUES, read_runs, lambda name, runs: find_trainable(name), export)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from mvngrad_lab.report.figures.style import LIGHT, SIZE, Mark, label_rows, make_axes
+from mvngrad_lab.report.figures.style import LIGHT, SIZE, Mark, label_columns, label_rows, make_axes
 
 GOLDEN = 0.6180339887498949
 """The fractional parts of its multiples are evenly spread, however many: they spread the marks over a box."""
@@ -80,9 +79,7 @@ def draw_cells(
             weight = "bold" if rank == best >= 0 else "normal"
             axes.text(j, i, text, ha="center", va="center", fontsize=8.5, weight=weight)
     label_rows(axes, rows)
-    axes.xaxis.set_major_locator(FixedLocator(range(len(columns))))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda index, _: columns[round(index)]))
-    axes.set_xlim(-0.5, len(columns) - 0.5)
+    label_columns(axes, columns)
     return axes
 
 
@@ -95,9 +92,7 @@ def _make_axes(y: str, values: Sequence[float], higher: bool, ticks: Sequence[st
     edge = 4.5 * margin if len(finite) < len(values) else margin  # leaves room for crosses and their number
     low, high = low - (edge if higher else margin), high + (margin if higher else edge)
     axes.set_ylim(*((10**low, 10**high) if log else (low, high)))
-    axes.xaxis.set_major_locator(FixedLocator(range(len(ticks))))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda index, _: ticks[round(index)]))
-    axes.set_xlim(-0.5, len(ticks) - 0.5)
+    label_columns(axes, ticks)
     return axes
 
 

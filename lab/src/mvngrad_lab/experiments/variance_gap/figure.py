@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FuncFormatter
 
 from mvngrad_lab.report.figures.style import (
     BOUND,
@@ -13,6 +13,7 @@ from mvngrad_lab.report.figures.style import (
     draw_curve,
     draw_level,
     draw_vertical,
+    label_columns,
     make_axes,
     number,
 )
@@ -41,9 +42,7 @@ def _draw_symmetric(noises: list[dict[str, Any]]) -> Figure:
     for x, noise in enumerate(positive):
         _draw_interval(at, x, noise["estimate"], noise["closed_form"])
     draw_level(at, 1.0, "the theorem")
-    at.xaxis.set_major_locator(FixedLocator(range(len(positive))))
-    at.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{positive[round(x)]['noise']} noise"))
-    at.set_xlim(-0.7, len(positive) - 0.3)
+    label_columns(at, [f"{noise['noise']} noise" for noise in positive], side=0.7)
     reach = 1.5 * max(abs(end - 1) for end in at.get_ylim())
     at.set_ylim(1 - reach, 1 + reach)
     rows = []

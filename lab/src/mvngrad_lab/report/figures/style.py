@@ -145,6 +145,13 @@ def label_rows(axes: Axes, names: Sequence[str], top: float = 0.5) -> None:
     axes.set_ylim(len(names) - 0.5, -top)
 
 
+def label_columns(axes: Axes, names: Sequence[str], side: float = 0.5) -> None:
+    """Name the columns of marks, with so much room at either side."""
+    axes.xaxis.set_major_locator(FixedLocator(range(len(names))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda column, _: names[round(column)]))
+    axes.set_xlim(-side, len(names) - 1 + side)
+
+
 def add_ticks(axes: Axes) -> None:
     """Add ticks between powers of ten to a logarithmic axis that spans little more than one of them."""
     for axis in (axes.xaxis, axes.yaxis):
