@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 import pytest
 
 from mvngrad_lab.experiments.language.records import RATES
-from mvngrad_lab.report.records import load_records
+from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import fewer, welch
 
 ROOT = Path(__file__).parents[2]
