@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+import torch
 from family import PLAIN, equal, everything, parameters, train
 
 import mvngrad
@@ -71,7 +72,7 @@ def test_threads_in_their_first_step_compile_once_and_later_processes_not_at_all
     assert count_lines(new_process) == 2, "a file that was cut must be compiled again"
 
 
-RUNS = ({}, {"state_dtype": "int8"}, {"state_dtype": "bf16", "lean": True})
+RUNS = ({}, {"state_dtype": "int8"}, {"state_dtype": "bf16"}, {"state_dtype": "bf16", "lean": True})
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,20 @@ def test_a_compiler_without_openmp_or_native_code_gives_the_same_bits(
         assert equal(get_result(**options), result)
     (compiled,) = new_process.read_text().splitlines()
     assert refused not in compiled
+
+
+@pytest.mark.parametrize("cell", PLAIN)
+def test_a_nan_gradient_with_all_bits_set_leaves_nan_in_bfloat16_state(cell):
+    """Noise that is added to its bits would carry into the sign."""
+    (param,) = parameters((300,))
+    param.grad = torch.full((300,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    param.grad[1::2] = 1.0
+    optimizer = cell([param], lr=1e-2, fused=True, state_dtype="bf16")
+    optimizer.step()
+    names = optimizer.rule.state_names
+    assert names
+    for name in names:
+        assert torch.equal(optimizer.state[param][name].isnan(), param.grad.isnan()), name
 
 
 def test_without_a_cache_of_its_own_a_process_compiles_for_itself(new_process, monkeypatch, tmp_path):
