@@ -4,8 +4,8 @@
 
 *Step*: every round steps every optimizer once, each on parameters and gradients of its own, in the dtypes it is meant
 for; *of torch* is the median ratio to torch's fused AdamW in float32. *Training*: forward, backward and step of a GPT-2
-on random tokens, its peak of allocated memory and its time. `--largest` also searches the largest GPT-2 of width 4096
-that takes a step with one sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
+on one sequence of random tokens, its peak of allocated memory and its time. `--largest` also searches the largest GPT-2
+of width 4096 that takes a step with one sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch
 import mvngrad
 from benchmarks.candidates import describe_error
 from benchmarks.report import RESULTS, environment, markdown_table, write
-from benchmarks.step import allocated_bytes, make_parameters
+from benchmarks.step import make_parameters
 from benchmarks.timing import graph_seconds, synchronize, time_step
 from benchmarks.traffic import state_bytes
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY, Shape
 
-SHAPES = {"gpt2-124m": (GPT2_124M, 1), "gpt2-30m": (GPT2_30M, 2), "gpt2-tiny": (GPT2_TINY, 2)}
-"""By name: the shape, and the sequences in a batch: few, because gradients add to the peak only where activations do
-not take more than they do."""
+SHAPES = {"gpt2-124m": (GPT2_124M, 256), "gpt2-30m": (GPT2_30M, 256), "gpt2-tiny": (GPT2_TINY, 16)}
+"""By name: the shape, and the tokens of a batch: few, because gradients add to the peak only where activations do not
+take more than they do. With 1,024 tokens the logits of 124M take more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def measure_steps(arms: list[Arm], model: str, device: str, rounds: int, notes: 
     for arm in arms:
         if arm.release:
             continue
-        before = allocated_bytes(device)
+        before = requested_bytes(device)
         params = [torch.nn.Parameter(p.detach().to(arm.dtype)) for p in make_parameters(shapes, device)]
         for param in params:
             param.grad = torch.full_like(param, 1e-3)
@@ -93,8 +93,9 @@ def measure_steps(arms: list[Arm], model: str, device: str, rounds: int, notes: 
             if arm.ours:
                 raise
             notes.append(f"{arm.name}: {describe_error(error)}")
+            del params, param  # before the next arm counts
             continue
-        kept = allocated_bytes(device) - before - sum(param.nbytes for param in params)  # without gradients
+        kept = requested_bytes(device) - before - sum(param.nbytes for param in params)  # without gradients
         if device == "cpu":
             kept = sum(param.nbytes for param in params) + state_bytes(optimizer)
         running[arm.name] = arm, optimizer, kept / sum(param.numel() for param in params), []
@@ -128,7 +129,7 @@ def measure_steps(arms: list[Arm], model: str, device: str, rounds: int, notes: 
     return rows
 
 
-def start_training(arm: Arm, shape: Shape, batch: int, device: str) -> Callable[[], None]:
+def start_training(arm: Arm, shape: Shape, length: int, device: str) -> Callable[[], None]:
     """A function that trains a GPT-2 for one step on random tokens."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -140,7 +141,7 @@ def start_training(arm: Arm, shape: Shape, batch: int, device: str) -> Callable[
     optimizer = arm.make(model.parameters())
     if arm.release:
         mvngrad.release_gradients(optimizer)  # type: ignore[arg-type]
-    tokens = torch.randint(shape.vocabulary, (batch, shape.context + 1), device=device)
+    tokens = torch.randint(shape.vocabulary, (1, length + 1), device=device)
 
     def train() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=arm.dtype == torch.float32):
@@ -154,12 +155,12 @@ def start_training(arm: Arm, shape: Shape, batch: int, device: str) -> Callable[
 
 def measure_training(arms: list[Arm], model: str, device: str, rounds: int, notes: list[str]) -> list[dict[str, Any]]:
     """The peak of allocated bytes and the time of a training step of each arm."""
-    shape, batch = SHAPES[model]
+    shape, length = SHAPES[model]
     rows = []
     for arm in arms:
         free_memory(device)
         try:
-            train = start_training(arm, shape, batch, device)
+            train = start_training(arm, shape, length, device)
             for _ in range(3):
                 train()
         except Exception as error:
@@ -185,7 +186,7 @@ def find_largest(device: str) -> list[dict[str, Any]]:
             free_memory(device)
             layers = (low + high + 1) // 2
             try:
-                train = start_training(arm, Shape(layers, 4096, 32, 512), 1, device)
+                train = start_training(arm, Shape(layers, 4096, 32, 512), 512, device)
                 for _ in range(2):
                     train()
                 synchronize(device)
@@ -196,6 +197,11 @@ def find_largest(device: str) -> list[dict[str, Any]]:
         count = 12 * 4096**2 * low + (SHAPES["gpt2-tiny"][0].vocabulary + 512) * 4096
         rows.append({"name": arm.name, "layers": low, "parameters": count})
     return rows
+
+
+def requested_bytes(device: str) -> int:
+    """Bytes in tensors, without what the allocator adds to each."""
+    return torch.cuda.memory_stats().get("requested_bytes.all.current", 0) if device == "cuda" else 0
 
 
 def free_memory(device: str) -> None:

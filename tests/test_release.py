@@ -1,6 +1,8 @@
 """Gradients that are used and freed inside backward."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -150,6 +152,30 @@ def test_after_a_failed_backward_training_continues():
     assert optimizer.state[model[0].weight]["step"] == 2
 
 
+def test_gradients_are_freed_in_backward_and_everything_with_the_optimizer():
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    gradients, alive = [], []
+
+    def count_alive(param):
+        gradients.append(param.grad.untyped_storage()._weak_ref())
+        alive.append(sum(not torch.UntypedStorage._expired(each) for each in gradients))
+
+    handles = [param.register_post_accumulate_grad_hook(count_alive) for param in model.parameters()]
+    release_gradients(optimizer, bucket_bytes=1)
+    for _ in range(2):
+        model(X).mean().backward()
+        optimizer.step()
+    assert alive == [1] * 2 * len(handles)
+    params = [weakref.ref(param) for param in model.parameters()]
+    last = model[2]
+    del model, optimizer
+    gc.collect()
+    assert {param() for param in params} == {None, *last.parameters()}
+    last(torch.ones(1, last.in_features)).mean().backward()  # its hooks are left, and do nothing
+    assert not isinstance(last.weight.grad, ReleasedGradient)
+
+
 def test_remove_and_copies_release_nothing():
     model = make_model()
     optimizer = mvngrad.MVNGradW(model.parameters())
@@ -216,5 +242,6 @@ def test_release_lowers_the_peak_by_the_bytes_of_the_gradients(options):
         state = [value for param in model.parameters() for value in optimizer.state[param].values()]
         results.append([tensor.cpu() for tensor in (*model.parameters(), *state)])
         del model, optimizer, state
+        gc.collect()
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     assert peaks[0] - peaks[1] >= 2**26 - 2**23 - 2**22 - 2**21  # a bucket, and what is below the allocator's grain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -38,10 +39,14 @@ class ReleasedGradient(Tensor):
 
 
 class GradientRelease:
-    """The hooks of `release_gradients`; `remove` takes them away."""
+    """The hooks of `release_gradients`; `remove` takes them away.
+
+    The optimizer owns it, and hooks hold weak references to it: the garbage collector does not see a cycle through a
+    tensor's hooks, so that model and optimizer would never be freed. Without the optimizer the hooks do nothing.
+    """
 
     def __init__(self, optimizer: RuleOptimizer, bucket_bytes: int) -> None:
-        self.optimizer, self.bucket_bytes = optimizer, bucket_bytes
+        self._optimizer, self.bucket_bytes = weakref.ref(optimizer), bucket_bytes
         self.released: list[Tensor] = []
         """The parameters whose gradients stand for freed ones."""
         self._bucket: list[tuple[int, int, Tensor]] = []
@@ -54,8 +59,14 @@ class GradientRelease:
             for index, param in enumerate(group["params"]):
                 if param.requires_grad:
                     self._placeholders[param] = ReleasedGradient(param)
-                    hook = partial(self._on_gradient, number, index)
+                    hook = partial(_on_gradient, weakref.ref(self), number, index)
                     self._handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    @property
+    def optimizer(self) -> RuleOptimizer:
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it owns self
+        return optimizer
 
     def remove(self) -> None:
         """Take the hooks away: gradients stay until `zero_grad`, as without them."""
@@ -92,7 +103,8 @@ class GradientRelease:
             param.grad = self._placeholders[param]
             self.released.append(param)
 
-    def _on_gradient(self, number: int, index: int, param: Tensor) -> None:
+    def add(self, number: int, index: int, param: Tensor) -> None:
+        """Put a parameter that got its gradient into the bucket, and step the bucket if it is full."""
         _check_processes(param)
         if param.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
@@ -102,6 +114,11 @@ class GradientRelease:
             self.flush()
         else:  # every time: another backward may have failed before its end
             torch.autograd.Variable._execution_engine.queue_callback(self.flush)
+
+
+def _on_gradient(release: weakref.ref[GradientRelease], number: int, index: int, param: Tensor) -> None:
+    if (owner := release()) is not None:
+        owner.add(number, index, param)
 
 
 def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BYTES) -> GradientRelease:
