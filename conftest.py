@@ -56,8 +56,11 @@ def cpp_compiler():
 
 @pytest.fixture
 def triton():
-    """Skip the test if Triton is not installed; in CI it is."""
-    return import_module("triton") if os.environ.get("CI") == "true" else pytest.importorskip("triton")
+    """Skip the test if Triton is not installed; in CI it is. Of torch 2.11's, 3.6, only the compiler is tested."""
+    module = import_module("triton") if os.environ.get("CI") == "true" else pytest.importorskip("triton")
+    if module.__version__.startswith("3.6.") and not torch.cuda.is_available():
+        pytest.skip("the interpreter of Triton 3.6 cannot run a loop with NumPy 2")
+    return module
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,6 @@ def make_pointer(argument, dtype):
 def by_kernel(triton, monkeypatch):
     """Optimizers step by the CUDA kernel on a CPU too, in Triton's interpreter."""
     if not torch.cuda.is_available():
-        if triton.__version__.startswith("3.6."):  # of torch 2.11
-            pytest.skip("the interpreter of Triton 3.6 cannot run a loop with NumPy 2")
         from mvngrad.optim.backends.cuda import kernel
 
         for name in ("advance", "update", "wide_advance", "wide_update"):
