@@ -48,9 +48,8 @@ def count_theorems(judged: Sequence[tuple[Claim, Verdict]]) -> list[Finding]:
     if not theory:
         return []
     counts = Counter(verdict.status for _, verdict in theory)
-    caveats = f", **{counts[CAVEAT]} of them with a caveat**" if counts[CAVEAT] else ""
-    holds = counts[REPRODUCED] + counts[CAVEAT]
-    text = f"Of {len(theory)} statements of the theorems that we simulate, **{holds} hold**{caveats}."
+    caveats = f" and {counts[CAVEAT]} hold with a caveat" if counts[CAVEAT] else ""
+    text = f"Of {len(theory)} statements of the theorems that we simulate, **{counts[REPRODUCED]} hold**{caveats}."
     return [Finding(text, theory[0][0].target)]
 
 

@@ -96,7 +96,7 @@ def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
     few = any(row.n != ORDER_SEEDS for verdict in order if verdict.strip for row in verdict.strip.rows)
     words = "as the paper says" if holds else "not as the paper says" if fails else "undecided by the rule"
     words = "but there were too few seeds to decide" if few and not (holds or fails) else words
-    lead = f"{min(leads):+.1f} to {max(leads):+.1f} points from Adam and LaProp, {words}"
+    lead = f"{min(leads):+.1f} to {max(leads):+.1f} points relative to Adam and LaProp, {words}"
     return f"On CIFAR-100, MVN-Grad reaches {' and '.join(reached)}: {lead}."
 
 

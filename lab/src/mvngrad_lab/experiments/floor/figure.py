@@ -236,7 +236,8 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
     numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} ({runs})"
     if "selected" not in result:
-        return f"**An epsilon floor seems to matter more than the optimizer**, but it is not judged yet: {numbers}."
+        words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
+        return f"{words}, but one seed decides nothing: {numbers}."
     if min(accuracies["floor"].values()) > max(accuracies["none"].values()):
         return f"**The epsilon floor does the work**, not the variance or the order of momentum: {numbers}."
     return f"An epsilon floor does not explain all of the lead: {numbers}."
@@ -265,8 +266,9 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     at.set_xlim(min(everything) - 0.7, max(everything) + 0.7)
     label_rows(at, list(OPTIMIZERS), top=0.95)
     spread = max(max(of.values()) - min(of.values()) for of in accuracies.values())
-    gain = centers["floor"] - centers["none"]
-    title = f"An epsilon floor is worth {gain:.1f} points on average, the choice of optimizer at most {spread:.1f}"
+    gains = [accuracies["floor"][name] - accuracies["none"][name] for name in OPTIMIZERS]
+    added = f"A floor adds {min(gains):.1f} to {max(gains):.1f} points"
+    title = f"{added}; at equal floor the optimizers differ by at most {spread:.1f}"
     parts = [f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in of.items())}" for kind, of in accuracies.items()]
     caption = (
         f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: as in the paper, which compares Adam "
