@@ -253,7 +253,8 @@ class RuleOptimizer(Optimizer):
             state.clear()
             state.update(unpacked)
         names = self._get_stored_names(group)
-        if {*names} != state.keys() & ALL_NAMES or not is_stored_as(group["state_dtype"], state[names[0]].dtype):
+        stored = {name for name in state if name in ALL_NAMES}  # torch 2.11 cannot trace state.keys() & ALL_NAMES
+        if {*names} != stored or not is_stored_as(group["state_dtype"], state[names[0]].dtype):
             raise ValueError(
                 f"{type(self).__name__}: the state of a parameter is {', '.join(state)}, from before lean, master_bits "
                 "or state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
