@@ -176,6 +176,15 @@ def test_gradients_are_freed_in_backward_and_everything_with_the_optimizer():
     assert not isinstance(last.weight.grad, ReleasedGradient)
 
 
+def test_remove_works_after_the_optimizer_is_gone():
+    model = make_model()
+    release = release_gradients(mvngrad.MVNGradW(model.parameters()))
+    gc.collect()
+    release.remove()
+    model(X).mean().backward()
+    assert not isinstance(model[0].weight.grad, ReleasedGradient)
+
+
 def test_remove_and_copies_release_nothing():
     model = make_model()
     optimizer = mvngrad.MVNGradW(model.parameters())

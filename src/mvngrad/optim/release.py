@@ -72,8 +72,9 @@ class GradientRelease:
         """Take the hooks away: gradients stay until `zero_grad`, as without them."""
         for handle in self._handles:
             handle.remove()
-        self.finish()
-        self.optimizer.gradient_release = None
+        if (optimizer := self._optimizer()) is not None:
+            self.finish()
+            optimizer.gradient_release = None
 
     def finish(self) -> None:
         """Step what is left, and forget that gradients were released: the next backward is of the next step."""
