@@ -249,7 +249,7 @@ def test_release_lowers_the_peak_by_the_bytes_of_the_gradients(options):
             peak = torch.cuda.max_memory_allocated()
         peaks.append(peak)
         state = [value for param in model.parameters() for value in optimizer.state[param].values()]
-        results.append([tensor.cpu() for tensor in (*model.parameters(), *state)])
+        results.append([tensor.detach().cpu() for tensor in (*model.parameters(), *state)])
         del model, optimizer, state
         gc.collect()
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
