@@ -316,11 +316,13 @@ def test_records_of_monitors_are_shown(tmp_path, monkeypatch, capsys):
     assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == monitors[mvngrad.key].read_text()
     assert "What Monitors saw" in Path("runs/report.html").read_text()
 
-    store.write_atomic(folder.path / "monitor.jsonl", '{"step": 1}\n')
     warnings = []
-    load_records(Path("runs"), warn=warnings.append)
-    assert len(warnings) == 1
-    assert warnings[0].startswith(
+    for content in (monitors[mvngrad.key].read_text()[:-9], '{"step": 1}\n'):
+        store.write_atomic(folder.path / "monitor.jsonl", content)
+        load_records(Path("runs"), warn=warnings.append)
+    assert len(warnings) == 2
+    assert warnings[0].startswith(f"{folder.path / 'monitor.jsonl'} has lines that are incomplete or damaged")
+    assert warnings[1].startswith(
         f"{folder.path / 'monitor.jsonl'} is left out, because it is not a record of a Monitor"
     )
 

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
-from mvngrad.diagnostics.sinks import JSONLines, TensorBoard, read_records
+from mvngrad.diagnostics.records import read_records
+from mvngrad.diagnostics.sinks import JSONLines, TensorBoard
 from mvngrad.diagnostics.spikes import SpikeRule, find_spikes
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mvngrad.diagnostics.sinks import Record, drop_repeated_steps, read_records
+from mvngrad.diagnostics.records import Record, drop_repeated_steps, read_records
 from mvngrad.diagnostics.spikes import RECOVERED
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
 
@@ -200,7 +200,7 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
         return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
     if len(entries) < ENOUGH:
         return _too_few_records("signal", entries)
-    known = [entry for entry in entries if entry["ratio"] and entry["ratio"]["0.5"] is not None]
+    known = [entry for entry in entries if entry["snr"] and entry["ratio"] and entry["ratio"]["0.5"] is not None]
     if not known:
         return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
     # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
@@ -244,7 +244,7 @@ def _remove_start(snr: float, entry: Record) -> float:
     beta = (1 - noise) / (1 + noise)
     excess = sum(beta2 ** (t - i) * beta ** (2 * i) for i in range(1, t + 1)) * (1 - beta2) / (1 - beta2**t)
     ratio = snr / (beta * math.sqrt(2 / (1 + beta)))
-    left = 1 - excess * ratio**2
+    left = 1 - excess * ratio * ratio
     return snr / math.sqrt(left) if left > 0 else math.inf
 
 

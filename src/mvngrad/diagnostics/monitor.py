@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from mvngrad.diagnostics.measures import correct_bias, finite_or_none, measure_sample, update_sizes
-from mvngrad.diagnostics.sinks import Record, Sink, make_sink
+from mvngrad.diagnostics.records import Record
+from mvngrad.diagnostics.sinks import Sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
 from mvngrad.optim.inputs import StepSums

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-Record = dict[str, Any]
+from mvngrad.diagnostics.records import NEW_RUN, Record, add_checksum
+
 Sink = Callable[[Record], object]
-NEW_RUN = '{"new_run": true}'
-"""The line between the records of two runs."""
 
 
 class JSONLines:
     """Append each record to a file as one line, in one write, so that records survive if the process is killed.
 
-    A file that has records of an earlier run gets a line `NEW_RUN` before those of a new one, and a warning says so.
+    A line also has a checksum, so that `read_records` notices if it was changed. A file that has records of an earlier
+    run gets a line `NEW_RUN` before those of a new one, and a warning says so.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -27,7 +26,7 @@ class JSONLines:
         self._file: BinaryIO | None = None
 
     def __call__(self, record: Record) -> None:
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        line = json.dumps(add_checksum(record), allow_nan=False).encode() + b"\n"
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab+", buffering=0)
@@ -47,37 +46,6 @@ class JSONLines:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of the last run in a Monitor's file, without lines that a crash left incomplete.
-
-    A run that was resumed takes steps again; what it recorded of them before is left out.
-
-    Raises:
-        ValueError: the file has no record, or lines that are not records.
-    """
-    values: list[Any] = []
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
-    for line in text.rpartition(f"{NEW_RUN}\n")[2].splitlines():
-        with suppress(json.JSONDecodeError):
-            values.append(json.loads(line))
-    records = [value for value in values if isinstance(value, dict) and {"step", "groups"} <= value.keys()]
-    if not records or len(records) < len(values):
-        raise ValueError(
-            f"{os.fspath(path)} is empty or has lines that are no Monitor's records; name a file that a Monitor wrote"
-        )
-    return drop_repeated_steps(records)
-
-
-def drop_repeated_steps(records: Iterable[Record]) -> list[Record]:
-    """The records without those of steps that were taken again later, after a resume or in another training."""
-    steps: list[Record] = []
-    for record in records:
-        while steps and steps[-1]["step"] >= record["step"]:
-            steps.pop()
-        steps.append(record)
-    return steps
 
 
 class TensorBoard:

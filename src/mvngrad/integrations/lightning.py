@@ -12,7 +12,8 @@ except ImportError as error:
     raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
 
 from mvngrad.diagnostics import Monitor
-from mvngrad.diagnostics.sinks import Record, Sink, make_sink, named_scalars
+from mvngrad.diagnostics.records import Record
+from mvngrad.diagnostics.sinks import Sink, make_sink, named_scalars
 
 
 class MonitorCallback(Callback):

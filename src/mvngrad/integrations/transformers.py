@@ -11,7 +11,8 @@ except ImportError as error:
     raise ImportError("mvngrad.integrations.transformers needs transformers: pip install transformers") from error
 
 from mvngrad.diagnostics import Monitor
-from mvngrad.diagnostics.sinks import Record, Sink, make_sink, named_scalars
+from mvngrad.diagnostics.records import Record
+from mvngrad.diagnostics.sinks import Sink, make_sink, named_scalars
 
 
 class MonitorCallback(TrainerCallback):

@@ -118,13 +118,14 @@ class Diagnose:
 
     def __call__(self) -> int:
         from mvngrad.diagnostics import diagnose, read_records
+        from mvngrad_lab.report import print_warning
         from mvngrad_lab.report.page import render_diagnosis
 
         path = self.record / store.MONITOR if self.record.is_dir() else self.record
         if not path.is_file():
             raise MissingFile(f"{path} does not exist; train with --monitored, or attach a Monitor")
         try:
-            records = read_records(path)
+            records = read_records(path, print_warning)
         except ValueError as error:
             raise InvalidInput(str(error)) from error
         diagnosis = diagnose(records)

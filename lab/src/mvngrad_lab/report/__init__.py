@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
-from mvngrad.diagnostics.sinks import read_records
+from mvngrad.diagnostics.records import read_records
 from mvngrad_lab import store
 from mvngrad_lab.experiments import find_experiments, import_all
 from mvngrad_lab.recipe import TrainingRecipe
@@ -135,9 +135,9 @@ class Sources:
         if key not in self.runs or path is None:
             return None
         try:
-            return diagnose(read_records(path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.warn(f"{path} is left out, because it is not a record of a Monitor: {error!r}")
+            return diagnose(read_records(path, self.warn))
+        except (OSError, ValueError) as error:
+            self.warn(f"{path} is left out, because it is not a record of a Monitor: {error}")
             return None
 
 

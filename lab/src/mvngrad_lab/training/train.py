@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from mvngrad.diagnostics import Monitor
+from mvngrad.diagnostics.records import add_checksum
 from mvngrad_lab.errors import InvalidInput, NotPossible, UserError
 from mvngrad_lab.pool import catch_signals
 from mvngrad_lab.recipe import TrainingRecipe
@@ -226,7 +227,8 @@ def make_monitor_observer(folder: Path) -> Observer:
         step = epoch * training_step.task.steps_per_epoch
         if not files:
             files.append(MetricsFile(folder / MONITOR, step - 1))  # a resumed run writes later records again
-        with Monitor(training_step.optimizer, every=step + 1, sink=files[0].add, follow=False) as monitor:
+        sink = lambda record: files[0].add(add_checksum(record))  # noqa: E731
+        with Monitor(training_step.optimizer, every=step + 1, sink=sink, follow=False) as monitor:
             monitor.step = step
             monitor.record()
 
