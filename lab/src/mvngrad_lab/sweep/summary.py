@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mvngrad.diagnostics.records import add_checksum
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store import timestamp, write_atomic
 from mvngrad_lab.sweep.grids import format_duration
@@ -62,7 +63,7 @@ def export(queue: Queue, path: Path) -> int:
         selected = {optimizer: record.key for optimizer, record in select_best(queue).items()}
         share = compute_share_trained(list(latest_by_key(queue.records()).values()))
         whole = {"sweep": queue.name, "made": timestamp(), **notes, "occupied": share, "selected": selected}
-        write_atomic(path, json.dumps({**whole, "runs": rows}, indent=1) + "\n")
+        write_atomic(path, json.dumps(add_checksum({**whole, "runs": rows}), indent=1) + "\n")
     else:
         raise InvalidInput(f"{path} is neither a .json nor a .csv file")
     return len(rows)

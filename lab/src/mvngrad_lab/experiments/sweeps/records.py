@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mvngrad.diagnostics.records import pop_checksum
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.recipe import Recipe
@@ -173,7 +174,8 @@ def load_exports(*roots: Path, warn: Callable[[str], object]) -> list[SweepExpor
         try:
             return read_export(path)
         except (OSError, ValueError, RecursionError) as error:
-            warn(f"{path} is left out, because it is no export of a sweep: {' '.join(str(error).split())}")
+            reason = " ".join(str(error).split())
+            warn(f"{path} is left out, because it is no export of a sweep: {reason}; export the sweep again")
             return None
 
     paths = [path for root in roots for path in sorted(root.glob(f"{PREFIX}*.json"))]
@@ -185,6 +187,8 @@ def read_export(path: Path) -> SweepExport:
     text = path.read_text(encoding="utf-8")
     whole = json.loads(text)
     _check(whole)
+    if not pop_checksum(whole):
+        raise InvalidInput("its content is not what was written")
     name, rows = whole["sweep"], {row["key"]: row for row in whole["runs"]}
     swept = [row for row in whole["runs"] if row["stage"] != SEEDS]
     grid = _find_grid(name, rows)
