@@ -229,6 +229,10 @@ def test_data_list_names_the_digits(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cli.main(["data", "list"]) == 0
     assert "mnist: 5,000 of MNIST's" in capsys.readouterr().out
+    for name, content in {"cut": "{", "other": "5"}.items():
+        store.write_atomic(tmp_path / "mvngrad" / "tokens" / name / "manifest.json", content)
+    assert cli.main(["data", "list"]) == 0
+    assert capsys.readouterr().out.count("manifest.json cannot be read") == 2
     assert cli.main(["data", "list", "--data", str(tmp_path / "none")]) == 0
     assert "is not a folder" in capsys.readouterr().out
 

@@ -99,13 +99,16 @@ def test_interrupted_preparation_is_resumed_with_the_same_result(tmp_path, monke
         write_tokens(corpus(path), tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="not to the end"):
         Tokens.open(tmp_path / "out")
-    # As if the process had died while it wrote the sixth, and the disk had lost half of the fifth.
+    # As if the process had died while it wrote the sixth, and the disk had lost the fifth's end and changed the fourth.
     (tmp_path / "out" / "shards" / "other.1.part").write_bytes(b"half")
     made[4].path.write_bytes(made[4].path.read_bytes()[:-2])
+    content = bytearray(made[3].path.read_bytes())
+    content[7] ^= 1
+    made[3].path.write_bytes(content)
     again, seen = [], []
     monkeypatch.setattr(prepare, "_write_shard", lambda shard: (again.append(shard), write_shard(shard)))
     write_tokens(corpus(path), tmp_path / "out", on_progress=lambda done, total: seen.append((done, total)))
-    assert not {shard.path for shard in again} & {shard.path for shard in made[:4]}
+    assert not {shard.path for shard in again} & {shard.path for shard in made[:3]}
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     size = path.stat().st_size
     assert seen[0][0] > 0

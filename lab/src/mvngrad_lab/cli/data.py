@@ -98,7 +98,11 @@ class List:
         except FileNotFoundError:
             return 0  # --data is not a folder, as was printed for every data set
         for name, folder in folders.items():
-            print(f"{name}: {describe_tokens(folder)}")
+            try:
+                description = describe_tokens(folder)
+            except (FileNotFoundError, ValueError) as error:
+                description = str(error)
+            print(f"{name}: {description}")
         return 0
 
 

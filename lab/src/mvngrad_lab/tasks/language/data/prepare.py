@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mvngrad.diagnostics.records import add_checksum, pop_checksum
 from mvngrad_lab import pool
 from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.store import write_atomic
@@ -136,15 +137,16 @@ class Shard:
 
     @property
     def note(self) -> Path:
-        """Written last: documents and tokens of each split."""
+        """Written last: documents and tokens of each split, and the sha256 of the file."""
         return self.path.with_suffix(".json")
 
     def read_counts(self) -> dict[str, list[int]] | None:
-        """Documents and tokens of each split; None if the shard is not finished."""
+        """Documents and tokens of each split; None if the shard is not finished, or damaged."""
         try:
-            counts: dict[str, list[int]] = json.loads(self.note.read_text(encoding="utf-8"))
-            return counts if self.path.stat().st_size == 2 * sum(tokens for _, tokens in counts.values()) else None
-        except (OSError, ValueError, AttributeError):
+            note = json.loads(self.note.read_text(encoding="utf-8"))
+            whole = pop_checksum(note) and note["sha256"] == files.sha256(self.path)
+            return {split: note[split] for split in SPLITS} if whole else None
+        except (OSError, ValueError, LookupError, TypeError):
             return None
 
 
@@ -232,9 +234,10 @@ def _write_shard(shard: Shard) -> None:
         tokens[split].append(END_OF_TEXT)
     partial = shard.path.with_suffix(f".{os.getpid()}.part")
     with name_full_disk(partial):
-        partial.write_bytes(b"".join(tokens[split].tobytes() for split in SPLITS))
+        partial.write_bytes(content := b"".join(tokens[split].tobytes() for split in SPLITS))
     partial.replace(shard.path)
-    write_atomic(shard.note, json.dumps({split: [documents[split], len(tokens[split])] for split in SPLITS}))
+    counts = {split: [documents[split], len(tokens[split])] for split in SPLITS}
+    write_atomic(shard.note, json.dumps(add_checksum({**counts, "sha256": hashlib.sha256(content).hexdigest()})))
 
 
 def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
@@ -245,7 +248,7 @@ def _join(shards: Sequence[Shard], split: str, folder: Path) -> Part:
     with name_full_disk(partial), partial.open("wb") as out:
         for shard in shards:
             if (counts := shard.read_counts()) is None:
-                raise NotPossible(f"{shard.path} vanished while {target} was written; start again")
+                raise NotPossible(f"{shard.path} was changed while {target} was written; start again")
             content, middle = shard.path.read_bytes(), 2 * counts["train"][1]
             content = content[:middle] if split == "train" else content[middle:]
             out.write(content)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mvngrad.diagnostics.records import add_checksum, pop_checksum
 from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible
 from mvngrad_lab.store import write_atomic
 from mvngrad_lab.tasks.files import DamagedFile, search_folders, sha256
@@ -38,6 +39,10 @@ class Part:
     tokens: int
     documents: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.tokens, int) and isinstance(self.documents, int) and isinstance(self.sha256, str)):
+            raise ValueError(f"it has {self}")
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,16 @@ class Manifest:
             raise MissingFile(f"{folder} has no {MANIFEST}: its text is not prepared, or not to the end")
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
+            if not pop_checksum(fields):
+                raise ValueError("its content is not what was written")
             parts = {split: Part(**fields.pop(split)) for split in SPLITS}
             files = tuple((name, size, digest) for name, size, digest in fields.pop("files"))
             return cls(files=files, train=parts["train"], validation=parts["validation"], **fields)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedFile(f"{path} cannot be read ({error}). {REMEDY}") from error
 
     def write(self, folder: Path) -> None:
-        write_atomic(folder / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")
+        write_atomic(folder / MANIFEST, json.dumps(add_checksum(asdict(self)), indent=1) + "\n")
 
 
 @dataclass(frozen=True)
