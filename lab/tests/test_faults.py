@@ -37,6 +37,11 @@ def damage(path, how, generator):
         content = b""
     elif how == "truncate":
         content = content[: generator.randrange(len(content))]
+    elif how == "flip":
+        content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+    elif how == "digit":
+        place = generator.choice([at for at, byte in enumerate(content) if chr(byte).isdecimal()])
+        content[place] = ord(generator.choice("0123456789".replace(chr(content[place]), "")))
     else:
         start = generator.randrange(len(content))
         count = min(64, len(content) - start)

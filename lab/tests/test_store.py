@@ -121,7 +121,7 @@ def test_metrics_with_a_damaged_row_are_refused(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
     assert [row["step"] for row in read_rows(path)] == [1, 2]
-    for damage in ("{}", '{"step": ', "[]", "\x00"):
+    for damage in ("{}", '{"step": ', "[]", "\x00", '{"step": "2"}'):
         path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
         with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is damaged .*; repair it, or delete the folder"):
             MetricsFile(path, 3)

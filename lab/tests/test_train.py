@@ -224,6 +224,16 @@ def test_a_run_resumed_by_other_code_keeps_the_environment_of_every_part(run, mo
     assert "environments" not in run(recipe, "whole").result
 
 
+def test_a_run_resumed_on_other_data_says_so(run, monkeypatch):
+    recipe, events = Tiny(), []
+    with killed_after(3):
+        run(recipe, checkpoint_every=0)
+    monkeypatch.setattr(TinyTask, "source", "other images")
+    done = run(recipe, on_event=events.append)
+    assert events[0].text == "resumes after step 3 of 21; data was random images, is other images"
+    assert [part["data"] for part in done.result["environments"]] == ["random images", "other images"]
+
+
 def test_a_missing_row_of_metrics_is_reported_on_resume_and_in_the_result(run, tmp_path):
     recipe, events = Tiny(), []
     with killed_after(15):

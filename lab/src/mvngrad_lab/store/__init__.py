@@ -210,7 +210,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if line.endswith("\n"):
             try:
                 rows.append(json.loads(line))
-                rows[-1]["step"]
+                if not isinstance(rows[-1]["step"], int):
+                    raise TypeError(f"step is {rows[-1]['step']!r}")
             except (ValueError, TypeError, KeyError) as error:
                 raise InvalidInput(
                     f"{path}, line {number} is damaged ({error}); repair it, or delete the folder to train again"

@@ -15,7 +15,8 @@ import platform
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +35,11 @@ NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.(pt|dcp)")
 PARTIAL = ".partial"
 """Prefix of unfinished checkpoints; the rest of the name is that of the writing process."""
 NOTES = "notes.json"
+READ_ERRORS = (
+    *(OSError, EOFError, pickle.UnpicklingError, RuntimeError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, ImportError),
+)
+"""What reading a damaged file, or one that is no checkpoint, raises."""
 MODEL = "model."
 """Prefix of the model's tensors in a state; the other names are those of `TrainingStep.state_dict`."""
 
@@ -57,7 +63,8 @@ def save(
         from torch.distributed.checkpoint import filesystem, state_dict_saver
 
         parallel.barrier()
-        state_dict_saver.save(dict(state), storage_writer=filesystem.FileSystemWriter(partial))
+        with _raise_first_failure():
+            state_dict_saver.save(dict(state), storage_writer=filesystem.FileSystemWriter(partial))
         if first:
             write_atomic(partial / NOTES, json.dumps({"step": step, **notes}))
     else:
@@ -117,7 +124,7 @@ def load(path: Path, template: Mapping[str, Any], prefix: str = "") -> tuple[dic
             return _read_folder(path, template, prefix), json.loads((path / NOTES).read_text(encoding="utf-8"))
         notes: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         state: dict[str, Any] = notes.pop("state")
-    except (OSError, EOFError, pickle.UnpicklingError, RuntimeError, ValueError, LookupError, TypeError) as error:
+    except READ_ERRORS as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if reason.startswith("Weights only"):  # torch goes on to recommend loading it all the same
             reason = "it has more than tensors and plain values"
@@ -155,7 +162,10 @@ def _read_folder(path: Path, template: Mapping[str, Any], prefix: str) -> dict[s
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
     with (path / ".metadata").open("rb") as file:
-        _MetadataUnpickler(file).load()
+        try:
+            _MetadataUnpickler(file).load()
+        except MemoryError as error:  # by a length that is no longer the one that was written
+            raise pickle.UnpicklingError("its index is damaged") from error
     reader = filesystem.FileSystemReader(path)
     state: dict[str, Any] = {}
     metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
@@ -166,8 +176,20 @@ def _read_folder(path: Path, template: Mapping[str, Any], prefix: str) -> dict[s
             state[name] = own if same else torch.empty(size, dtype=dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads it too
-        state_dict_loader.load(state, storage_reader=reader)
+        with _raise_first_failure():
+            state_dict_loader.load(state, storage_reader=reader)
     return state
+
+
+@contextmanager
+def _raise_first_failure() -> Iterator[None]:
+    """Raise the error of the first rank that failed, which torch wraps in a BaseException with a traceback as text."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
 
 
 def _digest(path: Path) -> str:

@@ -65,8 +65,9 @@ class Trainer:
         self.step, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
         self.evaluation_pending = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
+        environment = {**environment, "data": training_step.task.source}
         self.environments = [{"from_step": 0, **environment}]
-        """The machine, versions and code of each part of the run, and the step after which it begins."""
+        """The machine, versions, code and data of each part of the run, and the step after which it begins."""
         self._resume(folder, environment)
         self.first_step = self.step
         self.final_metrics: dict[str, float | None] | None = None
@@ -91,12 +92,12 @@ class Trainer:
         state, notes = checkpoint.load(path, self.training_step.state_dict())
         try:
             self.training_step.load_state_dict(state)
+            self.step, self.seconds_before = notes["step"], notes["seconds"]
         except (ValueError, KeyError) as error:
             raise InvalidInput(
                 f"the checkpoint {path.name} is of another version of the model or optimizer ({error}); delete "
                 f"{folder} to train it again"
             ) from error
-        self.step, self.seconds_before = notes["step"], notes["seconds"]
         self.nonfinite_in_a_row = notes.get("missed", 0)
         self.evaluation_pending = notes.get("untold", False)
         self.environments = notes.get("environments", [{"from_step": 0, "commit": "unknown"}])
