@@ -40,7 +40,7 @@ def change_json(content, generator):
 
     add_places(whole)
     parent, key = generator.choice(places)
-    new = generator.choice([None, "x", 7, -1.5, True, 10**400, [], {}, [1], {"a": 1}, "remove"])
+    new = generator.choice([None, "x", 7, -1.5, True, 10**400, float("inf"), [], {}, [1], {"a": 1}, "remove"])
     if new == "remove":
         del parent[key]
     else:
@@ -217,6 +217,7 @@ def test_a_damaged_record_of_a_monitor_is_reported_by_line(record, how, seed):
             counts["refused"] += 1
             continue
         read = read_records(record, said.append)
+        read = [{name: each[name] for name in whole[0]} for each in read]  # the checksum's own name may be damaged
         assert all(each in whole for each in read)
         if said:
             assert said[0].startswith(f"{record} has lines that are incomplete or damaged; they are left out: ")

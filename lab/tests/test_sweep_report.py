@@ -105,6 +105,8 @@ BAD = {
     "no text": ("\udcff", "codec"),
     "a list": ("[1]", "the file is not an object"),
     "too deep": ("[" * 200_000, "recursion|depth"),
+    "a huge number": (bad(settings={"lr": 10**400}), "a number of 401 digits"),
+    "changed": (json.dumps(GOOD | {"crc32": 1}), "its content is not what was written"),
     "another file": ('{"metric": "x"}', "no sweep that is a str"),
     "empty": (json.dumps(GOOD | {"runs": []}), "no runs"),
     "a run without settings": (json.dumps(GOOD | {"runs": [{"key": "a"}]}), "run 0 has no stage"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,7 +186,7 @@ def load_exports(*roots: Path, warn: Callable[[str], object]) -> list[SweepExpor
 def read_export(path: Path) -> SweepExport:
     """Read one file. Raises ValueError if it is damaged, or not an export."""
     text = path.read_text(encoding="utf-8")
-    whole = json.loads(text)
+    whole = json.loads(text, parse_int=_parse_int)
     _check(whole)
     if not pop_checksum(whole):
         raise InvalidInput("its content is not what was written")
@@ -224,6 +225,14 @@ def read_export(path: Path) -> SweepExport:
 def is_number(value: Any) -> bool:
     """Whether a value of JSON, as Python reads it, is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _parse_int(text: str) -> int:
+    """As int; raises InvalidInput for a number that has no float, which no figure can show."""
+    value = int(text)
+    if abs(value) > sys.float_info.max:
+        raise InvalidInput(f"it has a number of {len(text)} digits")
+    return value
 
 
 def _to_text(value: Any) -> str:

@@ -6,6 +6,7 @@ in the light colours, which `svg` replaces by variables of the page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -163,9 +164,11 @@ def add_ticks(axes: Axes) -> None:
 def number(value: float, digits: int = 3) -> str:
     """A number as text: 0.05, 12,500, 1.3×10⁵.
 
-    >>> number(0.05), number(1522.8), number(131072), number(-2e-7), number(99999.9), number(0)
-    ('0.05', '1,523', '1.31×10⁵', '−2×10⁻⁷', '10⁵', '0')
+    >>> number(0.05), number(1522.8), number(131072), number(-2e-7), number(99999.9), number(-math.inf)
+    ('0.05', '1,523', '1.31×10⁵', '−2×10⁻⁷', '10⁵', '−∞')
     """
+    if not math.isfinite(value):  # a setting can be infinite
+        return str(value).replace("-", "−").replace("inf", "∞")
     if value == 0 or 1e-3 <= abs(float(f"{value:.{digits}g}")) < 1e5:
         return (f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.{digits}g}").replace("-", "−")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
