@@ -197,6 +197,12 @@ def test_decoupled_decay_explains_all_some_or_none_of_the_gap(tmp_path, closed, 
     assert [row.value for row in verdict.strip.rows] == pytest.approx([1.8, 1.8 * (1 - closed)], abs=0.3)
 
 
+def test_without_a_gap_decay_explains_nothing(tmp_path):
+    write_runs(tmp_path, decay_results(0.0, gap=-1.8)[1])
+    verdict = judge(tmp_path, "floor-decay-decoupled", "floor-decay")
+    assert (verdict.status, verdict.note) == (UNDECIDED, "No gap.")
+
+
 def test_runs_without_decay_are_compared_with_the_same_rates_of_the_grid(tmp_path):
     best, results = decay_results(0.0)
     gains = {"adam-floor": 76.5, "mvngrad-floor": 74.2, "adam-none": 74.0, "mvngrad-none": 74.0}
@@ -244,6 +250,18 @@ def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
     (figure,) = draw(dial)
     assert [panel.title for panel in figure.panels] == ["CIFAR-100", "GPT-2 30M"]
     assert "LaProp 72 at" in figure.panels[0].svg
+
+
+def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tmp_path):
+    write_runs(tmp_path, list(dial_results(2, 0.3)))
+    path = tmp_path / records.get_file_name("made-up")
+    rows = {row["key"]: row for row in json.loads(path.read_text())["runs"]}
+    for recipe in arms.language_dial()[: 4 * 3]:  # without a floor
+        del rows[recipe.key]["gradient_rms"]
+    for recipe in arms.language_dial()[4 * 3 : 8 * 3]:  # at 1e-6
+        rows[recipe.key]["gradient_rms"] = [2e-4]
+    path.write_text(json.dumps({"runs": list(rows.values())}))
+    assert collect(tmp_path)["floor-dial"].result["language"]["gradient_rms"] == 2e-4
 
 
 def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
@@ -337,10 +355,31 @@ def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tm
     write_runs(tmp_path, table_results(6, floor=1.8))
     sentence, caption = get_first_screen(tmp_path)
     assert sentence.startswith("**The epsilon floor does the work**")
-    assert "200 epochs, 6 seeds" in sentence
-    assert "200 epochs, 6 seeds" in caption
-    write_runs(tmp_path, table_results(6, floor=0.0, variance=1.8))
-    assert get_first_screen(tmp_path)[0].startswith("An epsilon floor does not explain all of the lead")
+    assert "(200 epochs, 6 seeds)" in sentence
+    assert "200 epochs, 6 seeds." in caption
+
+
+@pytest.mark.parametrize(
+    ("effects", "seeds", "expected"),
+    [
+        ({"floor": 0.0, "variance": 1.8}, 6, "An epsilon floor is worth **less than 1 point**: "),
+        ({"floor": 1.0}, 6, "It is **undecided** whether an epsilon floor is worth more than 1 point: "),
+        ({"floor": 1.8}, 3, "more than 1 point**; what depends on the variance and the order of momentum is undecided"),
+        ({"floor": 1.8, "variance": 0.8}, 6, "more than 1 point**; more than 0.3 points depend on the variance too: "),
+    ],
+)
+def test_first_screen_says_no_more_than_the_verdicts(tmp_path, effects, seeds, expected):
+    write_runs(tmp_path, table_results(seeds, **effects))
+    sentence, _ = get_first_screen(tmp_path)
+    assert expected in sentence
+    assert "does the work" not in sentence
+
+
+def test_first_screen_names_decay_if_that_explains_the_gap(tmp_path):
+    write_runs(tmp_path, decay_results(1.0)[1])
+    assert "so that decay and not epsilon explains it" in get_first_screen(tmp_path)[0]
+    write_runs(tmp_path, decay_results(0.0)[1])
+    assert "decay" not in get_first_screen(tmp_path)[0]
 
 
 def test_curves_are_means_over_the_seeds_that_kept_them(tmp_path):
@@ -356,3 +395,7 @@ def test_curves_are_means_over_the_seeds_that_kept_them(tmp_path):
     _, curves = draw(collect(tmp_path)["floor-table"])
     (panel,) = curves.panels
     assert "At the end: Adam 78.50 (n = 2)." in panel.svg
+    (row,) = (row for row in rows if row["key"] == arms.long_run(best["adam-floor"], 3).key)
+    row |= {"status": "diverged", "metrics": {}, "curve": [{"epoch": 100, "test_accuracy": 1.0}]}
+    path.write_text(json.dumps({"runs": rows}))
+    assert "At the end: Adam 78.50 (n = 2)." in draw(collect(tmp_path)["floor-table"])[1].panels[0].svg

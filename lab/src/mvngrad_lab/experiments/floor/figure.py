@@ -24,7 +24,7 @@ from mvngrad_lab.report.figures.style import (
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import mean_and_deviation
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
-from mvngrad_lab.report.verdicts import NOT_RUN, Verdict
+from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
 
 NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
 SGD = BOUND.with_label("SGD at 1,000 times the rate")
@@ -221,9 +221,10 @@ def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def describe_runs(result: dict[str, Any]) -> str:
     """Empty if an arm has no run, or fewer than three at 200 epochs."""
-    fewest = min(len(result["arms"].get(arm, ())) for arm in GRID_ARMS)
+    counts = [len(result["arms"].get(arm, ())) for arm in GRID_ARMS]
+    fewest, more = min(counts), " or more" if max(counts) > min(counts) else ""
     if "selected" in result:
-        return f"200 epochs, {fewest} seeds or more" if fewest > 2 else ""
+        return f"200 epochs, {fewest} seeds{more}" if fewest > 2 else ""
     return "30 epochs, seed 0, the best of 17 settings" if fewest else ""
 
 
@@ -238,9 +239,27 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     if "selected" not in result:
         words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
-    if min(accuracies["floor"].values()) > max(accuracies["none"].values()):
-        return f"**The epsilon floor does the work**, not the variance or the order of momentum: {numbers}."
-    return f"An epsilon floor does not explain all of the lead: {numbers}."
+    return f"{_describe_effects({claim: verdict.status for claim, verdict in verdicts.items()})}: {numbers}."
+
+
+def _describe_effects(statuses: Mapping[str, str]) -> str:
+    """What the rules about the floor, the variance, the order and decay say, and no more."""
+    if statuses["floor-main"] == NOT_REPRODUCED:
+        return "An epsilon floor is worth **less than 1 point**"
+    if statuses["floor-main"] != REPRODUCED:
+        return "It is **undecided** whether an epsilon floor is worth more than 1 point"
+    equal = {"the variance": "floor-variance-equal", "the order of momentum": "floor-order-equal"}
+    different, undecided = (
+        [name for name, claim in equal.items() if statuses[claim] == status] for status in (NOT_REPRODUCED, UNDECIDED)
+    )
+    parts = ["**An epsilon floor is worth more than 1 point**"]
+    if statuses["floor-decay-decoupled"] == NOT_REPRODUCED:
+        parts.append("decoupled weight decay closes the gap without one, so that decay and not epsilon explains it")
+    elif not different + undecided:
+        parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
+    parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
+    parts += [f"what depends on {' and '.join(undecided)} is undecided"] * bool(undecided)
+    return "; ".join(parts)
 
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
@@ -249,21 +268,28 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     if not (runs := describe_runs(result)):
         return None
     at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
+    box = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
     for row, name in enumerate(OPTIMIZERS):
         mark, ends = MARKS[name], [of[name] for of in accuracies.values()]
         at.plot(ends, [row, row], color=LIGHT[mark.color], linewidth=1.6, zorder=1)
-        for end, side, is_papers in zip(ends, (-1, 1), (name not in VARIANCE, name in VARIANCE), strict=True):
+        sides = (-1, 1) if ends[0] <= ends[1] else (1, -1)
+        for end, side, is_papers in zip(ends, sides, (name not in VARIANCE, name in VARIANCE), strict=True):
             fill = {} if is_papers else {"markerfacecolor": LIGHT["paper"]}
             at.plot(end, row, **{**mark.points, "markersize": 8, **fill})
             place: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right"}
-            at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", **place)
-    if math.isfinite(sgd):
-        draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.06, side="right")
-    centers = {kind: fmean(of.values()) for kind, of in accuracies.items()}
-    for kind, words in (("none", "no floor"), ("floor", "floor of 10⁻³")):
-        at.annotate(words, (centers[kind], -0.62), ha="center", va="center", color=LIGHT["muted"])
+            at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", bbox=box, **place)
     everything = [value for of in accuracies.values() for value in of.values()]
-    at.set_xlim(min(everything) - 0.7, max(everything) + 0.7)
+    everything += [sgd] if math.isfinite(sgd) else []
+    low, high = min(everything) - 0.7, max(everything) + 0.7
+    at.set_xlim(low, high)
+    if math.isfinite(sgd):
+        draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.06, side="left" if sgd > (low + high) / 2 else "right")
+    centers = {kind: fmean(of.values()) for kind, of in accuracies.items()}
+    left, right = sorted(centers, key=centers.__getitem__)
+    apart = centers[right] - centers[left] > 0.3 * (high - low)
+    for kind, words in (("none", "no floor"), ("floor", "floor of 10⁻³")):
+        align = "center" if apart else "right" if kind == left else "left"
+        at.annotate(words, (centers[kind], -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=box)
     label_rows(at, list(OPTIMIZERS), top=0.95)
     spread = max(max(of.values()) - min(of.values()) for of in accuracies.values())
     gains = [accuracies["floor"][name] - accuracies["none"][name] for name in OPTIMIZERS]

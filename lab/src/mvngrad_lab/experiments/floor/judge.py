@@ -223,7 +223,7 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     strip = make_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
     if gap > 0 and epsilon < 0.01 and decay >= 0.05:
         return Verdict(REPRODUCED, text, "The finding is about epsilon.", strip)
-    if decay < 0.05 and epsilon >= 0.01:
+    if gap > 0 and decay < 0.05 and epsilon >= 0.01:
         return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
     share = f"Both: decoupled decay closes {1 - open_part.estimate / gap:.0%} of the gap." if gap > 0 else "No gap."
     return Verdict(UNDECIDED, text, share, strip)

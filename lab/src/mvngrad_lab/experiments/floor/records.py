@@ -153,10 +153,15 @@ def _collect_table(runs: Runs, selected: arms.Selected) -> TableResult:
         selected={arm: _describe_settings(recipe) for arm, recipe in selected.items()},
         published=published,
         curves={
-            arm: [run.curve for r in arms.table_runs({arm: recipe}, seeds) if (run := runs.get(r.key)) and run.curve]
+            arm: [runs[r.key].curve for r in arms.table_runs({arm: recipe}, seeds) if _has_curve(runs.get(r.key))]
             for arm, recipe in selected.items()
         },
     )
+
+
+def _has_curve(run: Run | None) -> bool:
+    """Whether the run has an accuracy at every evaluation; a diverged one ends early."""
+    return run is not None and bool(run.curve) and run.result["status"] == "finished"
 
 
 def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
@@ -211,19 +216,20 @@ def _fill_dial(
 ) -> dict[str, Any]:
     """For each cell and floor the best of its rates; at the last floor, SGD, one run is all four cells.
 
-    `gradient_rms` is the median over epochs of the runs without a floor, or None if none has kept it.
+    `gradient_rms` is the median over epochs of the runs at the lowest floor that kept it, or None if none did: the
+    stored language runs without a floor are older and did not.
     """
     chunks = iter(recipes)  # in the order of arms.dial: floors, cells, rates
     cells: dict[str, dict[str, Any]] = {cell: {} for cell in (*COUPLED, "sgd")}
-    sizes = []
+    sizes: dict[float, list[float]] = {floor: [] for floor in sorted(floors)}
     for floor, rates in floors.items():
         for cell in COUPLED if floor < 1 else ("sgd",):
             some = [next(chunks) for _ in rates]
             cells[cell][f"{floor:g}"] = _best(runs, some, metric)
-            if floor == 0:
-                kept = [runs[recipe.key].gradient_rms for recipe in some if recipe.key in runs]
-                sizes += [size for each in kept for size in each if size is not None]
-    return {"cells": cells, "gradient_rms": median(sizes) if sizes else None}
+            kept = [runs[recipe.key].gradient_rms for recipe in some if recipe.key in runs]
+            sizes[floor] += [size for each in kept for size in each if size is not None]
+    lowest = next((of for of in sizes.values() if of), None)
+    return {"cells": cells, "gradient_rms": median(lowest) if lowest else None}
 
 
 def _collect_batch_128(runs: Runs) -> TableResult:
