@@ -1,7 +1,7 @@
 """Numbers in the docs that are written by hand are those of the stored runs."""
 
 import json
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -100,3 +100,30 @@ def test_what_the_language_runs_show():
     assert f"{sum(len(run['norm_spikes']) for run in stored)} gradient norms are spikes" in page
     missing = sum(row["to_come"] for row in table["tuned"].values())
     assert f"({missing} of 12 such runs are missing)" in page
+
+
+def test_the_floor_runs_at_200_epochs():
+    """If this fails after new runs: the log's table of them, and what the settings page says."""
+    tables = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    arms, log, settings = tables["floor-table"]["arms"], read("log.md"), read("how-to/settings.md")
+    rows = json.loads((ROOT / "results" / "floor-table.json").read_text())["runs"]
+    assert f"At 200 epochs {len(rows)} of 27 runs are done" in log
+    assert f"`results/floor-table.json`, {len(rows)} of 27 runs" in settings
+    cells = ("adam", "laprop", "adabelief", "mvngrad")
+    for seed, kind in product(sorted({seed for of in arms.values() for seed in of}), ("floor", "none")):
+        names = [*(f"{cell}-{kind}" for cell in cells), *(["sgd"] if kind == "floor" else [])]
+        values = [f"{arms[name][seed]:.2f}" if seed in arms[name] else "to come" for name in names]
+        title = "floor of 1e-3" if kind == "floor" else "no floor"
+        assert f"| {title}, seed {seed} | {' | '.join(values)} |" in log
+        if seed == "1":
+            assert "{}, {}, {} and {}".format(*values[:4]) in settings
+    for metric, where in (("train_accuracy_mixed", "of the last epoch is"), ("train_accuracy", "on clean images")):
+        found = [row["metrics"][metric] for row in rows]
+        assert f"{where} {min(found):.1f}% to {max(found):.1f}%" in log
+    seconds = sorted(round(row["metrics"]["seconds"]) for row in rows)
+    assert f"{seconds[0]} to {seconds[-3]} s, two {seconds[-2]} and {seconds[-1]} s" in log
+    dial = tables["floor-mnist"]["cells"]
+    for floors, where in ((("0",), "without a floor"), (("0.01", "0.1"), "at floors of 1e-2 and 1e-1")):
+        best = [dial[cell][floor]["best"] for cell, floor in product(cells, floors)]
+        assert f"{min(best):.1f}% to {max(best):.1f}% {where}" in settings
+    assert f"{dial['sgd']['1']['best']:.1f}% with SGD" in settings

@@ -193,7 +193,7 @@ def draw_dial_panel(part: dict[str, Any], y: str, title: str) -> Panel:
 def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"A two-layer network; mean over {len(result['seeds'])} seeds, at the best rate by validation accuracy at each "
-        f"floor. {result['data']}"
+        f"floor. {result['data']}."
     )
     panel = draw_dial_panel(result, "test accuracy, %", "MNIST")
     return [Figure("The dial on MNIST", caption, (panel,), tuple(MARKS.values()))]
