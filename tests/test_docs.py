@@ -64,6 +64,10 @@ def test_the_names_and_files_in_a_page_exist(page):
 README = (ROOT / "README.md").read_text()
 
 
+TABLE_SEEDS = (0, 1, 2)
+"""Of the means in Table 1 and 2; the order of Table 1 needs more seeds, which the same file has."""
+
+
 def read_table(start):
     """The cells of the README's table whose head starts with this, without marks; empty cells repeat those above."""
     lines = README[README.index(f"\n| {start}") + 1 :].split("\n\n")[0].splitlines()
@@ -90,6 +94,7 @@ def test_the_readmes_records_are_those_of_results():
         settings |= {"batch_size": int(batch), "epochs": 200} if batch else {"steps": 3000, "lr": 0.001}
         name, metric, digits = ("cifar100", "test_accuracy", 2) if batch else ("wikitext103", "validation_loss", 4)
         found = [r for r in runs if r["name"] == name and settings.items() <= r["recipe"].items()]
+        found = [r for r in found if r["recipe"]["seed"] in TABLE_SEEDS]
         alone = [run["result"]["seconds"] for run in found if "beside" not in run["environment"]]
         mean = sum(run["result"][metric] for run in found) / len(found)
         seconds = f"{sum(alone) / len(alone):.0f}" if alone else ""
@@ -98,12 +103,14 @@ def test_the_readmes_records_are_those_of_results():
 
 
 def test_the_readmes_steps_are_those_of_results():
-    head, times, sizes = read_table("step of GPT-2")
+    head, times, device_times, sizes = read_table("step of GPT-2")
     names = ["torch AdamW fused", "AdamW fused", "AdamW fused int8", "MVNGradW fused", "MVNGradW fused bf16"]
     names += ["MVNGradW fused int8", "MVNGradW fused lean int8"]
     assert len(head) == 1 + len(names)
     measured = read_steps("cuda", "gpt2-124m")
     assert times[1:] == [f"{measured[name]['ratio_to_fused']:.2f}" for name in names]
+    replayed = [measured[name]["graph_milliseconds"] for name in names]
+    assert device_times[1:] == [f"{each / replayed[0]:.2f}" for each in replayed]
     assert sizes[1:] == [f"{measured[name]['state_bytes']:.1f}" for name in names]
     words = " ".join(README.split())
     assert f"takes {times[2]} of the time of torch's, or {times[3]} with int8 state in a quarter of the memory" in words
@@ -118,7 +125,9 @@ def test_the_readmes_accuracies_of_smaller_state_are_those_of_results():
     for state in ("bf16", "int8", "float32"):
         of = {"optimizer": "mvngrad", "batch_size": 1024, "state_dtype": state}
         found = [
-            r["result"]["test_accuracy"] for r in runs if r["name"] == "cifar100" and of.items() <= r["recipe"].items()
+            r["result"]["test_accuracy"]
+            for r in runs
+            if r["name"] == "cifar100" and of.items() <= r["recipe"].items() and r["recipe"]["seed"] in TABLE_SEEDS
         ]
         assert len(found) == 3
         means.append(f"{sum(found) / 3:.2f}")

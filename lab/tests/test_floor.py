@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from mvngrad import MVNGrad
+from mvngrad_lab import store
 from mvngrad_lab.experiments.floor import arms, figure, records, run
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
 from mvngrad_lab.report import Sources, load_records
@@ -208,6 +210,11 @@ def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
     assert [each["epoch"] for each in row["curve"]] == [2]
     assert records.read_runs(tmp_path)[language.key].result == {"status": "finished", "validation_loss": 4.0}
     assert records.read_accuracies(tmp_path) == {grid[2].key: 72.0, grid[5].key: 71.0, language.key: 0.0}
+    published = arms.as_published_runs()[0]
+    finished.write_text(line(published, test_accuracy=79.0))  # of Table 1 too
+    assert run.export(finished, tmp_path) == {"floor-as-published.json": 1}
+    (stored,) = store.load_runs(tmp_path)
+    assert (stored.key, stored.environment["ended"][:4]) == (published.key, "2026")
     finished.write_text(line(arms.long_run(grid[0], seed=1), test_accuracy=72.0))  # the grid has selected nothing yet
     with pytest.raises(ValueError, match="belong to no queue"):
         run.export(finished, tmp_path)
@@ -240,8 +247,10 @@ def test_the_report_shows_the_best_of_each_arm_in_results():
     assert [each.title for each in drawn.panels] == list(figure.TITLES.values())
 
 
-def test_results_without_a_verdict_are_shown_where_their_claims_will_be():
-    loaded = load_records(RESULTS, warn=pytest.fail)
+def test_results_without_a_verdict_are_shown_where_their_claims_will_be(tmp_path):
+    for name in ("runs.jsonl", records.OLD_GRID_FILE, *map(records.get_file_name, ("grid", "double-rate"))):
+        shutil.copy(RESULTS / name, tmp_path)
+    loaded = load_records(tmp_path, warn=pytest.fail)
     page = render(judge(loaded), loaded, version="1", made="now")
     headings = re.findall("<h2>(.*?)</h2>", page)
     after = headings[headings.index("CIFAR-100, Table 1") + 1]

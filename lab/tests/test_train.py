@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import partial
 
 import pytest
@@ -59,6 +60,8 @@ def test_a_run_stores_recipe_metrics_result_and_weights(run, tmp_path):
     done = run(recipe, on_event=events.append)
     at = folder(tmp_path, recipe)
     assert json.loads((at / "recipe.json").read_text()) == {"name": "tiny", **recipe.settings}
+    assert json.loads((at / "environment.json").read_text()) == done.environment
+    assert datetime.fromisoformat(done.environment["made"]) <= datetime.now(timezone.utc)
     assert json.loads((at / "result.json").read_text()) == done.result
     assert done.result["status"] == "finished"
     assert done.result["steps"] == 3 * 7

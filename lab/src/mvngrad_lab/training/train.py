@@ -17,7 +17,7 @@ from mvngrad.diagnostics.records import add_checksum
 from mvngrad_lab.errors import InvalidInput, NotPossible, UserError
 from mvngrad_lab.pool import catch_signals
 from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, MetricsFile, RunFolder, load_runs
+from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, MetricsFile, RunFolder, load_runs, timestamp
 from mvngrad_lab.store.environment import changes, environment
 from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import parallel as distributed
@@ -100,9 +100,10 @@ def train(
         measured_on = environment(where.type) | get_package_version(recipe.optimizer)
         if parallel is not None:
             measured_on |= {"parallel": parallel, "ranks": distributed.get_world_size()}
+        stamped = {**measured_on, "made": distributed.broadcast_from_rank0(timestamp())}
         if first:
             check()
-            folder.start(measured_on, changes())
+            folder.start(stamped, changes())
         else:
             on_event = lambda event: None  # noqa: E731
         distributed.barrier()
@@ -114,7 +115,7 @@ def train(
             check()
             folder.finish(result)
         distributed.barrier()
-    return FinishedRun(recipe.key, recipe.name, recipe.settings, measured_on, result)
+    return FinishedRun(recipe.key, recipe.name, recipe.settings, stamped, result)
 
 
 def _check_parallel(recipe: TrainingRecipe, mode: distributed.Mode | None) -> None:

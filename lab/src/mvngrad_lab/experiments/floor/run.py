@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
@@ -54,7 +55,7 @@ def export(finished: Path, results: Path) -> dict[str, int]:
             continue
         if new := {key: make_row(lines[key]) for key in order if key in lines}:
             if name.startswith("as-published"):  # Table 1 has these too
-                runs = [store.FinishedRun(**{field: lines[key][field] for field in FIELDS}) for key in new]
+                runs = [_make_run(lines[key]) for key in new]
                 store.write_bundle(results / store.BUNDLE, runs)
             lines = {key: line for key, line in lines.items() if key not in new}
             path = results / get_file_name(name)
@@ -63,6 +64,12 @@ def export(finished: Path, results: Path) -> dict[str, int]:
     if lines:
         raise InvalidInput(f"{len(lines)} runs in {finished} belong to no queue, the first is {next(iter(lines))}")
     return counts
+
+
+def _make_run(line: dict[str, Any]) -> store.FinishedRun:
+    """The run of a line, with its time."""
+    fields = {field: line[field] for field in FIELDS}
+    return store.FinishedRun(**{**fields, "environment": {**line["environment"], "ended": line["ended"]}})
 
 
 def main() -> None:
