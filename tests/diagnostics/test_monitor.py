@@ -20,7 +20,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, TensorBoard, read_records, variance_gap
-from mvngrad.diagnostics.measures import SATURATION, correct_bias, update_sizes
+from mvngrad.diagnostics.measures import SATURATION, correct_bias, find_quantiles, update_sizes
 from mvngrad.diagnostics.sinks import named_scalars
 from mvngrad.diagnostics.state import Sample, copy_to_host, view_group
 from mvngrad.optim.formats import load_state
@@ -162,6 +162,21 @@ def test_a_large_group_is_sampled_uniformly_and_reproducibly():
     assert entry["snr"]["0.5"] == pytest.approx(1, rel=0.06)
 
 
+def test_quantiles_are_those_of_sorted_values_with_nan_last():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 1001, dtype=torch.float64, generator=generator).abs()
+    rows[1, ::3], rows[1, 1], rows[0, :30] = -math.nan, math.inf, 0.0
+    expected = rows.sort(1).values[:, [50, 250, 500, 750, 950]]
+    assert torch.equal(find_quantiles([*rows]).nan_to_num(-1), expected.nan_to_num(-1))
+
+
+def test_a_group_without_gradients_has_no_quantiles():
+    entry = last_entry(mvngrad.MVNGrad, lambda t: torch.zeros(40), steps=200, size=40)
+    assert (entry["dead"], entry["layers"]) == (1, [])
+    keys = ("ratio", "snr", "update", "sign_collapse", "epsilon_floor", "floor_divisor")
+    assert [entry[key] for key in keys] == [None] * len(keys)
+
+
 def test_a_copy_to_the_host_returns_the_values_of_each_list():
     lists = [[torch.ones(2), torch.zeros(1, dtype=torch.float64)], [], [torch.ones(0)], [torch.full((2, 2), 3.0)]]
     assert [row.tolist() for row in copy_to_host(lists)] == [[1, 1, 0], [], [], [3, 3, 3, 3]]
@@ -227,7 +242,7 @@ def test_sums_left_by_the_kernel_match_the_state_and_change_no_bit(make, options
     view, expected = view_group(followed, followed.param_groups[0]), torch.zeros(2, dtype=torch.float64)
     for p, state in followed.state.items():
         values = {k: load_state((k,), state, torch.float32)[k].double().cpu().reshape(-1) for k in view.names}
-        averages = correct_bias(view.hyper, values, state["step"].double().cpu(), lambda t: t)
+        averages = correct_bias(view.hyper, values, state["step"].double().cpu())
         changes = update_sizes(view.rule, view.hyper, averages)
         expected += torch.stack([p.grad.double().cpu().square().sum(), changes.square().sum()])
     torch.testing.assert_close(

@@ -1,6 +1,7 @@
 """The rule for a spike of a loss, and what is reported of a spike of the gradient norm."""
 
 import math
+import statistics
 
 import pytest
 
@@ -46,6 +47,14 @@ def test_spikes_above_six_robust_deviations_are_found(values, found):
 @pytest.mark.parametrize("rule", [MNIST_SPIKE, TRAINING_SPIKE], ids=["mnist", "training"])
 def test_a_loss_that_stays_not_finite_is_one_spike(rule, value):
     assert find_spikes([1.0] * 150 + [value] * 150, rule) == [150]
+
+
+def test_a_spike_is_compared_with_the_median_of_the_last_101_norms():
+    tracker = SpikeTracker()
+    norms = [1 + 7919 * step % 1000 / 100 for step in range(300)]
+    for step, norm in enumerate([*norms, 1e6]):
+        tracker.add(step, norm)
+    assert tracker.pop_spikes()[-1]["median"] == statistics.median(norms[-101:])
 
 
 def test_norms_that_are_not_finite_do_not_hide_a_later_spike():

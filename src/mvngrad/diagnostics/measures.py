@@ -6,12 +6,14 @@ An update is divided by lr and does not include decoupled weight decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from mvngrad.optim.backends.eager import OUT_OF_PLACE
+from mvngrad.optim.backends.eager import log
 from mvngrad.rule import Hyper, Rule
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -28,12 +30,16 @@ LAYER = 8
 """The smallest number of sampled coordinates for which a parameter has values of its own."""
 
 
-def correct_bias(
-    hyper: Hyper, state: Mapping[str, Tensor], t: Tensor, per_coordinate: Callable[[Tensor], Tensor]
-) -> dict[str, Tensor]:
-    """Divide each average by 1 - beta^t. `t` has the step count of each parameter, which `per_coordinate` expands."""
+def correct_bias(hyper: Hyper, state: Mapping[str, Tensor], t: Tensor) -> dict[str, Tensor]:
+    """Divide each average by 1 - beta^t. `t` has the step count of each coordinate, or one for all."""
     decays = {"m": hyper.mean_decay, "u": hyper.beta1, "v": hyper.beta2, "s": hyper.beta2}
-    return {k: values / per_coordinate(OUT_OF_PLACE.correction(decays[k], t)) for k, values in state.items()}
+    corrections = {decay: -torch.expm1(t * _get_log(decay)) for decay in {decays[k] for k in state}}
+    return {k: values / corrections[decays[k]] for k, values in state.items()}
+
+
+@lru_cache(maxsize=16)
+def _get_log(decay: float) -> Tensor:
+    return log(decay, torch.ones(1, dtype=torch.float64, device="cpu"))
 
 
 def update_sizes(rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor]) -> Tensor:
@@ -65,7 +71,12 @@ def measure_sample(
 
     The sample has `counts` coordinates of parameters with these `names`.
     """
-    live = averages["u" if rule.momentum_last else "m"] != 0  # the others have never had a gradient
+    average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
+    live_counts, sampled = list(counts), average.numel()
+    if average.count_nonzero() < sampled:
+        live = average != 0
+        averages = {k: values[live] for k, values in averages.items()}
+        live_counts = [int(here.sum()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
     ratio = snr = None
     if rule.lean:
@@ -78,45 +89,45 @@ def measure_sample(
         if rule.centered:
             saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
     at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
-    all_live = bool(live.all())
-
-    def pick(values: Tensor, where: Tensor = live) -> Tensor:
-        return values if all_live else values[where]
-
-    ordered = None if ratio is None else pick(ratio).sort().values
-    by_layer = [
-        values.split_with_sizes(list(counts)) for values in (live, at_floor, update, update if snr is None else snr)
-    ]
+    floor_share = _share(at_floor)
+    sizes, *ratios = find_quantiles([update] if ratio is None else [update, ratio])
+    by_layer = [values.split_with_sizes(live_counts) for values in (at_floor, update, update if snr is None else snr)]
     return {
-        "sampled": live.numel(),
-        "dead": _share(~live),
-        "ratio": None if ordered is None else quantiles(ordered),
-        "snr": None if ordered is None else quantiles(signal_to_noise(rule, hyper, ordered)),  # grows with the ratio
-        "sign_collapse": _share((pick(saturation) - 1).abs() <= SATURATION),
+        "sampled": sampled,
+        "dead": (sampled - len(root)) / sampled,
+        "ratio": _name_quantiles(ratios[0]) if ratios else None,
+        "snr": _name_quantiles(signal_to_noise(rule, hyper, ratios[0])) if ratios else None,  # grows with the ratio
+        "sign_collapse": _share((saturation - 1).abs() <= SATURATION),
         "sign_collapse_is": "implied" if rule.centered else "measured",
-        "epsilon_floor": _share(pick(at_floor)),
-        "floor_divisor": _median(root[live & at_floor] + hyper.eps),
-        "update": quantiles(pick(update).sort().values),
+        "epsilon_floor": floor_share,
+        "floor_divisor": _median(root[at_floor] + hyper.eps) if floor_share else None,
+        "update": _name_quantiles(sizes),
         "layers": [
             {
                 "name": name,
-                "sampled": len(here),
-                "epsilon_floor": _share(pick(floor, here)),
-                "update": _median(pick(size, here)),
-                "snr": None if snr is None else _median(pick(signal, here)),
+                "sampled": count,
+                "epsilon_floor": _share(floor),
+                "update": _median(size),
+                "snr": None if snr is None else _median(signal),
             }
-            for name, here, floor, size, signal in zip(names, *by_layer, strict=True)
-            if here.sum() >= LAYER
+            for name, count, floor, size, signal in zip(names, counts, *by_layer, strict=True)
+            if len(floor) >= LAYER
         ],
     }
 
 
-def quantiles(ordered: Tensor) -> dict[str, float | None] | None:
-    """The value at each of `QUANTILES` of sorted values, by its name; None without values."""
-    if not len(ordered):
-        return None
-    values = ordered[[round(q * (len(ordered) - 1)) for q in QUANTILES]].tolist()
-    return {str(q): finite_or_none(value) for q, value in zip(QUANTILES, values, strict=True)}
+def find_quantiles(rows: list[Tensor]) -> Tensor:
+    """The value at each of `QUANTILES` of each row of float64 values that are not negative; empty without values."""
+    joined = torch.stack(rows).abs_()
+    if not joined.numel():
+        return joined
+    bits = joined.view(torch.int64)  # they have the same order, with NaN last, and kthvalue is faster on integers
+    ranks = [1 + round(q * (bits.shape[1] - 1)) for q in QUANTILES]
+    return torch.stack([bits.kthvalue(rank).values for rank in ranks], -1).view(torch.float64)
+
+
+def _name_quantiles(values: Tensor) -> dict[str, float | None] | None:
+    return dict(zip(map(str, QUANTILES), map(finite_or_none, values.tolist()), strict=True)) if len(values) else None
 
 
 def _share(where: Tensor) -> float | None:

@@ -134,9 +134,8 @@ class Monitor:
         try:
             self.step += 1
             if self.follow:
-                with torch.no_grad():
-                    for group in self._get_groups():
-                        group.note_step()
+                for group in self._get_groups():
+                    group.note_step()
             if self.step % self.every == 0:
                 self.record()
         finally:
@@ -233,12 +232,16 @@ class _Group:
         self.norm_dtype = torch.float32 if half and dtypes <= half | {torch.float32} else None
 
     def note_step(self) -> None:
-        """Store this step's gradient norms and followed coordinates, on their device."""
-        optimizer = self.monitor.optimizer
+        """Store this step's sums, or its gradient norms and followed coordinates, on their device."""
         leaves_sums = self.monitor._leaves_sums
         if leaves_sums is not None and (sums := leaves_sums.get_sums(self.number)):
             self.noted.append(_NotedStep(self.monitor.step, sums))
-            return
+        else:
+            self._note_without_sums()
+
+    @torch.no_grad()
+    def _note_without_sums(self) -> None:
+        optimizer = self.monitor.optimizer
         if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
             self.refresh_samples()
         grads = [view_as_real(get_local(param.grad)) for param in self.group["params"] if param.grad is not None]
@@ -261,13 +264,14 @@ class _Group:
         if not self.sample.pieces:
             return {}
         optimizer, lr = self.monitor.optimizer, self.group["lr"]
+        rows = [noted.row for noted in self.noted if noted.row is not None]
         return {
             "lr": [lr] if isinstance(lr, Tensor) else [],
             "t": self.sample.step_counts(optimizer),
             "sums": [sums.get_totals() for sums in self._get_all_sums()],
             "norms": [noted.norms for noted in self.noted if noted.norms is not None],
-            "rows": [noted.row for noted in self.noted if noted.row is not None],
-            "followed_t": self.followed.step_counts(optimizer),
+            "rows": rows,
+            "followed_t": self.followed.step_counts(optimizer) if rows else [],
             **{k: self.sample.load_rows(optimizer, name) for k, name in self.view.names.items()},
         }
 
@@ -278,7 +282,7 @@ class _Group:
         norms = self._add_noted_steps(host)
         self.noted = []
         finite = sorted(norm for norm in norms if math.isfinite(norm))
-        averages = correct_bias(hyper, {k: host[k] for k in view.names}, host["t"], self.sample.per_coordinate)
+        averages = correct_bias(hyper, {k: host[k] for k in view.names}, self.sample.per_coordinate(host["t"]))
         return {
             "group": self.number,
             "cell": rule.name,
@@ -312,9 +316,13 @@ class _Group:
                 norms.append(math.hypot(*islice(values, noted.norms.numel())))
                 size = None if noted.row is None else next(sizes)
             else:
-                gradient, change = map(sum, zip(*(by_sums[sums][row] for sums, row in noted.sums), strict=True))
+                gradient, change, coordinates = 0.0, 0.0, 0
+                for sums, row in noted.sums:
+                    gradient += by_sums[sums][row][0]
+                    change += by_sums[sums][row][1]
+                    coordinates += sums.coordinates
                 norms.append(math.sqrt(gradient))
-                size = math.sqrt(change / sum(sums.coordinates for sums, _ in noted.sums))
+                size = math.sqrt(change / coordinates)
             self.spikes.add(noted.step, norms[-1], size)
         return norms
 
@@ -327,6 +335,6 @@ class _Group:
         values = rows.view(count, len(self.names), -1)
         ago = torch.arange(count - 1, -1, -1, dtype=torch.float64, device="cpu")[:, None]
         state = {letter: values[:, i] for i, letter in enumerate(self.names)}
-        averages = correct_bias(view.hyper, state, (t[None] - ago).clamp(min=1), self.followed.per_coordinate)
-        sizes: list[float] = update_sizes(view.rule, view.hyper, averages).square().mean(1).sqrt().tolist()
+        averages = correct_bias(view.hyper, state, self.followed.per_coordinate((t[None] - ago).clamp(min=1)))
+        sizes: list[float] = update_sizes(view.rule, view.hyper, averages).square_().mean(1).sqrt().tolist()
         return sizes

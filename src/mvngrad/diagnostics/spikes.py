@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -117,6 +118,8 @@ class SpikeTracker:
     def __init__(self, spike: float = GRADIENT_SPIKE.multiple, recovered: float = RECOVERED) -> None:
         self.rule, self.recovered = replace(GRADIENT_SPIKE, multiple=spike), recovered
         self.norms: deque[float] = deque(maxlen=self.rule.window)
+        self._ordered_norms: list[float] = []
+        """The same, sorted, so that each step finds their median fast."""
         self.updates: deque[float] = deque(maxlen=self.rule.window)
         self._above = False
         self._spikes: list[Spike] = []
@@ -126,13 +129,13 @@ class SpikeTracker:
 
     def add(self, step: int, norm: float, update: float | None = None) -> None:
         """Add the gradient norm of a step and, if it is followed, the size of its update."""
-        limit = self.rule.limit(self.norms) if len(self.norms) >= self.rule.warm_up else None
+        limit = self.rule.limit(self._ordered_norms) if len(self.norms) >= self.rule.warm_up else None
         was_above = self._above
         # A limit of 0 makes no spike: most gradients of the group are 0.
         self._above = limit is not None and (not math.isfinite(norm) or norm > limit > 0)
         spike = self._spikes[-1] if self._spikes and self._spikes[-1].ended is None else None
         if self._above:
-            usual = median(self.norms)
+            usual = median(self._ordered_norms)
             multiple = norm / usual if math.isfinite(norm) and usual else None
             if spike and was_above:
                 spike.steps += 1
@@ -146,7 +149,10 @@ class SpikeTracker:
         if spike:
             self._follow(spike, step - spike.step, update)
         if math.isfinite(norm):
+            if len(self.norms) == self.norms.maxlen:
+                del self._ordered_norms[bisect_left(self._ordered_norms, self.norms[0])]
             self.norms.append(norm)
+            insort(self._ordered_norms, norm)
         if update is not None and math.isfinite(update):
             self.updates.append(update)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ from mvngrad.rule import ADAM, Hyper, Rule
 SAMPLE = 2**12
 """The default number of coordinates that are sampled from a group. It bounds the standard error of a share by 0.8%, and
 a group of a billion coordinates costs no more than one of a million."""
+
+
+Key = tuple[torch.device, torch.dtype]
 
 
 class GroupView(NamedTuple):
@@ -111,11 +114,11 @@ class Sample:
         return [optimizer.state[param]["step"] for param, _, _ in self.pieces]
 
     def per_coordinate(self, values: Tensor) -> Tensor:
-        """Expand the last dimension from one value per sampled parameter to one per sampled coordinate."""
-        counts = [count for _, _, count in self.pieces]
-        if bool((values == values[..., :1]).all()):  # usually all parameters have taken the same number of steps
-            return values[..., :1].expand(*values.shape[:-1], sum(counts))
-        return values.repeat_interleave(torch.tensor(counts, device="cpu"), -1)
+        """Expand the last dimension from one value per sampled parameter to one per coordinate, or to one for all."""
+        first = values[..., :1]
+        if torch.equal(values, first.expand_as(values)):  # usually all parameters have taken the same number of steps
+            return first
+        return values.repeat_interleave(torch.tensor([count for *_, count in self.pieces], device="cpu"), -1)
 
 
 def copy_to_host(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -124,16 +127,27 @@ def copy_to_host(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     >>> copy_to_host([[torch.ones(2), torch.zeros(())], []])
     [tensor([1., 1., 0.], dtype=torch.float64), tensor([], dtype=torch.float64)]
     """
-    rows: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in chain.from_iterable(lists):
-        rows.setdefault((tensor.device, tensor.dtype), []).append(tensor.reshape(-1))
-    copies: dict[tuple[torch.device, torch.dtype], Iterator[Tensor]] = {}
+    rows: dict[Key, list[Tensor]] = {}
+    sizes: dict[Key, list[int]] = {}
+    keys: list[list[Key]] = []
+    for tensors in lists:
+        keys.append([])
+        for key, run in groupby(tensors, lambda tensor: (tensor.device, tensor.dtype)):
+            flat = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in run]
+            rows.setdefault(key, []).extend(flat)
+            sizes.setdefault(key, []).append(sum(map(Tensor.numel, flat)))
+            keys[-1].append(key)
+    copies: dict[Key, Iterator[Tensor]] = {}
     for device in {device for device, _ in rows}:
-        keys = [key for key in rows if key[0] == device]
+        here = [key for key in rows if key[0] == device]
         wide = torch.float32 if device.type == "mps" else torch.float64
-        joined = [torch.cat(rows[key]) for key in keys]  # by dtype: torch.cat is slow for several
-        host = torch.cat([row.to(wide) for row in joined]).cpu().double()
-        for key, part in zip(keys, host.split_with_sizes([row.numel() for row in joined]), strict=True):
-            copies[key] = iter(part.split_with_sizes([row.numel() for row in rows[key]]))
+        joined = [torch.cat(rows[key]) for key in here]  # by dtype: torch.cat is slow for several
+        host = _join([row.to(wide) for row in joined]).cpu().double()
+        for key, part in zip(here, host.split_with_sizes([row.numel() for row in joined]), strict=True):
+            copies[key] = iter(part.split_with_sizes(sizes[key]))
     empty = torch.empty(0, dtype=torch.float64, device="cpu")
-    return [torch.cat([empty, *(next(copies[tensor.device, tensor.dtype]) for tensor in each)]) for each in lists]
+    return [_join([next(copies[key]) for key in each] or [empty]) for each in keys]
+
+
+def _join(rows: list[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
