@@ -137,6 +137,13 @@ def test_the_readmes_accuracies_of_smaller_state_are_those_of_results():
 def test_readme_is_at_most_two_screens_long_and_has_the_two_commands():
     assert len(README.splitlines()) < 85
     assert {"make reproduce", "make test"} <= {line.split("#")[0].strip() for line in README.splitlines()}
+    assert "(docs/how-to/settings.md)" in README.partition("<picture>")[0], "on the first screen"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_have_no_colon_fence(page):
+    """conf.py does not enable them: the page would show the colons."""
+    assert "\n:::" not in page.read_text()
 
 
 def test_the_settings_pages_accuracies_are_those_of_results():
