@@ -73,10 +73,10 @@ def measure_sample(
     """
     average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
     live_counts, sampled = list(counts), average.numel()
-    if average.count_nonzero() < sampled:
+    if int(average.count_nonzero()) < sampled:
         live = average != 0
         averages = {k: values[live] for k, values in averages.items()}
-        live_counts = [int(here.sum()) for here in live.split_with_sizes(live_counts)]
+        live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
     ratio = snr = None
     if rule.lean:
@@ -106,7 +106,7 @@ def measure_sample(
             {
                 "name": name,
                 "sampled": count,
-                "epsilon_floor": _share(floor),
+                "epsilon_floor": _share(floor) if floor_share else 0.0,
                 "update": _median(size),
                 "snr": None if snr is None else _median(signal),
             }
@@ -131,7 +131,7 @@ def _name_quantiles(values: Tensor) -> dict[str, float | None] | None:
 
 
 def _share(where: Tensor) -> float | None:
-    return where.sum().item() / len(where) if len(where) else None
+    return int(where.count_nonzero()) / len(where) if len(where) else None
 
 
 def _median(values: Tensor) -> float | None:

@@ -335,6 +335,6 @@ class _Group:
         values = rows.view(count, len(self.names), -1)
         ago = torch.arange(count - 1, -1, -1, dtype=torch.float64, device="cpu")[:, None]
         state = {letter: values[:, i] for i, letter in enumerate(self.names)}
-        averages = correct_bias(view.hyper, state, self.followed.per_coordinate((t[None] - ago).clamp(min=1)))
+        averages = correct_bias(view.hyper, state, (self.followed.per_coordinate(t) - ago).clamp(min=1))
         sizes: list[float] = update_sizes(view.rule, view.hyper, averages).square_().mean(1).sqrt().tolist()
         return sizes

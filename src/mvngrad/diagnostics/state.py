@@ -114,11 +114,10 @@ class Sample:
         return [optimizer.state[param]["step"] for param, _, _ in self.pieces]
 
     def per_coordinate(self, values: Tensor) -> Tensor:
-        """Expand the last dimension from one value per sampled parameter to one per coordinate, or to one for all."""
-        first = values[..., :1]
-        if torch.equal(values, first.expand_as(values)):  # usually all parameters have taken the same number of steps
-            return first
-        return values.repeat_interleave(torch.tensor([count for *_, count in self.pieces], device="cpu"), -1)
+        """Expand a row of one value per sampled parameter to one per coordinate; a single value if all are equal."""
+        if len(set(values.tolist())) == 1:  # usually all parameters have taken the same number of steps
+            return values[:1]
+        return values.repeat_interleave(torch.tensor([count for *_, count in self.pieces], device="cpu"))
 
 
 def copy_to_host(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
