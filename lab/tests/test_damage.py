@@ -64,7 +64,7 @@ def show(what, how, seed, counts):
 @pytest.mark.parametrize("how", [*HOWS, "swap", "json"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damaged_tokens_are_refused_with_the_remedy(tmp_path, how, seed):
-    """Also if the file has the size of before, and the time at which it was modified."""
+    """Also if the size of the file and its modification time stay the same."""
     generator, counts = random.Random(f"tokens {seed} {how}"), Counter()
     source = tmp_path / "source" / "tokens" / "made"
     write_tokens(source)
