@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
+from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import fewer, welch
@@ -115,8 +116,19 @@ def test_the_floor_runs_at_200_epochs():
         values = [f"{arms[name][seed]:.2f}" if seed in arms[name] else "to come" for name in names]
         title = "floor of 1e-3" if kind == "floor" else "no floor"
         assert f"| {title}, seed {seed} | {' | '.join(values)} |" in log
-        if seed == "1":
-            assert "{}, {}, {} and {}".format(*values[:4]) in settings
+    for kind, title in (("floor", "floor of 1e-3"), ("none", "no floor")):
+        means = " | ".join(f"{fmean(arms[f'{cell}-{kind}'].values()):.2f}" for cell in cells)
+        assert f"| {title} | {means} |" in settings
+    assert f"two seeds: {fmean(arms['sgd'].values()):.2f}" in settings
+    for name, effect in compute_effects(tables["floor-table"]).items():
+        low, high = effect.interval()
+        assert f"| {name} | {effect.estimate:+.2f} | {low:+.2f} to {high:+.2f} |" in log
+    gains = [fmean(arms[f"{cell}-floor"].values()) - fmean(arms[f"{cell}-none"].values()) for cell in cells]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for page in (settings, readme):
+        assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
+    reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in ("adam", "laprop", "mvngrad")]
+    assert "Adam and LaProp reach {} and {}, MVN-Grad {}.".format(*reached) in readme
     for metric, where in (("train_accuracy_mixed", "of the last epoch is"), ("train_accuracy", "on clean images")):
         found = [row["metrics"][metric] for row in rows]
         assert f"{where} {min(found):.1f}% to {max(found):.1f}%" in log

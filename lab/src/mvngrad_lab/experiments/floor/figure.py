@@ -224,7 +224,9 @@ def describe_runs(result: dict[str, Any]) -> str:
     counts = [len(result["arms"].get(arm, ())) for arm in GRID_ARMS]
     fewest, more = min(counts), " or more" if max(counts) > min(counts) else ""
     if "selected" in result:
-        return f"200 epochs, {fewest} seeds{more}" if fewest > 2 else ""
+        of_sgd = len(result["arms"].get("sgd", ()))
+        sgd = f", SGD {of_sgd}" if 0 < of_sgd < fewest else ""
+        return f"200 epochs, {fewest} seeds{more}{sgd}" if fewest > 2 else ""
     return "30 epochs, seed 0, the best of 17 settings" if fewest else ""
 
 
