@@ -12,6 +12,7 @@ from torch import nn
 
 from mvngrad import MVNGrad
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms, figure, records, run
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
 from mvngrad_lab.report import Sources, load_records
@@ -178,6 +179,31 @@ def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):
         assert line["ended"].endswith("+00:00")
         assert line["result"]["train_accuracy_mixed"] == line["curve"][-1]["train_accuracy_mixed"]
         assert not (tmp_path / line["key"] / "checkpoints").exists()
+
+
+def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_path, small_queue, monkeypatch, capsys):
+    def make_queue(name, runs):
+        queues = {"long": small_queue[:1], "short": small_queue[1:2], "last": small_queue[2:]}
+        if name == "last" and small_queue[0].key not in runs:
+            raise InvalidInput("runs of the grid are missing")
+        return queues[name]
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["run", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
+        queue.run_command("", ("long", "short", "last"), records.read_accuracies, make_queue, lambda *folders: {})
+        return capsys.readouterr().out.splitlines()
+
+    out = run("long", "short", "last", "--stop-after", "300", "--run-seconds", "600", "0", "0")
+    assert [line for line in out if line.endswith("left")] == ["1 runs of long are left", "0 runs of short are left"]
+    assert out[-1] == "last: runs of the grid are missing"
+    with pytest.raises(InvalidInput, match="runs of the grid are missing"):
+        run("last")
+    assert run("long", "short", "last", "--run-seconds", "0")[-1] == "0 runs of last are left"
+    lines = (tmp_path / queue.FINISHED).read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == [small_queue[n].key for n in (1, 0, 2)]
+    for wrong in (("long", "short", "--run-seconds", "1", "2", "3"), ("long", "export")):
+        with pytest.raises(SystemExit):
+            run(*wrong)
 
 
 def test_finished_runs_are_not_trained_again(tmp_path, small_queue):

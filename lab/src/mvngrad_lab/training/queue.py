@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import checkpoint
@@ -134,27 +135,46 @@ def run_command(
     export: Callable[[Path, Path], Mapping[str, int]],
     get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
 ) -> None:
-    """Train the queue that the command line names, or with `export` write what is finished to results/.
+    """Train the queues that the command line names, in this order, or with `export` write what is finished to results/.
+
+    One process compiles once for all of them. If too little time is left for a run, the next queue is tried, which may
+    have shorter ones; so is a queue after one that needs the results of runs that are left.
 
     `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
     `get_options(name)` more options of `train_queue`, and `export(finished, results)` how many runs each file has.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("queue", choices=(*queues, "export"))
+    parser.add_argument("queue", nargs="+", choices=(*queues, "export"), metavar="queue", help=", ".join(queues))
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
     parser.add_argument("--results", type=Path, default=store.RESULTS, help="results of earlier runs")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
-    parser.add_argument("--run-seconds", type=float, default=20.0, help="how long one run takes at most")
+    parser.add_argument(
+        "--run-seconds", type=float, nargs="+", default=[20.0],
+        help="how long one run takes at most; one number for all queues, or one for each",
+    )  # fmt: skip
     args = parser.parse_args()
-    if args.queue == "export":
+    if len(args.run_seconds) not in (1, len(args.queue)):
+        parser.error(f"{len(args.run_seconds)} --run-seconds for {len(args.queue)} queues; give one, or one for each")
+    if args.queue == ["export"]:
         for name, count in export(args.runs / FINISHED, args.results).items():
             print(count, "runs in", args.results / name)
         return
-    runs = read_runs(args.runs, args.results)
-    left = train_queue(
-        make_queue(args.queue, runs), args.runs, finished=runs, stop_after=args.stop_after, data=args.data,
-        run_seconds=args.run_seconds, device=args.device, compile=args.device != "cpu", **get_options(args.queue),
-    )  # fmt: skip
-    print(left, "runs of", args.queue, "are left", flush=True)
+    if "export" in args.queue:
+        parser.error("export is a command of its own; run it after the queues")
+    deadline = time.monotonic() + args.stop_after
+    for name, seconds in zip(args.queue, args.run_seconds * (len(args.queue) // len(args.run_seconds)), strict=True):
+        runs = read_runs(args.runs, args.results)
+        try:
+            queue = make_queue(name, runs)
+        except InvalidInput as error:
+            if name == args.queue[0]:
+                raise
+            print(f"{name}: {error}", flush=True)
+            continue
+        left = train_queue(
+            queue, args.runs, finished=runs, stop_after=deadline - time.monotonic(), data=args.data,
+            run_seconds=seconds, device=args.device, compile=args.device != "cpu", **get_options(name),
+        )  # fmt: skip
+        print(left, "runs of", name, "are left", flush=True)

@@ -1,6 +1,6 @@
-"""Train a queue of this experiment, each run once, and stop before a deadline.
+"""Train queues of this experiment, each run once, and stop before a deadline.
 
-    python -m mvngrad_lab.experiments.floor.run grid --runs runs --device cuda --stop-after 540
+    python -m mvngrad_lab.experiments.floor.run table dial --run-seconds 112 18 --device cuda --stop-after 540
 
 Runs that the store or results/ has are skipped, so the same command continues a queue that was cut. The command
 `export` writes what is finished to results/, a file for each queue.
