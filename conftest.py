@@ -24,6 +24,12 @@ def pytest_addoption(parser):
     parser.addoption("--record", help="write versions, device, commit and counts of this run to a JSON file")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Of -n auto: three for two cores, because many tests wait for processes that they have started or killed."""
+    return 3 * (os.cpu_count() or 1) // 2 or 1
+
+
 def pytest_terminal_summary(terminalreporter, config):
     if path := config.getoption("--record"):
         from benchmarks.report import environment
@@ -41,6 +47,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "slow" not in item.keywords)  # so that no worker is left alone with one at the end
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

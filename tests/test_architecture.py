@@ -240,6 +240,7 @@ print("works")
 """
 
 
+@pytest.mark.slow
 def test_both_wheels_install_into_an_empty_environment(tmp_path):
     """Empty except for third-party packages, which are borrowed from this environment: they are not tested here."""
     import torch

@@ -88,6 +88,7 @@ print("graphs:", counter.frame_count)
     assert "graphs: 1\n" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpp_compiler")
 @each_cell
 def test_the_compiled_step_equals_the_eager_one(make):

@@ -219,6 +219,7 @@ open(f"{sys.argv[1]}/equal{PartialState().process_index}", "w").close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_accelerate_resumes_bit_identically_in_every_format(tmp_path, processes):
     """In two processes both with DDP and with FSDP2."""

@@ -420,6 +420,7 @@ def test_a_checkpoint_at_step_zero_takes_no_hidden_step(tmp_path):
     on_two_ranks(save_and_resume_at_step_zero, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, of what it deprecates
 def test_every_checkpoint_route_is_exact_rounded_or_refused_by_all_ranks(tmp_path):
     """A part of the table in docs/how-to/checkpoint-routes.md, on two ranks and on one."""

@@ -155,6 +155,7 @@ def every_pair(pictures):
     return pictures[torch.randint(len(pictures), (len(pairs),))], numbers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpp_compiler")
 def test_compiled_as_one_graph_gives_the_same_images(every_pair):
     compiled = torch.compile(augment, fullgraph=True)

@@ -196,6 +196,7 @@ def test_existing_files_of_any_form_are_verified_and_not_downloaded(tmp_path, se
     assert server.requests == []
 
 
+@pytest.mark.slow
 def test_all_of_cifar100(monkeypatch, tmp_path):
     """On the real files, where they are."""
     monkeypatch.undo()

@@ -90,6 +90,7 @@ def bench(request, tmp_path):
     bench.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_workers_killed_and_frozen_at_random_moments_finish_every_run_once(bench, seed):
     generator, faults = random.Random(seed), Counter()

@@ -220,6 +220,7 @@ def real_text(length):
     return torch.tensor([load_encoding(DATA / "gpt2_bpe").encode_ordinary(text)[:length]])
 
 
+@pytest.mark.slow
 def test_124m_predicts_the_same_as_hugging_faces_on_real_text():
     theirs, text = huggingface(GPT2_124M), real_text(200)
     ours = GPT2(GPT2_124M)

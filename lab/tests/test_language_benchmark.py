@@ -41,6 +41,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_run_writes_both_parts(run, capsys):
     result, page = run()
     assert capsys.readouterr().out.strip() == page.strip()
@@ -67,6 +68,7 @@ def test_run_writes_both_parts(run, capsys):
     assert result["notes"] == result["targets"] == []
 
 
+@pytest.mark.slow
 def test_real_tokens_are_used_if_there_are_some(run, tmp_path):
     folder, content = tmp_path / "data" / "tokens" / STAND_IN, bytes([7, 0]) * 200
     part = Part(tokens=200, documents=1, sha256=hashlib.sha256(content).hexdigest())

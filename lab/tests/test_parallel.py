@@ -288,6 +288,7 @@ def list_ranks(torchrun):
     return [int(child) for child in children if b"mvngrad_lab" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_signal_to_torchrun_stops_all_processes_at_one_step(data, tmp_path):
     pytest.importorskip("tyro")
     options = {name: value for name, value in RECIPE.settings.items() if value}

@@ -175,6 +175,7 @@ def has_started(root, target):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_an_interruption_loses_only_the_unfinished_experiment(tmp_path, how):
     process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)

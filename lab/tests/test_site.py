@@ -40,6 +40,7 @@ PROBLEMS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Sphinx needs Python 3.11")
 def test_the_site_builds_without_a_warning_and_every_page_is_whole_in_a_browser(tmp_path):
     if os.environ.get("CI") != "true" and not (find_spec("furo") and find_spec("sphinx_copybutton")):

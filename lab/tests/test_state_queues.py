@@ -133,6 +133,7 @@ def test_image_queue_is_trained_exported_and_collected(tmp_path, monkeypatch, no
     assert "finished" not in capsys.readouterr().out, "nothing is trained twice"
 
 
+@pytest.mark.slow
 def test_adamw_queue_trains_peers_from_a_folder_on_the_path(tmp_path, monkeypatch, no_data, letters, peer, capsys):
     write_text(tmp_path / "words" / "a.txt", *(f"{n} words and {n * n} more" * 20 for n in range(60)))
     write_text(tmp_path / "words" / "validation.txt", "some words and more " * 10)

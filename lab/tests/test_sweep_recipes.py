@@ -149,6 +149,7 @@ def steps(folder):
     return [row["step"] for row in read_rows(folder / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_the_training_of_a_killed_worker_continues_from_its_checkpoint_to_the_same_weights(toy, tmp_path):
     toy.init(tiny(), "test_sweep_recipes:tiny", heartbeat=1)
     first = toy.start_worker()
@@ -173,6 +174,7 @@ def test_the_training_of_a_killed_worker_continues_from_its_checkpoint_to_the_sa
     assert steps(toy.root / lost.key) == [7 * epoch for epoch in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_successor(toy):
     toy.init(one(), "test_sweep_recipes:one", heartbeat=1)
     workers = {node: toy.start_worker(TOY_NODE=node) for node in ("host1", "host2")}

@@ -209,6 +209,7 @@ def test_what_is_no_store_is_named(do, tmp_path):
 # Passwords
 
 
+@pytest.mark.slow
 def test_no_file_and_no_line_has_the_password(server, tmp_path):  # noqa: F811
     folder = tmp_path / "here"
     folder.mkdir()

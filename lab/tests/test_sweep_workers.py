@@ -476,6 +476,7 @@ def freeze_in_a_run(process, bench):
     )
 
 
+@pytest.mark.slow
 def test_killed_frozen_and_restarted_workers_finish_every_configuration_once(bench, request):
     bench.init(crowd(), "sweep_toy:crowd", heartbeat=1)
     workers = [bench.start_worker() for _ in range(4)]
@@ -531,6 +532,7 @@ def test_inits_at_the_same_time_queue_each_configuration_once(bench):
     assert counts.keys() <= {"duplicate"}
 
 
+@pytest.mark.slow
 def test_eight_workers_share_one_file(toy):
     toy.init(make_sweep(toys(lr=range(16))), "sweep_toy:quick", heartbeat=1)
     process = toy.start_worker("--workers", 8)

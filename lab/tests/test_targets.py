@@ -155,6 +155,7 @@ def test_a_plateau_rises_and_stays(values, expected):
     assert status("mnist-gap-plateau", result) == expected
 
 
+@pytest.mark.slow
 def test_both_networks_train_in_processes_of_their_own(monkeypatch):
     """From the sample of digits, through the pool, to what the report reads."""
     monkeypatch.delenv("MVNGRAD_DATA", raising=False)
