@@ -234,15 +234,14 @@ class StepInputs:
             params = list(map(get_local, members))
         if not self.key.matches(params) or self.state_addresses != get_addresses(self._find_stored()):
             return False
-        if not self.grad_key.matches(grads):
-            self.addresses_changed = True
+        if not self.grad_key.has_layouts(grads):
             if set(map(getattr, grads, repeat("layout"), repeat(None))) != {torch.strided}:
                 return False
-            if not self.grad_key.has_layouts(grads):
-                self.plan = None
-                grads = list(map(resolve_bits, grads))
-                self.grad_key = TensorKey(grads)
-            self.grad_key.addresses = get_addresses(grads)
+            self.addresses_changed, self.plan = True, None
+            grads = list(map(resolve_bits, grads))
+            self.grad_key = TensorKey(grads)
+        elif (addresses := get_addresses(grads)) != self.grad_key.addresses:
+            self.addresses_changed, self.grad_key.addresses = True, addresses
         self.params, self.grads = params, grads
         if self.has_complex:
             self.view_complex_as_real()
