@@ -2,14 +2,17 @@
 
     python -m benchmarks.monitor [--rounds N] [--every N] [--only REGEX] [--device cpu|cuda] [--out results]
 
-Every round trains each arm for `every` steps, one of them recorded, in an order that rotates from round to round. A
-ratio compares two arms of one round. Writes results/monitor-cpu.json and .md, or -cuda.
+Every round trains each arm for `every` steps, one of them recorded, in short blocks that alternate between the arms, so
+that a slow moment of the machine slows all of them. A ratio compares two arms of one round. The Monitor's hook is timed
+on its own, too. Writes results/monitor-cpu.json and .md, or -cuda.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import operator
 import re
 import statistics
 import time
@@ -29,6 +32,8 @@ from mvngrad.diagnostics import Monitor
 NETWORKS = ((784, 128, 10), (784, 512, 512, 10))
 """The paper's, whose step takes a millisecond, and a larger one: the cost of a monitor is nearly constant."""
 BATCH = 128
+BLOCK = 10
+"""Steps of an arm before the next one's turn."""
 OPTIMIZERS = ("mvngrad.MVNGradW", "mvngrad.AdaBeliefW", "mvngrad.LaPropW", "torch.optim.AdamW")
 ARMS: dict[str, dict[str, Any] | None] = {
     "without": None,
@@ -55,32 +60,60 @@ class Arm:
             self.optimizer.step()
 
         self.step: Callable[[], None] = step
-        self.every, self.device = every, device
+        self.device, self.hook_seconds = device, 0.0
         if options is not None:
-            Monitor(self.optimizer, every=every, sink=json.dumps, **options)
+            monitor = Monitor(self.optimizer, every=every, sink=json.dumps, **options)
+            monitor._handle.remove()
 
-    def time_round(self) -> float:
-        """Train for the steps between two records and return the seconds."""
+            def timed_hook(*args: Any) -> None:
+                start = time.perf_counter()
+                monitor._after_step(*args)
+                self.hook_seconds += time.perf_counter() - start
+
+            self.optimizer.register_step_post_hook(timed_hook)
+
+    def time_block(self, steps: int) -> float:
+        """Train for some steps and return the seconds."""
         synchronize(self.device)
         start = time.perf_counter()
-        for _ in range(self.every):
+        for _ in range(steps):
             self.step()
         synchronize(self.device)
         return time.perf_counter() - start
 
 
+def time_rounds(arms: dict[str, Arm], every: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The seconds of each arm in each round, and those inside its hook."""
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    inside: dict[str, list[float]] = {name: [] for name in arms}
+    names, turn = list(arms), 0
+    for _ in range(rounds):
+        seconds = dict.fromkeys(names, 0.0)
+        for arm in arms.values():
+            arm.hook_seconds = 0.0
+        for done in range(0, every, BLOCK):
+            for name in names[turn:] + names[:turn]:
+                seconds[name] += arms[name].time_block(min(BLOCK, every - done))
+            turn = (turn + 1) % len(names)
+        for name, arm in arms.items():
+            times[name].append(seconds[name])
+            inside[name].append(arm.hook_seconds)
+    return times, inside
+
+
+def find_interval(values: Sequence[float]) -> list[float]:
+    """A 95% interval of the median, from the ranks between which it lies whatever the distribution."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    low = max(0, math.floor(len(ordered) / 2 - half))
+    return [ordered[low], ordered[-1 - low]]
+
+
 def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, device: str) -> list[dict[str, Any]]:
     arms = {name: Arm(widths, optimizer, options, every, device) for name, options in ARMS.items()}
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for arm in arms.values():
-        arm.time_round()
-    names = list(arms)
-    for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            times[name].append(arms[name].time_round())
+    time_rounds(arms, every, 1)
+    times, inside = time_rounds(arms, every, rounds)
     rows = []
-    for name in names:
+    for name in arms:
         ratios = [a / b for a, b in zip(times[name], times["without"], strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         rows.append(
@@ -91,6 +124,8 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
                 "microseconds": 1e6 * statistics.median(times[name]) / every,
                 "ratio": statistics.median(ratios),
                 "ratio_quartiles": [low, high],
+                "ratio_interval": find_interval(ratios),
+                "inside_share": statistics.median(map(operator.truediv, inside[name], times["without"])),
             }
         )
     return rows
@@ -99,25 +134,27 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
 def markdown(result: dict[str, Any]) -> str:
     body = []
     for row in result["rows"]:
-        low, high = row["ratio_quartiles"]
+        low, high = row["ratio_interval"]
         body.append([row["network"], row["optimizer"], row["monitor"], f"{row['microseconds']:.0f}"])
         body[-1].append(f"{row['ratio']:.3f} ({low:.3f}-{high:.3f})")
+        body[-1].append(f"{row['inside_share']:.1%}" if row["monitor"] != "without" else "")
     text = [
         f"# What a Monitor costs on {result['environment']['device']}",
-        f"Measured by `python -m benchmarks.monitor`: MLPs, batches of {BATCH}, a "
-        f"record every {result['every']} steps, {result['rounds']} rounds of {result['every']} steps, alternating "
-        "the arms. Times are of a whole training step with forward and backward; ratios are medians over rounds, with "
-        "quartiles.",
+        f"Measured by `python -m benchmarks.monitor`: MLPs, batches of {BATCH}, {result['rounds']} rounds of "
+        f"{result['every']} steps with one record, the arms alternating after every {BLOCK} steps. Times are of a "
+        "whole training step with forward and backward; ratios are medians over rounds, with a 95% interval. The "
+        "last column is the time inside the Monitor's hook as a share of a step without one; a record's "
+        "includes the wait for the device.",
         ", ".join(f"{key} {value}" for key, value in result["environment"].items()),
-        markdown_table(["network", "optimizer", "monitor", "us a step", "of without"], body),
+        markdown_table(["network", "optimizer", "monitor", "us a step", "of without", "in the hook"], body),
     ]
     return "\n\n".join(text) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--every", type=int, default=50, help="steps between two records (default 50)")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--every", type=int, default=100, help="steps between two records, by default 100")
     parser.add_argument("--only", default="", metavar="REGEX", help="optimizers by name")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")

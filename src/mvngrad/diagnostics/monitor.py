@@ -68,7 +68,7 @@ class Monitor:
     def __init__(
         self,
         optimizer: Optimizer,
-        every: int = 50,
+        every: int = 100,
         sink: str | os.PathLike[str] | Sink = "mvngrad-monitor.jsonl",
         *,
         sample: int = SAMPLE,

@@ -30,7 +30,7 @@ class MonitorCallback(Callback):
         options: further arguments of `Monitor`.
     """
 
-    def __init__(self, every: int = 50, sink: str | os.PathLike[str] | Sink | None = None, **options: Any) -> None:
+    def __init__(self, every: int = 100, sink: str | os.PathLike[str] | Sink | None = None, **options: Any) -> None:
         self.every, self.options = every, options
         self.sink = None if sink is None else make_sink(sink)
         self.monitors: list[Monitor] = []

@@ -31,7 +31,7 @@ class MonitorCallback(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Trainer, every: int = 50, sink: str | os.PathLike[str] | Sink | None = None, **options: Any
+        self, trainer: Trainer, every: int = 100, sink: str | os.PathLike[str] | Sink | None = None, **options: Any
     ) -> None:
         self.trainer, self.every, self.options = trainer, every, options
         self.sink = None if sink is None else make_sink(sink)
