@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
+from mvngrad.diagnostics import read_records
 from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report import load_records
@@ -101,6 +102,15 @@ def test_what_the_language_runs_show():
     assert f"{sum(len(run['norm_spikes']) for run in stored)} gradient norms are spikes" in page
     missing = sum(row["to_come"] for row in table["tuned"].values())
     assert f"({missing} of 12 such runs are missing)" in page
+
+
+def test_the_start_of_a_training_with_a_floor():
+    log, start = read("log.md"), json.loads((ROOT / "results" / "cifar100-start.json").read_text())
+    losses = {name: [f"{row['loss']:.2f}" for row in start[name]["rows"]] for name in ("MVN-Grad", "SGD")}
+    assert "are {} and {} with MVN-Grad, {} and {} with SGD".format(*losses["MVN-Grad"][:2], *losses["SGD"]) in log
+    records = read_records(ROOT / "results" / "cifar100-start-monitor.jsonl")
+    assert [f"{record['groups'][0]['epsilon_floor']:.0%}" for record in records] == ["99%"] * 3
+    assert [record["step"] for record in records] == [8, 16, 24]
 
 
 def test_the_floor_runs_at_200_epochs():
