@@ -98,7 +98,8 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
         panels = (make_panel(at, "Effects", f"{words}."),)
     seeds = sorted({seed for row in arms.values() for seed in row})
     rows = []
-    for arm, values in arms.items():
+    for arm in (*GRID_ARMS, "sgd"):
+        values = arms[arm]
         settings, known = result["selected"][arm], [value for value in values.values() if value is not None]
         cells = [_format_value(values[seed]) if seed in values else "to come" for seed in seeds]
         mean = mean_and_deviation(known) if known else ""

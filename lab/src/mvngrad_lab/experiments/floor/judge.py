@@ -84,9 +84,9 @@ def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
     return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
 
 
-def make_strip(effects: Mapping[str, Contrast], n: int) -> Strip:
-    rows = tuple(Estimate(name, effect.estimate, effect.interval(), n) for name, effect in effects.items())
-    return Strip("points of test accuracy, and 95% interval", rows)
+def make_strip(effects: Mapping[str, Contrast], n: int, reference: float = 0.0, what: str = "no effect") -> Strip:
+    rows = tuple(Estimate(name, effect.estimate, effect.interval(), n, reference) for name, effect in effects.items())
+    return Strip("points of test accuracy, and 95% interval", rows, reference=what)
 
 
 # 200 epochs at batch 1024
@@ -104,7 +104,7 @@ def judge_main(result: dict[str, Any]) -> Verdict:
 def _judge_gain(effect: Contrast, n: int, text: str) -> Verdict:
     above, below = effect.p_above(GAIN), effect.p_below(GAIN)
     status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.01 else UNDECIDED
-    strip = make_strip({"with a floor less without": effect}, n)
+    strip = make_strip({"with a floor less without": effect}, n, GAIN, "needed")
     return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}; {text}", strip=strip)
 
 
