@@ -1,5 +1,6 @@
 """What tests of the lab share. What it needs is imported where it is used: not every machine has it."""
 
+import json
 import sys
 
 import pytest
@@ -79,3 +80,16 @@ def small_images(monkeypatch):
     task._load.cache_clear()
     yield
     task._load.cache_clear()
+
+
+@pytest.fixture
+def read_export(tmp_path):
+    """A function that writes the export of a sweep to a file and reads it."""
+    from mvngrad_lab.experiments.sweeps.records import load_exports
+
+    def read(whole, name="sweep-some.json"):
+        (tmp_path / name).write_text(json.dumps(whole))
+        (run,) = (run for run in load_exports(tmp_path, warn=pytest.fail) if run.sweep == whole["sweep"])
+        return run
+
+    return read

@@ -129,6 +129,15 @@ def sweep(change=lambda optimizer, settings: 0.0, name="mnist", stages=2, **note
     return {**heading, **code, "selected": selected, "runs": rows, **notes}
 
 
+def by(**changes):
+    """A change of an optimizer's values in a sweep, or of its status."""
+    return lambda optimizer, settings: changes.get(optimizer, 0.0)
+
+
+def at_large_rates(status, *optimizers):
+    return lambda optimizer, settings: status if settings["lr"] == 1e-2 and optimizer in optimizers else 0.0
+
+
 def make_row(recipe, stage, number, status, value, metrics):
     done = status in ("finished", "diverged", "raised")
     worker = {"worker": f"host-{number % 2}", "commit": "0123456789ab", "mvngrad": "0.1", "torch": "2", "python": "3"}
@@ -195,6 +204,10 @@ def add_tables(runs, *folders):
     records = [*runs, *(record for record in collected if hasattr(record, "run_keys"))]
     assert not warnings
     return records
+
+
+def judge_by_claim(run):
+    return {claim.id: verdict for claim, verdict in judge([run])}
 
 
 def get_verdicts(runs):

@@ -1,9 +1,7 @@
 """Exported sweeps in the report: every run counted and drawn, partial ones named so, and verdicts in each direction."""
 
-import dataclasses
 import json
 import math
-import random
 import re
 import statistics
 from collections import Counter
@@ -13,51 +11,17 @@ import pytest
 import samples
 
 from mvngrad_lab.cli import main
-from mvngrad_lab.experiments.sweeps.judge import NOTES
-from mvngrad_lab.experiments.sweeps.records import PREFIX, load_exports
-from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
-from mvngrad_lab.report.claims import load_claims
+from mvngrad_lab.experiments.sweeps.records import load_exports
 from mvngrad_lab.report.page import draw, render, render_own
-from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import (
-    CAVEAT,
-    JUDGES,
-    NOT_REPRODUCED,
     NOT_RUN,
-    REPRODUCED,
-    UNDECIDED,
     find_latest,
     judge,
 )
 from mvngrad_lab.store import FinishedRun
 
 SCALED = "cifar100-bs1024-scaled"
-
-
-@pytest.fixture
-def read(tmp_path):
-    """An export, written to a file and read."""
-
-    def make(whole, name="sweep-some.json"):
-        (tmp_path / name).write_text(json.dumps(whole))
-        (run,) = (run for run in load_exports(tmp_path, warn=pytest.fail) if run.sweep == whole["sweep"])
-        return run
-
-    return make
-
-
-def by(**changes):
-    """A change of an optimizer's values, or of its status."""
-    return lambda optimizer, settings: changes.get(optimizer, 0.0)
-
-
-def at_large_rates(status, *optimizers):
-    return lambda optimizer, settings: status if settings["lr"] == 1e-2 and optimizer in optimizers else 0.0
-
-
-def verdicts(run):
-    return {claim.id: verdict for claim, verdict in judge([run])}
 
 
 def page(*runs):
@@ -76,7 +40,7 @@ def test_a_made_up_export_has_the_format_of_the_engine(toy, tmp_path):
     toy.work()
     toy.queue.add([toy.queue.records()[0].entry | {"key": "toy-waiting"}])
     export(toy.queue, tmp_path / "sweep-toy.json")
-    whole, ours = json.loads((tmp_path / "sweep-toy.json").read_text()), samples.sweep(by(adam="diverged"))
+    whole, ours = json.loads((tmp_path / "sweep-toy.json").read_text()), samples.sweep(samples.by(adam="diverged"))
     assert list(whole) == [*ours, "crc32"]
     assert {tuple(row) for row in whole["runs"]} == {tuple(row) for row in ours["runs"]}
     rows = {row["status"]: row for row in whole["runs"]}
@@ -157,19 +121,19 @@ def test_the_command_finds_sweeps_among_runs_and_results_and_warns(tmp_path, mon
     assert own.count("<figure") == 4
 
 
-def test_the_run_behind_claims_is_of_all_data_then_the_fullest_then_the_newest(read):
-    whole, part = samples.sweep(), samples.sweep(by(adam="waiting"), made="2026-02-01")
+def test_the_run_behind_claims_is_of_all_data_then_the_fullest_then_the_newest(read_export):
+    whole, part = samples.sweep(), samples.sweep(samples.by(adam="waiting"), made="2026-02-01")
     sample, later = samples.sweep(name="mnist-5k", made="2026-03-01"), samples.sweep(made="2026-02-01")
-    runs = [read(each) for each in (whole, part, sample, later)]
+    runs = [read_export(each) for each in (whole, part, sample, later)]
     assert {run.name for run in runs} == {"sweep-mnist"}
     assert find_latest(runs)["sweep-mnist"] is runs[3]
     assert find_latest(runs[:3])["sweep-mnist"] is runs[0]
     assert find_latest(runs[1:3])["sweep-mnist"] is runs[1]
-    assert "mnist-5k" in verdicts(runs[2])["sweep-mnist-best"].strip.what
+    assert "mnist-5k" in samples.judge_by_claim(runs[2])["sweep-mnist-best"].strip.what
 
 
-def test_runs_of_a_sweep_are_not_listed_again(read):
-    run = read(GOOD)
+def test_runs_of_a_sweep_are_not_listed_again(read_export):
+    run = read_export(GOOD)
     inside = FinishedRun(GOOD["runs"][0]["key"], "mnist", {}, {}, {})
     outside = FinishedRun("mnist-other", "mnist", {}, {}, {})
     text = page(run, inside, outside)
@@ -193,8 +157,8 @@ def read_texts(panel):
     return [text.text for text in ElementTree.fromstring(panel.svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_boxes_have_the_quartiles_of_all_runs(read):
-    run = read(samples.sweep(by(adam=0.3, mvngrad=-0.02)))
+def test_boxes_have_the_quartiles_of_all_runs(read_export):
+    run = read_export(samples.sweep(samples.by(adam=0.3, mvngrad=-0.02)))
     figure = boxes(run)
     assert [panel.title for panel in figure.panels] == [
         "Validation loss, all runs of mnist",
@@ -215,15 +179,15 @@ def test_boxes_have_the_quartiles_of_all_runs(read):
         assert f"{cell}: median {median}, quartiles" in figure.panels[0].svg
 
 
-def test_every_run_is_a_mark_and_a_lost_one_a_cross(read):
-    marks = count_marks(boxes(read(samples.sweep())).panels[0])
+def test_every_run_is_a_mark_and_a_lost_one_a_cross(read_export):
+    marks = count_marks(boxes(read_export(samples.sweep())).panels[0])
     assert sorted(marks.values())[-4:] == [24] * 4
 
     def change(optimizer, settings):
         lost = {"adam": "diverged", "laprop": "raised" if settings["beta1"] == 0.9 else "diverged"}
         return lost.get(optimizer, 0.0) if (settings["lr"], settings["beta2"]) == (1e-2, 0.99) else 0.0
 
-    figure = boxes(read(samples.sweep(change)))
+    figure = boxes(read_export(samples.sweep(change)))
     for panel in figure.panels:
         marks = count_marks(panel)
         assert sorted(marks.values())[-4:] == [21, 21, 24, 24]
@@ -236,9 +200,9 @@ def test_every_run_is_a_mark_and_a_lost_one_a_cross(read):
 
 
 @pytest.mark.parametrize("name", ["mnist", SCALED])
-def test_a_lost_run_pulls_the_box_to_the_worse_end(read, name):
+def test_a_lost_run_pulls_the_box_to_the_worse_end(read_export, name):
     """Of 24 or 16 runs a quarter diverged: the quartile on the bad side is lost, whichever that is."""
-    figure = boxes(read(samples.sweep(at_large_rates("diverged", "adam"), name=name)))
+    figure = boxes(read_export(samples.sweep(samples.at_large_rates("diverged", "adam"), name=name)))
     row = dict(zip(figure.table.head, figure.table.rows[0], strict=True))
     worse, other = ("lower quartile", "upper quartile") if name == SCALED else ("upper quartile", "lower quartile")
     assert (row[worse], row["worst"], row["IQR"]) == ("failed", "failed", "not finite")
@@ -246,19 +210,19 @@ def test_a_lost_run_pulls_the_box_to_the_worse_end(read, name):
     assert float(row["median"]) > 0
 
 
-def test_where_all_runs_are_lost_the_others_are_drawn(read):
-    figure, settings, selected, _ = draw(read(samples.sweep(by(adam="diverged"))))
+def test_where_all_runs_are_lost_the_others_are_drawn(read_export):
+    figure, settings, selected, _ = draw(read_export(samples.sweep(samples.by(adam="diverged"))))
     assert "Adam: median failed, quartiles failed and failed, 24 runs, 24 diverged" in figure.panels[0].svg
     assert read_texts(settings.panels[0]).count("×") == 24
     assert selected.table.rows[0][4] == "no run has a result"
-    nothing = draw(read(samples.sweep(lambda *_: "raised", sweep="nothing")))
+    nothing = draw(read_export(samples.sweep(lambda *_: "raised", sweep="nothing")))
     assert [len(figure.panels) for figure in nothing] == [0, 4, 0, 0]
     assert [row[-4:-2] for row in nothing[3].table.rows] == [("24", "0")] * 4 + [("96", "0")]
 
 
-def test_every_run_is_shown_at_its_settings_and_no_setting_stands_for_another(read):
+def test_every_run_is_shown_at_its_settings_and_no_setting_stands_for_another(read_export):
     """beta1 decides beta2 in the scaled sweep: a line over beta1 alone would show what beta2 does."""
-    run = read(samples.sweep(at_large_rates("diverged", "laprop"), name=SCALED))
+    run = read_export(samples.sweep(samples.at_large_rates("diverged", "laprop"), name=SCALED))
     settings = draw(run)[1]
     assert [panel.title.split(",")[0] for panel in settings.panels] == list(OPTIMIZERS)
     texts = read_texts(settings.panels[3])
@@ -269,19 +233,19 @@ def test_every_run_is_shown_at_its_settings_and_no_setting_stands_for_another(re
     assert read_texts(settings.panels[1]).count("×") == 4
 
 
-def test_a_sweep_of_too_many_combinations_has_no_table_of_settings(read):
+def test_a_sweep_of_too_many_combinations_has_no_table_of_settings(read_export):
     whole = samples.sweep(sweep="mine:random")
     for number, row in enumerate(whole["runs"]):
         row["settings"] = {**row["settings"], "dropout": number}
-    assert [figure.title for figure in draw(read(whole))] == [
+    assert [figure.title for figure in draw(read_export(whole))] == [
         f"Sweep mine:random: {part}" for part in ("all runs", "selected", "budget")
     ]
 
 
-def test_the_selected_configuration_and_its_seeds(read):
-    whole = samples.sweep(by(mvngrad=-0.05))
+def test_the_selected_configuration_and_its_seeds(read_export):
+    whole = samples.sweep(samples.by(mvngrad=-0.05))
     whole["runs"][-1] |= {"status": "diverged", "value": None}
-    run = read(whole)
+    run = read_export(whole)
     table = draw(run)[2].table
     best = next(row for row in whole["runs"] if row["key"] == whole["selected"]["adabelief"])
     row = dict(zip(table.head, table.rows[2], strict=True))
@@ -294,59 +258,59 @@ def test_the_selected_configuration_and_its_seeds(read):
     assert table.rows[3][4] == "2, 1 diverged"
 
 
-def test_the_budget_counts_runs_hours_and_versions(read):
-    whole = samples.sweep(at_large_rates("diverged", "adam"))
+def test_the_budget_counts_runs_hours_and_versions(read_export):
+    whole = samples.sweep(samples.at_large_rates("diverged", "adam"))
     for row in whole["runs"][:5]:
         row["commit"] = "fedcba"
-    budget = draw(read(whole))[3]
+    budget = draw(read_export(whole))[3]
     assert budget.table.rows[0] == ("Adam", "24", "18", "6", "0", "0", "2", f"{26 * 7.5 / 3600:.3g}")
     assert budget.table.rows[-1] == ("all", "96", "90", "6", "0", "0", "8", f"{104 * 7.5 / 3600:.3g}")
     assert "Workers of 2 different commit: 0123456789ab (99 runs), fedcba (5 runs)." in budget.caption
     assert "Workers trained 90% of their time" in budget.caption
-    plain = draw(read(samples.sweep(name="mnist-5k", occupied=None)))[3].caption
+    plain = draw(read_export(samples.sweep(name="mnist-5k", occupied=None)))[3].caption
     assert "different" not in plain
     assert "Workers" not in plain
 
 
-def test_a_partial_sweep_says_so_and_decides_nothing(read):
-    run = read(samples.sweep(by(mvngrad="waiting")))
+def test_a_partial_sweep_says_so_and_decides_nothing(read_export):
+    run = read_export(samples.sweep(samples.by(mvngrad="waiting")))
     for figure in draw(run):
         assert "A partial sweep: 72 of at least 96 runs are done" in figure.caption
-    verdict = verdicts(run)["sweep-mnist-best"]
+    verdict = samples.judge_by_claim(run)["sweep-mnist-best"]
     assert (verdict.status, verdict.note) == (NOT_RUN, "The sweep mnist is not done: at least 24 runs are to come.")
     text = page(run)
     assert '<section class="group" id="group-mnist-a-sweep-of-ours">' in text
-    assert "A partial sweep" not in page(read(samples.sweep(name="mnist-5k")))
+    assert "A partial sweep" not in page(read_export(samples.sweep(name="mnist-5k")))
 
 
-def test_a_stage_that_is_not_queued_yet_is_missing(read):
-    first = read(samples.sweep(name="cifar100-bs128", stages=1))
+def test_a_stage_that_is_not_queued_yet_is_missing(read_export):
+    first = read_export(samples.sweep(name="cifar100-bs128", stages=1))
     assert first.left > 40, "four times sixteen, less what is in the first stage as well"
     assert "A partial sweep" in boxes(first).caption
-    assert verdicts(first)["sweep-cifar-128"].status == NOT_RUN
-    assert read(samples.sweep(name="cifar100-bs128", made="later")).left == 0
+    assert samples.judge_by_claim(first)["sweep-cifar-128"].status == NOT_RUN
+    assert read_export(samples.sweep(name="cifar100-bs128", made="later")).left == 0
 
 
 @pytest.mark.parametrize(("status", "value"), [("finished", -1e3), ("raised", None), ("lost", None), ("waiting", None)])
-def test_what_is_not_of_the_grid_is_drawn_and_decides_nothing(read, status, value):
-    whole = samples.sweep(by(mvngrad=-0.5))
+def test_what_is_not_of_the_grid_is_drawn_and_decides_nothing(read_export, status, value):
+    whole = samples.sweep(samples.by(mvngrad=-0.5))
     beside = {"status": status, "value": value}
     extra = [row | {"key": f"{row['key']}-{i}", **beside} for i, row in enumerate(whole["runs"][:30])]
-    run = read(whole | {"runs": whole["runs"] + extra})
+    run = read_export(whole | {"runs": whole["runs"] + extra})
     assert "30 runs are not of the grid as this version has it" in boxes(run).caption
     assert max(count_marks(boxes(run).panels[0]).values()) > 24 or status != "finished"
-    verdict = verdicts(run)["sweep-mnist-best"]
+    verdict = samples.judge_by_claim(run)["sweep-mnist-best"]
     assert verdict.status != NOT_RUN
-    assert verdict == verdicts(read(whole))["sweep-mnist-best"]
+    assert verdict == samples.judge_by_claim(read_export(whole))["sweep-mnist-best"]
 
 
-def test_other_optimizers_and_recipes_of_ones_own_are_drawn(read):
+def test_other_optimizers_and_recipes_of_ones_own_are_drawn(read_export):
     whole = samples.sweep(sweep="mine:small")
     for row in whole["runs"]:
         row["optimizer"] = {"adam": "muon", "laprop": None, "adabelief": "$x$ <b>"}.get(
             row["optimizer"], row["optimizer"]
         )
-    run = read(whole)
+    run = read_export(whole)
     assert [row[1] for row in boxes(run).table.rows[:4]] == ["MVN-Grad", "$x$ <b>", "mnist", "muon"]
     assert sorted(count_marks(boxes(run).panels[0]).values())[-2:] == [24, 72], "unknown ones share a mark"
     text = render_own(run, version="1", made="now")
@@ -354,256 +318,12 @@ def test_other_optimizers_and_recipes_of_ones_own_are_drawn(read):
     assert "<b>:" not in text
 
 
-def test_a_page_without_sweeps_has_none_and_one_with_a_sweep_no_script(read):
+def test_a_page_without_sweeps_has_none_and_one_with_a_sweep_no_script(read_export):
     without = render(judge([]), [], version="1", made="now")
     assert "group-sweep" not in without
     assert without.count("<figure") == 0
-    text = page(read(GOOD))
+    text = page(read_export(GOOD))
     assert text.count("<figure") == 4
     assert "<script" not in text
     ids = re.findall(r'\bid="([^"]*)"', text)
     assert len(ids) == len(set(ids))
-
-
-# Verdicts on the paper's grids
-
-
-def test_every_claim_about_a_sweep_waits_for_it():
-    swept = [claim for claim in load_claims() if claim.target.startswith(PREFIX)]
-    assert len(swept) == 14
-    assert {verdict.status for claim, verdict in judge([]) if claim in swept} == {NOT_RUN}
-    for claim in swept:
-        name = claim.target.removeprefix(PREFIX)
-        assert name in SWEEPS, claim.id
-        assert f"mvngrad sweep export {name} results/sweep-{name}.json" in claim.needs
-
-
-def spread(**factors):
-    """Values of an optimizer farther from their middle, or nearer to it."""
-    return lambda optimizer, settings: factors.get(optimizer, 0.0) * (settings["beta1"] - 0.8)
-
-
-ORDER = {"mvngrad": 0.3, "adabelief": 0.2}
-LOWER = {"mvngradw": -0.1, "adabeliefw": -0.1}
-
-
-@pytest.mark.parametrize(
-    ("name", "claims", "change", "expected"),
-    [
-        *(
-            ("cifar100-bs1024", ("sweep-cifar-1024-test", "sweep-cifar-1024-train"), by(**changes), expected)
-            for changes, expected in (
-                (ORDER, REPRODUCED),
-                (ORDER | {"laprop": 0.25}, NOT_REPRODUCED),
-                (ORDER | {"adabelief": 0.4}, NOT_REPRODUCED),
-            )
-        ),
-        *(
-            ("cifar100-bs128", ("sweep-cifar-128",), change, expected)
-            for change, expected in (
-                (by(mvngrad=0.01), REPRODUCED),
-                (by(mvngrad=2.0), NOT_REPRODUCED),
-                (by(mvngrad=-0.01), NOT_REPRODUCED),
-                (at_large_rates("diverged", "adabelief"), REPRODUCED),
-                (at_large_rates("diverged", "mvngrad"), NOT_REPRODUCED),
-            )
-        ),
-        *(
-            ("openwebtext", (f"openwebtext-{claim}",), change, expected)
-            for claim, change, expected in (
-                ("sweep", by(**LOWER), REPRODUCED),
-                ("sweep", by(mvngradw=-0.1), NOT_REPRODUCED),
-                ("sweep", by(**LOWER, lapropw=-0.2), NOT_REPRODUCED),
-                ("quartiles", spread(adamw=3.0, adabeliefw=3.0), REPRODUCED),
-                ("quartiles", spread(adamw=3.0), NOT_REPRODUCED),
-                ("quartiles", spread(lapropw=3.0, adabeliefw=3.0), NOT_REPRODUCED),
-            )
-        ),
-    ],
-)
-def test_the_papers_grids_are_judged_by_their_rules(read, name, claims, change, expected):
-    by_claim = verdicts(read(samples.sweep(change, name=name)))
-    for claim in claims:
-        assert by_claim[claim].status == expected
-        assert f" over {name}" in by_claim[claim].strip.what
-    if len(claims) == 2:
-        assert [
-            f"median {kind} accuracy" in by_claim[c].strip.what
-            for kind, c in zip(("test", "train"), claims, strict=True)
-        ] == [1, 1]
-    assert by_claim["sweep-scaled-best"].status == NOT_RUN
-
-
-def test_an_error_is_no_measurement(read):
-    run = read(samples.sweep(at_large_rates("raised", "adam")))
-    verdict = verdicts(run)["sweep-mnist-variance"]
-    assert verdict.status == NOT_RUN
-    assert "6 runs of the sweep mnist raised an error: fix its cause, then `mvngrad sweep retry mnist`" in verdict.note
-
-
-def test_a_sweep_without_one_of_the_four_decides_nothing(read):
-    whole = samples.sweep(sweep="cifar100-bs1024-scaled", selected={})
-    whole["runs"] = [row for row in whole["runs"] if row["optimizer"] != "laprop"]
-    assert verdicts(read(whole))["sweep-scaled-quartiles"].status == NOT_RUN
-
-
-# Transferred verdicts
-
-
-def test_the_scaled_down_sweep_is_what_its_verdicts_say():
-    ((scaled,), whole) = (SWEEPS[name]().stages for name in (SCALED, "cifar100-bs1024"))
-    assert NOTES["scaled"].startswith("30 epochs for the paper's 200, 16 of its 36 configurations")
-    assert {(recipe.epochs, recipe.batch_size) for recipe in scaled} == {(30, 1024)}
-    assert set(Counter(recipe.optimizer for recipe in scaled).values()) == {16}
-    paper = {recipe.key: recipe for stage in whole for recipe in stage}
-    assert set(Counter(recipe.optimizer for recipe in paper.values()).values()) == {36}
-    long = next(iter(paper.values()))
-    assert {
-        dataclasses.replace(recipe, epochs=long.epochs, warmup_epochs=long.warmup_epochs).key for recipe in scaled
-    } <= paper.keys()
-
-
-SHORT = [("mnist", "mnist", -1), (SCALED, "scaled", 1)]
-"""A sweep, the name in its claims, and where better is."""
-
-
-def noisy(change):
-    """Changes, and noise that is different for each setting and optimizer."""
-
-    def changed(optimizer, settings):
-        shift = change(optimizer, settings)
-        draw = random.Random(f"{optimizer} {settings['lr']} {settings['beta1']} {settings['beta2']}")
-        return shift if isinstance(shift, str) else shift + draw.gauss(0, 0.02)
-
-    return changed
-
-
-def decide_transferred(read, name, short, change, *rules):
-    """The verdicts of these rules alone: a permutation test takes its time."""
-    judge([])  # registers the judges
-    run = read(samples.sweep(noisy(change), name=name))
-    results = [JUDGES[f"sweep-{short}-{rule}"](run) for rule in rules]
-    return results if len(rules) > 1 else results[0]
-
-
-@pytest.mark.parametrize(("name", "short", "good"), SHORT)
-@pytest.mark.parametrize(
-    ("changes", "best", "variance"),
-    [
-        ({"mvngrad": 0.2, "adabelief": 0.1}, CAVEAT, CAVEAT),
-        ({"mvngrad": 0.1, "adabelief": 0.2}, NOT_REPRODUCED, CAVEAT),
-        ({"mvngrad": 0.1}, CAVEAT, UNDECIDED),
-        ({"mvngrad": 0.1, "adabelief": -0.1}, CAVEAT, NOT_REPRODUCED),
-        ({"adam": 0.1, "laprop": 0.1}, NOT_REPRODUCED, NOT_REPRODUCED),
-        ({}, UNDECIDED, UNDECIDED),
-    ],
-)
-def test_medians_are_judged_by_pairs(read, name, short, good, changes, best, variance):
-    change = by(**{optimizer: good * size for optimizer, size in changes.items()})
-    both = decide_transferred(read, name, short, change, "best", "variance")
-    assert [verdict.status for verdict in both] == [best, variance]
-    for verdict in both:
-        assert "no number is the paper's" in verdict.note
-        assert f"over {name}, and quartiles" in verdict.strip.what
-        assert "largest p for it" in verdict.measured
-    if name == SCALED:
-        train = decide_transferred(read, name, short, change, "train")
-        assert (train.status, "median train accuracy" in train.strip.what) == (variance, True)
-
-
-def wider(*optimizers):
-    """Five times as far from the middle: as much as the settings themselves make."""
-
-    def change(optimizer, settings):
-        base = abs(math.log10(settings["lr"] / 1e-3)) / 10
-        return 5 * (base - 0.05) if optimizer in optimizers else 0.0
-
-    return change
-
-
-@pytest.mark.parametrize(("name", "short"), [each[:2] for each in SHORT])
-@pytest.mark.parametrize(
-    ("wide", "expected"),
-    [
-        (["adam", "adabelief"], CAVEAT),
-        (["adam"], UNDECIDED),
-        (["adam", "mvngrad"], NOT_REPRODUCED),
-        (["laprop", "mvngrad"], NOT_REPRODUCED),
-        ([], UNDECIDED),
-    ],
-)
-def test_ranges_are_judged_by_swapping_pairs(read, name, short, wide, expected):
-    verdict = decide_transferred(read, name, short, wider(*wide), "quartiles")
-    assert verdict.status == expected
-    assert "interquartile range of" in verdict.strip.what
-
-
-@pytest.mark.parametrize(("name", "short", "good"), SHORT)
-def test_a_diverged_run_is_worse_than_any_and_said(read, name, short, good):
-    ahead = {"mvngrad": good * 0.1, "adabelief": good * 0.05}
-
-    def change(optimizer, settings):
-        lost = settings["lr"] == 1e-2 and settings["beta1"] < 0.95 and optimizer == "adam"
-        return "diverged" if lost else ahead.get(optimizer, 0.0)
-
-    best, variance = decide_transferred(read, name, short, change, "best", "variance")
-    assert (best.status, variance.status) == (CAVEAT, CAVEAT)
-    assert any(re.fullmatch(r"Adam, \d diverged", row.label) for row in best.strip.rows)
-    for lost in ("adam", "mvngrad"):
-        everywhere = decide_transferred(read, name, short, at_large_rates("diverged", lost), "quartiles")
-        assert everywhere.status == UNDECIDED
-        assert "a quarter of the runs diverged" in everywhere.note
-    best, variance = decide_transferred(read, name, short, by(mvngrad="diverged"), "best", "variance")
-    assert (best.status, variance.status) == (NOT_REPRODUCED, NOT_REPRODUCED)
-    assert not math.isfinite(best.strip.rows[0].value)
-    text = page(read(samples.sweep(by(mvngrad="diverged"), name=name)))
-    assert re.search(r'MVN-Grad, \d+ diverged</th>\s*<td class="track"[^>]*></td>\s*<td>failed</td>', text)
-
-
-# Statistics
-
-
-def test_quantiles_are_those_of_the_standard_library():
-    draw = random.Random(1)
-    for count in range(2, 30):
-        values = [draw.random() for _ in range(count)]
-        tenths = statistics.quantiles(values, n=20, method="inclusive")
-        assert [quantile(values, i / 20) for i in range(1, 20)] == pytest.approx(tenths)
-    for worst in (math.inf, -math.inf):
-        assert quantile([1.0, 2.0, worst, worst], 0.5) == worst
-        assert quantile([1.0, 2.0, 3.0, worst, 4.0], 0.5) == (3.0 if worst > 0 else 2.0)
-    assert interquartile([1.0, 2.0, 3.0, math.inf]) == math.inf
-
-
-@pytest.mark.parametrize(("count", "critical"), [(7, 0), (10, 5), (16, 23), (24, 69)])
-def test_the_signed_rank_test_is_that_of_the_tables(count, critical):
-    """The largest sum of ranks on the wrong side with p <= 0.01, one-sided, as printed in tables of Wilcoxon's test."""
-
-    def p(wrong):
-        signs = [1.0] * count
-        for rank in range(count, 0, -1):
-            if rank <= wrong:
-                signs[rank - 1], wrong = -1.0, wrong - rank
-        return signed_rank([(0.0, sign * rank) for rank, sign in enumerate(signs, start=1)])
-
-    assert p(critical) <= 0.01 < p(critical + 1)
-
-
-def test_the_signed_rank_test_of_ties_zeros_and_infinities():
-    assert signed_rank([(0.0, 1.0), (0.0, 1.0), (0.0, -1.0)]) == 0.5  # one or no minus of eight, and three of one minus
-    assert signed_rank([(1.0, 1.0)] * 5) == 1.0
-    assert signed_rank([(0.0, math.inf), (math.inf, math.inf), (0.0, -1.0), (0.0, 2.0)]) == 0.25
-    pairs = [(float(i % 7), float(i % 5)) for i in range(20)]
-    sums = signed_rank(pairs) + signed_rank([pair[::-1] for pair in pairs])
-    assert 1 < sums < 1.1, "what was seen is counted on both sides"
-
-
-def test_the_permutation_test_holds_its_level_and_sees_a_wide_box():
-    draw = random.Random(2)
-    alike = [narrower([(draw.gauss(0, 1), draw.gauss(5, 1)) for _ in range(16)]) for _ in range(20)]
-    assert all(sum(p < 0.05 for p in side) <= 4 for side in zip(*alike, strict=True))
-    pairs = [(draw.gauss(0, 0.1), draw.gauss(5, 1)) for _ in range(24)]
-    first, second = narrower(pairs)
-    assert first < 0.01
-    assert second > 0.9
-    assert narrower([pair[::-1] for pair in pairs]) == (second, first)
