@@ -137,8 +137,8 @@ def run_command(
 ) -> None:
     """Train the queues that the command line names, in this order, or with `export` write what is finished to results/.
 
-    One process compiles once for all of them. If too little time is left for a run, the next queue is tried, which may
-    have shorter ones; so is a queue after one that needs the results of runs that are left.
+    One process compiles once for all of them. If too little time is left for a run of one queue, the next may have
+    shorter ones. A queue that needs results of runs that are left is skipped.
 
     `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
     `get_options(name)` more options of `train_queue`, and `export(finished, results)` how many runs each file has.
