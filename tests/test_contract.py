@@ -191,6 +191,26 @@ def test_a_parameter_added_or_unfrozen_late_starts_at_step_one(make, foreach):
     assert torch.equal(added, fresh_added)
 
 
+@each_cell
+@pytest.mark.parametrize("cast", [0, 1])
+def test_foreach_steps_parameters_of_one_dtype_with_state_of_two(make, cast, monkeypatch):
+    """A parameter that is cast to float64 between steps keeps its float32 state; another has float64 state."""
+    backends = {False: "eager", True: "foreach"}  # also on a CPU
+    monkeypatch.setattr("mvngrad.optim.optimizer.choose_backend", lambda group: backends[group["foreach"]])
+    results = []
+    for foreach in (False, True):
+        params = parameters((4,), (4,))
+        params[1 - cast].data = params[1 - cast].data.double()
+        optimizer = make(params, foreach=foreach)
+        train(optimizer, 2)
+        params[cast].grad, params[cast].data = None, params[cast].data.double()
+        train(optimizer, 3, seed=2)
+        averages = [value for p in params for name, value in optimizer.state[p].items() if name != "step"]
+        assert {value.dtype for value in averages} == {torch.float32, torch.float64}
+        results.append(everything(optimizer))
+    assert equal(*results)
+
+
 @each_optimizer
 def test_gradients_are_never_modified(make):
     params = parameters((4, 3), (), (0,))

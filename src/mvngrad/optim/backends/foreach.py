@@ -132,20 +132,21 @@ def get_batch_size(inputs: StepInputs, hyper: Hyper) -> int:
 
 
 def step(inputs: StepInputs, hyper: Hyper) -> None:
-    """As the eager step, for many parameters of one device, dtype and step count at a time."""
+    """As the eager step, for many parameters of one device, dtype, dtype of state and step count at a time."""
     rule, rounding, steps = inputs.rule, inputs.rounding, inputs.steps
+    first_state = inputs.state[rule.state_names[0]]
     batches: dict[tuple[Any, ...], list[int]] = {}
     last: dict[tuple[Any, ...], tuple[int, int]] = {}  # the number of the last batch and its coordinates
     limit = get_batch_size(inputs, hyper)
     for i, (param, count) in enumerate(zip(inputs.params, steps, strict=True)):
         host_step = None if inputs.capturable or count.is_cuda else count.item() + 1
-        key = param.device, param.dtype, host_step
+        key = param.device, param.dtype, first_state[i].dtype, host_step
         number, size = last.get(key, (0, 0))
         if size + param.numel() > limit:
             number, size = number + 1, 0
         last[key] = number, size + param.numel()
         batches.setdefault((*key, number), []).append(i)
-    for (_, _, host_step, _), batch in batches.items():
+    for (_, _, _, host_step, _), batch in batches.items():
         counts = [steps[i] for i in batch]
         on_device = host_step is None
         if on_device:
