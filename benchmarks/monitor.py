@@ -81,6 +81,15 @@ class Arm:
         synchronize(self.device)
         return time.perf_counter() - start
 
+    def find_moved_share(self, steps: int = 20) -> float:
+        """The share of steps whose gradients are at other addresses than those of the step before: these cost more."""
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        addresses = []
+        for _ in range(steps):
+            self.step()
+            addresses.append([param.grad.data_ptr() for param in params])
+        return sum(before != after for before, after in pairwise(addresses)) / (steps - 1)
+
 
 def time_rounds(arms: dict[str, Arm], every: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """The seconds of each arm in each round, and those inside its hook."""
@@ -113,7 +122,7 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
     time_rounds(arms, every, 1)
     times, inside = time_rounds(arms, every, rounds)
     rows = []
-    for name in arms:
+    for name, arm in arms.items():
         ratios = [a / b for a, b in zip(times[name], times["without"], strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         rows.append(
@@ -126,6 +135,7 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
                 "ratio_quartiles": [low, high],
                 "ratio_interval": find_interval(ratios),
                 "inside_share": statistics.median(map(operator.truediv, inside[name], times["without"])),
+                "moved_share": arm.find_moved_share(),
             }
         )
     return rows
@@ -138,15 +148,19 @@ def markdown(result: dict[str, Any]) -> str:
         body.append([row["network"], row["optimizer"], row["monitor"], f"{row['microseconds']:.0f}"])
         body[-1].append(f"{row['ratio']:.3f} ({low:.3f}-{high:.3f})")
         body[-1].append(f"{row['inside_share']:.1%}" if row["monitor"] != "without" else "")
+        body[-1].append(f"{row['moved_share']:.0%}")
     text = [
         f"# What a Monitor costs on {result['environment']['device']}",
         f"Measured by `python -m benchmarks.monitor`: MLPs, batches of {BATCH}, {result['rounds']} rounds of "
         f"{result['every']} steps with one record, the arms alternating after every {BLOCK} steps. Times are of a "
         "whole training step with forward and backward; ratios are medians over rounds, with a 95% interval. The "
-        "last column is the time inside the Monitor's hook as a share of a step without one; a record's "
-        "includes the wait for the device.",
+        "next column is the time inside the Monitor's hook as a share of a step without one; a record's "
+        "includes the wait for the device. The last is the share of steps whose gradients have moved since the step "
+        "before.",
         ", ".join(f"{key} {value}" for key, value in result["environment"].items()),
-        markdown_table(["network", "optimizer", "monitor", "us a step", "of without", "in the hook"], body),
+        markdown_table(
+            ["network", "optimizer", "monitor", "us a step", "of without", "in the hook", "gradients moved"], body
+        ),
     ]
     return "\n\n".join(text) + "\n"
 
