@@ -6,6 +6,7 @@ The Triton kernel and the C++ kernel read the same table. A `Batch` is what one 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -44,6 +45,11 @@ COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U, C
 """The columns of tensors with a value for each coordinate."""
 Copy = tuple[Column, Tensor, Tensor]
 """A column, a copy in the strides that the kernel needs, and the tensor that was copied."""
+
+
+def make_row(addresses: Sequence[int]) -> Tensor:
+    """A row of the table, on the host, in a quarter of the time of torch.tensor."""
+    return torch.frombuffer(array("q", addresses), dtype=torch.int64)
 
 
 class Batch:

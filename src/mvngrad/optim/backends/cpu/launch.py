@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mvngrad.optim.backends.cpu import library
 from mvngrad.optim.backends.cpu.library import Arguments, Dtype
-from mvngrad.optim.backends.table import Batch, Column, fill, get_log, make_batches, write_back
+from mvngrad.optim.backends.table import Batch, Column, fill, get_log, make_batches, make_row, write_back
 from mvngrad.optim.formats import to_int32
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Hyper
@@ -71,7 +71,7 @@ class Call(Batch):
     def run(self, inputs: StepInputs, hyper: Hyper) -> None:
         if self.table is not None:
             if inputs.addresses_changed:  # of gradients only: others begin a new plan
-                self.table[Column.GRAD] = torch.tensor(self.get_gradient_addresses(inputs), device="cpu")
+                self.table[Column.GRAD] = make_row(self.get_gradient_addresses(inputs))
             self.call(self.table, inputs, hyper)
             return
         self.table, copies = self.make_table(inputs)

@@ -22,6 +22,7 @@ from mvngrad.optim.backends.table import (
     fill,
     get_log,
     make_batches,
+    make_row,
     map_blocks,
     write_back,
 )
@@ -149,7 +150,9 @@ class Launch(Batch):
         aligned = self.others_aligned and not any(map((15).__and__, addresses))
         if aligned != self.aligned:
             self.aligned, self.prepared = aligned, None
-        host = torch.tensor(addresses, device="cpu", pin_memory=self.device.type == "cuda")
+        host = make_row(addresses)
+        if self.device.type == "cuda":
+            host = host.pin_memory()
         self.table[Column.GRAD].copy_(host, non_blocking=True)
 
     def launch(self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None) -> None:
