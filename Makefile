@@ -56,10 +56,11 @@ clean:
 	rm -rf $(VENV) $(VENV)-torch-* build dist docs/_build
 
 # torch first and by its exact version: a range would fetch the newest build with gigabytes of CUDA. pip first of all:
-# the one that Python 3.10 brings had not resolved these requirements after 17 minutes, a current one takes 2.
+# the one that Python 3.10 brings had not resolved these requirements after 17 minutes, a current one takes 1. Modules are
+# compiled when they are first imported: most never are, and compiling them all would take another minute.
 $(READY): pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,docs]' --editable './lab[postgres,slurm,zoo]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev,docs]' --editable './lab[postgres,slurm,zoo]'
 	touch $@

@@ -24,12 +24,6 @@ def pytest_addoption(parser):
     parser.addoption("--record", help="write versions, device, commit and counts of this run to a JSON file")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """Of -n auto: three for two cores, because many tests wait for processes that they have started or killed."""
-    return 3 * (os.cpu_count() or 1) // 2 or 1
-
-
 def pytest_terminal_summary(terminalreporter, config):
     if path := config.getoption("--record"):
         from benchmarks.report import environment
