@@ -128,6 +128,12 @@ def test_later_queues_follow_from_the_selection():
     assert len(decoupled) == 2 * 16
     accuracies |= {recipe.key: 70.0 for recipe in decoupled}
     assert len(arms.make_queue("decoupled", accuracies)) == 2 * 3
+    floored = arms.make_queue("decoupled-floor-grid", accuracies)
+    assert {(recipe.optimizer, recipe.eps, recipe.eps_s) for recipe in floored} == {
+        ("adamw", 1e-3, None), ("mvngradw", 1e-8, 1e-8),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="32 runs of the grid are missing"):
+        arms.make_queue("decoupled-floor", accuracies)
     assert {recipe.weight_decay for recipe in arms.make_queue("no-decay", accuracies)} == {0.0}
     small = arms.batch_128_grid()
     assert [len(recipes) for recipes in small.values()] == [4] * 4

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from itertools import product
 
 import numpy as np
@@ -197,6 +198,22 @@ def test_decoupled_decay_explains_all_some_or_none_of_the_gap(tmp_path, closed, 
     assert [row.value for row in verdict.strip.rows] == pytest.approx([1.8, 1.8 * (1 - closed)], abs=0.3)
 
 
+@pytest.mark.parametrize(("gain", "status"), [(1.0, REPRODUCED), (0.0, NOT_REPRODUCED), (0.25, UNDECIDED)])
+def test_a_floor_with_decoupled_decay_is_judged_by_its_gain(tmp_path, gain, status):
+    best, results = decay_results(0.5)
+    write_runs(tmp_path, results)
+    assert judge(tmp_path, "floor-decay-floor", "floor-decay").status == NOT_RUN
+    rng = np.random.default_rng(4)
+    for recipes in arms.decoupled_decay_grid(best, "floor").values():
+        results += [(recipe, {"test_accuracy": 72.0 if at == 5 else 70.0}) for at, recipe in enumerate(recipes)]
+        runs = arms.table_runs({"chosen": recipes[5]})
+        results += [(run, {"test_accuracy": 78.9 + gain + rng.normal(0, NOISE)}) for run in runs]
+    write_runs(tmp_path, results)
+    verdict = judge(tmp_path, "floor-decay-floor", "floor-decay")
+    assert verdict.status == status
+    assert [row.value for row in verdict.strip.rows] == pytest.approx([gain], abs=0.3)
+
+
 def test_without_a_gap_decay_explains_nothing(tmp_path):
     write_runs(tmp_path, decay_results(0.0, gap=-1.8)[1])
     verdict = judge(tmp_path, "floor-decay-decoupled", "floor-decay")
@@ -377,9 +394,13 @@ def test_first_screen_says_no_more_than_the_verdicts(tmp_path, effects, seeds, e
     assert "does the work" not in sentence
 
 
-def test_first_screen_names_decay_if_that_explains_the_gap(tmp_path):
+def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_path):
     write_runs(tmp_path, decay_results(1.0)[1])
     assert "so that decay and not epsilon explains it" in get_first_screen(tmp_path)[0]
+    write_runs(tmp_path, decay_results(0.55)[1])
+    sentence = get_first_screen(tmp_path)[0]
+    note = judge(tmp_path, "floor-decay-decoupled", "floor-decay").note
+    assert f"decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap" in sentence
     write_runs(tmp_path, decay_results(0.0)[1])
     assert "decay" not in get_first_screen(tmp_path)[0]
 

@@ -120,11 +120,11 @@ def as_published_runs(seeds: tuple[int, ...] = (3,)) -> list[Cifar100]:
     return [paper(cell, batch_size, seed) for seed in seeds for batch_size in (1024, 128) for cell in COUPLED]
 
 
-def decoupled_decay_grid(selected: Selected) -> dict[str, list[Cifar100]]:
-    """AdamW and MVN-GradW without a floor: four rates and four coefficients at the betas of the coupled arm."""
+def decoupled_decay_grid(selected: Selected, floor: str = "none") -> dict[str, list[Cifar100]]:
+    """AdamW and MVN-GradW with "floor" or "none": four rates and four coefficients at the betas of the coupled arm."""
     return {
-        f"{cell}w-none": [
-            dataclasses.replace(selected[f"{cell}-none"], optimizer=f"{cell}w", lr=lr, weight_decay=coefficient)
+        f"{cell}w-{floor}": [
+            dataclasses.replace(selected[f"{cell}-{floor}"], optimizer=f"{cell}w", lr=lr, weight_decay=coefficient)
             for coefficient in (0.05, 0.2, 1.0, 5.0)
             for lr in RATES
         ]
@@ -248,8 +248,8 @@ def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingR
         return more_seeds_runs(selected)
     if name == "no-decay":
         return no_decay_runs(selected)
-    decoupled = decoupled_decay_grid(selected)
-    return _flatten(decoupled) if name == "decoupled-grid" else table_runs(select(accuracies, decoupled))
+    decoupled = decoupled_decay_grid(selected, "floor" if name.startswith("decoupled-floor") else "none")
+    return _flatten(decoupled) if name.endswith("-grid") else table_runs(select(accuracies, decoupled))
 
 
 def _flatten(grid: Mapping[str, list[Any]]) -> list[Any]:
@@ -265,7 +265,8 @@ FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
     "beta-mean": beta_mean_runs,
 }
 QUEUES = (
-    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "batch-128-grid",
-    "batch-128", "as-published", "dial", "language-dial", "beta-mean", "as-published-more",
+    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "decoupled-floor-grid",
+    "decoupled-floor", "batch-128-grid", "batch-128", "as-published", "dial", "language-dial", "beta-mean",
+    "as-published-more",
 )  # fmt: skip
 """In the order in which they can run."""

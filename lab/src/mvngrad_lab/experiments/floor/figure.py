@@ -212,6 +212,11 @@ def get_accuracy(result: dict[str, Any], arm: str) -> float:
     return float(_best(rows)["test_accuracy"]) if rows else math.nan
 
 
+def get_decoupled_accuracy(result: dict[str, Any], cell: str) -> float:
+    """The mean over seeds at 200 epochs with decoupled decay and without a floor; nan without a run."""
+    return get_accuracy({"arms": result.get("decoupled", {})}, f"{cell}w-none")
+
+
 def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Keys none and floor -> optimizer -> accuracy."""
     return {
@@ -242,10 +247,19 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     if "selected" not in result:
         words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
-    return f"{_describe_effects({claim: verdict.status for claim, verdict in verdicts.items()})}: {numbers}."
+    statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
+    return f"{_describe_effects(statuses, get_share_closed(verdicts['floor-decay-decoupled']))}: {numbers}."
 
 
-def _describe_effects(statuses: Mapping[str, str]) -> str:
+def get_share_closed(verdict: Verdict) -> float | None:
+    """The share of the gap that decoupled decay closes; None if the verdict is that it closes all or less than half."""
+    if verdict.status != UNDECIDED or verdict.strip is None:
+        return None
+    gap, still_open = (row.value for row in verdict.strip.rows)
+    return 1 - still_open / gap if gap > 0 else None
+
+
+def _describe_effects(statuses: Mapping[str, str], share_closed: float | None) -> str:
     """What the rules about the floor, the variance, the order and decay say, and no more."""
     if statuses["floor-main"] == NOT_REPRODUCED:
         return "An epsilon floor is worth **less than 1 point**"
@@ -258,6 +272,8 @@ def _describe_effects(statuses: Mapping[str, str]) -> str:
     parts = ["**An epsilon floor is worth more than 1 point**"]
     if statuses["floor-decay-decoupled"] == NOT_REPRODUCED:
         parts.append("decoupled weight decay closes the gap without one, so that decay and not epsilon explains it")
+    elif share_closed is not None:
+        parts = [f"{parts[0]}, and **decoupled weight decay without one closes {share_closed:.0%} of that gap**"]
     elif not different + undecided:
         parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
@@ -270,6 +286,8 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     accuracies, sgd = get_accuracies(result), get_accuracy(result, "sgd")
     if not (runs := describe_runs(result)):
         return None
+    decoupled = {name: get_decoupled_accuracy(result, cell) for name, cell in OPTIMIZERS.items()}
+    decoupled = {name: value for name, value in decoupled.items() if math.isfinite(value)}
     at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
     box = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
     for row, name in enumerate(OPTIMIZERS):
@@ -281,6 +299,12 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
             at.plot(end, row, **{**mark.points, "markersize": 8, **fill})
             place: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right"}
             at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", bbox=box, **place)
+        if name in decoupled:
+            at.plot(decoupled[name], row, color=LIGHT[mark.color], marker="|", markersize=12, markeredgewidth=2.2)
+            below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
+            place = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
+            words = f"{name}W, no floor {decoupled[name]:.2f}"
+            at.annotate(words, (decoupled[name], row), (5, -8 if below else 8), **place)
     everything = [value for of in accuracies.values() for value in of.values()]
     everything += [sgd] if math.isfinite(sgd) else []
     low, high = min(everything) - 0.7, max(everything) + 0.7
@@ -299,9 +323,12 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     added = f"A floor adds {min(gains):.1f} to {max(gains):.1f} points"
     title = f"{added}; the four differ by {spread['floor']:.1f} with one, by {spread['none']:.1f} without"
     parts = [f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in of.items())}" for kind, of in accuracies.items()]
+    parts += [f"{n}W, decoupled decay, no floor: {v:.2f}" for n, v in decoupled.items()]
     caption = (
         f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: the paper's choice of floor, "
         "which is none for Adam and LaProp; rates and betas are of our grid."
+        + " Weight decay is coupled, at the upright marks decoupled."
+        * bool(decoupled)
     )
     return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
 

@@ -205,11 +205,10 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
 
 @judges("floor-decay-decoupled")
 def judge_decoupled(result: dict[str, Any]) -> Verdict:
-    if waiting := {arm: counts for arm, counts in result["grid"].items() if counts[0] < counts[1]}:
-        left = ", ".join(f"{arm} {done} of {of}" for arm, (done, of) in waiting.items())
-        return Verdict(NOT_RUN, "", f"The grid is not done: {left}.")
     compared = ["adam-floor", "mvngrad-floor", "adamw-none", "mvngradw-none"]
     coupled = ["adam-none", "mvngrad-none"]
+    if waiting := _find_unfinished_grid(result, compared):
+        return waiting
     seeds, values = keep_whole_seeds(result["arms"], [*compared, *coupled])
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
@@ -227,6 +226,29 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
         return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
     share = f"Both: decoupled decay closes {1 - open_part.estimate / gap:.0%} of the gap." if gap > 0 else "No gap."
     return Verdict(UNDECIDED, text, share, strip)
+
+
+def _find_unfinished_grid(result: dict[str, Any], arms: Sequence[str]) -> Verdict | None:
+    """What is left of the grids that select the settings of these arms."""
+    counts = {arm: result["grid"][arm] for arm in arms if arm in result["grid"]}
+    if left := [f"{arm} {done} of {of}" for arm, (done, of) in counts.items() if done < of]:
+        return Verdict(NOT_RUN, "", f"The grid is not done: {', '.join(left)}.")
+    return None
+
+
+@judges("floor-decay-floor")
+def judge_floor_with_decoupled_decay(result: dict[str, Any]) -> Verdict:
+    compared = ["adamw-floor", "mvngradw-floor", "adamw-none", "mvngradw-none"]
+    if waiting := _find_unfinished_grid(result, compared):
+        return waiting
+    seeds, values = keep_whole_seeds(result["arms"], compared)
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    effect = estimate_contrast(values, dict(zip(compared, (0.5, 0.5, -0.5, -0.5), strict=True)))
+    above, below = effect.p_above(0), effect.p_below(MARGIN)
+    text = f"p for any gain {above:.2g}, for less than {MARGIN} points {below:.2g}; {describe_seeds(seeds, effect)}"
+    status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.05 else UNDECIDED
+    return Verdict(status, text, strip=make_strip({"with a floor less without, decoupled decay": effect}, len(seeds)))
 
 
 @judges("floor-decay-none")

@@ -14,7 +14,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.recipe import COUPLED, TrainingRecipe
 from mvngrad_lab.report import Sources, TableResult
-from mvngrad_lab.tasks.cifar100.recipe import paper
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
 ENVIRONMENT = ("device", "torch", "python", "commit")
@@ -152,6 +152,10 @@ def _collect_table(runs: Runs, selected: arms.Selected) -> TableResult:
         arms={arm: _by_seed(runs, arms.table_runs({arm: recipe}, seeds)) for arm, recipe in selected.items()},
         selected={arm: _describe_settings(recipe) for arm, recipe in selected.items()},
         published=published,
+        decoupled={
+            arm: _by_seed(runs, arms.table_runs({arm: recipe}))
+            for arm, recipe in _select_decoupled(runs, selected, "none").items()
+        },
         curves={
             arm: [runs[r.key].curve for r in arms.table_runs({arm: recipe}, seeds) if _has_curve(runs.get(r.key))]
             for arm, recipe in selected.items()
@@ -165,13 +169,11 @@ def _has_curve(run: Run | None) -> bool:
 
 
 def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
-    accuracies = get_accuracies(runs)
-    grid = arms.decoupled_decay_grid(selected)
+    grid, decoupled = dict[str, list[Cifar100]](), dict[str, Cifar100]()
+    for floor in ("none", "floor"):
+        grid |= arms.decoupled_decay_grid(selected, floor)
+        decoupled |= _select_decoupled(runs, selected, floor)
     cells = [f"{cell}-{floor}" for cell in ("adam", "mvngrad") for floor in ("floor", "none")]
-    try:
-        decoupled = arms.select(accuracies, grid)
-    except InvalidInput:
-        decoupled = {}
     # With decay: the same rates and betas, which the grid has.
     with_decay = {arm: [r for r in arms.grid()[arm] if r.beta1 == selected[arm].beta1] for arm in cells}
     no_decay: Recipes = {
@@ -193,6 +195,14 @@ def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
         with_decay={arm: _best(runs, recipes) for arm, recipes in with_decay.items()},
         no_decay={arm: _best(runs, recipes) for arm, recipes in no_decay.items()},
     )
+
+
+def _select_decoupled(runs: Runs, selected: arms.Selected, floor: str) -> dict[str, Cifar100]:
+    """The selected recipes of AdamW and MVN-GradW; none if their grid is not complete."""
+    try:
+        return arms.select(get_accuracies(runs), arms.decoupled_decay_grid(selected, floor))
+    except InvalidInput:
+        return {}
 
 
 def _epsilons(recipe: TrainingRecipe) -> tuple[Any, ...]:
