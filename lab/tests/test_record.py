@@ -1,6 +1,7 @@
 """Numbers in the docs that are written by hand are those of the stored runs."""
 
 import json
+import re
 from itertools import permutations, product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,6 +13,7 @@ from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import fewer, welch
+from mvngrad_lab.report.verdicts import find_judges
 
 ROOT = Path(__file__).parents[2]
 RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
@@ -150,3 +152,37 @@ def test_the_floor_runs_at_200_epochs():
         best = [dial[cell][floor]["best"] for cell, floor in product(cells, floors)]
         assert f"{min(best):.1f}% to {max(best):.1f}% {where}" in settings
     assert f"{dial['sgd']['1']['best']:.1f}% with SGD" in settings
+
+
+def test_the_floor_runs_with_decoupled_decay_and_without_decay():
+    """If this fails after new runs: the log's entry about weight decay, and what the settings page and README say."""
+    records = load_records(ROOT / "results", warn=pytest.fail)
+    result = next(each.result for each in records if each.name == "floor-decay")
+    log, settings, readme = read("log.md"), read("how-to/settings.md"), (ROOT / "README.md").read_text()
+    names = {"adam": "Adam", "mvngrad": "MVN-Grad"}
+    titles = {"w-none": "{}W, no floor", "-none": "{}, coupled decay, no floor", "-floor": "{}, coupled decay, floor"}
+    for (arm, title), (cell, name) in product(titles.items(), names.items()):
+        values = list(result["arms"][f"{cell}{arm}"].values())[:3]
+        row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
+        assert f"| {title.format(name)} | {row} |" in log
+    verdict = find_judges()["floor-decay-decoupled"](result)
+    share = re.search(r"\d+%", verdict.note)[0]
+    assert all(f"{share} of the gap" in " ".join(page.split()) for page in (log, settings, readme, read("index.md")))
+    (whole, whole_range), (left, left_range) = (
+        (f"{row.value:.2f}", "{:.2f} to {:.2f}".format(*row.interval)) for row in verdict.strip.rows
+    )
+    assert f"gain {whole} points by the floor (95%: {whole_range}); {left} points ({left_range}) stay open" in log
+    for cell, name in names.items():
+        floor, none = (result["no_decay"][f"{cell}-{kind}"]["best"] for kind in ("floor", "none"))
+        decayed = [result["with_decay"][f"{cell}-{kind}"]["best"] for kind in ("floor", "none")]
+        row = f"{floor:.2f} | {none:.2f} | {floor - none:+.2f} | {decayed[0] - decayed[1]:+.2f}"
+        assert f"| {name} | {row} |" in log
+        assert f"{none - floor:.1f}" in settings
+    grid = json.loads((ROOT / "results" / "floor-decoupled-grid.json").read_text())["runs"]
+    by = {tuple(row["settings"][k] for k in ("optimizer", "weight_decay", "lr")): row["metrics"] for row in grid}
+    for coefficient in (0.05, 0.2, 1.0, 5.0):
+        row = " | ".join(
+            " / ".join(f"{by[f'{cell}w', coefficient, lr]['test_accuracy']:.2f}" for cell in names)
+            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
+        )
+        assert f"| {coefficient:g} | {row} |" in log.replace("**", "")
