@@ -134,6 +134,11 @@ def test_later_queues_follow_from_the_selection():
     }  # fmt: skip
     with pytest.raises(ValueError, match="32 runs of the grid are missing"):
         arms.make_queue("decoupled-floor", accuracies)
+    tuned = arms.make_queue("coupled-grid", accuracies)
+    assert {(recipe.optimizer, recipe.eps, recipe.eps_s) for recipe in tuned} == {
+        ("adam", 1e-8, None), ("mvngrad", 1e-8, 1e-16),
+    }  # fmt: skip
+    assert len({recipe.key for recipe in tuned} - accuracies.keys()) == 2 * 12, "5e-4 is in the grid"
     assert {recipe.weight_decay for recipe in arms.make_queue("no-decay", accuracies)} == {0.0}
     small = arms.batch_128_grid()
     assert [len(recipes) for recipes in small.values()] == [4] * 4

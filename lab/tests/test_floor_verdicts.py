@@ -176,7 +176,7 @@ def decay_results(closed, gap=1.8):
     """Decoupled decay closes this share of the gap."""
     best, results = grid_results()
     rng = np.random.default_rng(3)
-    decoupled = arms.decoupled_decay_grid(best)
+    decoupled = arms.decay_grid("decoupled", best)
     results += [
         (r, {"test_accuracy": 72.0 if at == 5 else 70.0}) for rs in decoupled.values() for at, r in enumerate(rs)
     ]
@@ -199,19 +199,24 @@ def test_decoupled_decay_explains_all_some_or_none_of_the_gap(tmp_path, closed, 
 
 
 @pytest.mark.parametrize(("gain", "status"), [(1.0, REPRODUCED), (0.0, NOT_REPRODUCED), (0.25, UNDECIDED)])
-def test_a_floor_with_decoupled_decay_is_judged_by_its_gain(tmp_path, gain, status):
-    best, results = decay_results(0.5)
+@pytest.mark.parametrize(
+    ("claim", "queue", "sign"), [("floor-decay-floor", "decoupled-floor", 1), ("floor-decay-strength", "coupled", -1)]
+)
+def test_other_decay_is_judged_by_its_gain(tmp_path, claim, queue, sign, gain, status):
+    best, results = decay_results(0.5)  # decoupled decay reaches 78.9
     write_runs(tmp_path, results)
-    assert judge(tmp_path, "floor-decay-floor", "floor-decay").status == NOT_RUN
+    assert judge(tmp_path, claim, "floor-decay").status == NOT_RUN
     rng = np.random.default_rng(4)
-    for recipes in arms.decoupled_decay_grid(best, "floor").values():
-        results += [(recipe, {"test_accuracy": 72.0 if at == 5 else 70.0}) for at, recipe in enumerate(recipes)]
+    known = {recipe.key for recipe, _ in results}
+    for recipes in arms.decay_grid(queue, best).values():
+        new = [(recipe, {"test_accuracy": 99.0 if at == 5 else 70.0}) for at, recipe in enumerate(recipes)]
+        results += [(recipe, result) for recipe, result in new if recipe.key not in known]
         runs = arms.table_runs({"chosen": recipes[5]})
-        results += [(run, {"test_accuracy": 78.9 + gain + rng.normal(0, NOISE)}) for run in runs]
+        results += [(run, {"test_accuracy": 78.9 + sign * (gain + rng.normal(0, NOISE))}) for run in runs]
     write_runs(tmp_path, results)
-    verdict = judge(tmp_path, "floor-decay-floor", "floor-decay")
-    assert verdict.status == status
+    verdict = judge(tmp_path, claim, "floor-decay")
     assert [row.value for row in verdict.strip.rows] == pytest.approx([gain], abs=0.3)
+    assert verdict.status == status
 
 
 def test_without_a_gap_decay_explains_nothing(tmp_path):
@@ -397,7 +402,7 @@ def test_first_screen_says_no_more_than_the_verdicts(tmp_path, effects, seeds, e
 def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_path):
     write_runs(tmp_path, decay_results(1.0)[1])
     assert "so that decay and not epsilon explains it" in get_first_screen(tmp_path)[0]
-    write_runs(tmp_path, decay_results(0.55)[1])
+    write_runs(tmp_path, decay_results(0.65)[1])
     sentence = get_first_screen(tmp_path)[0]
     note = judge(tmp_path, "floor-decay-decoupled", "floor-decay").note
     assert f"decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap" in sentence

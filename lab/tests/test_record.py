@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,7 +10,9 @@ from statistics import fmean, stdev
 import pytest
 
 from mvngrad.diagnostics import read_records
+from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.judge import compute_effects
+from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import fewer, welch
@@ -139,9 +142,12 @@ def test_the_floor_runs_at_200_epochs():
     readme = " ".join((ROOT / "README.md").read_text().split())
     for page in (settings, readme):
         assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
-    reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in ("adam", "laprop", "mvngrad")]
+    reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in cells]
     sgd = f"{fmean(arms['sgd'].values()):.2f}"
-    assert "Adam reaches {}, LaProp {}, MVN-Grad {}, SGD with momentum {}".format(*reached, sgd) in readme
+    assert (
+        "Adam reaches {}, LaProp {}, AdaBelief {}, MVN-Grad {}; SGD with momentum has {}".format(*reached, sgd)
+        in readme
+    )
     for metric, where in (("train_accuracy_mixed", "of the last epoch is"), ("train_accuracy", "on clean images")):
         found = [row["metrics"][metric] for row in rows]
         assert f"{where} {min(found):.1f}% to {max(found):.1f}%" in log
@@ -186,3 +192,18 @@ def test_the_floor_runs_with_decoupled_decay_and_without_decay():
             for lr in (1e-4, 1e-3, 4e-3, 1e-2)
         )
         assert f"| {coefficient:g} | {row} |" in log.replace("**", "")
+    for (cell, name), floor in product(names.items(), ("none", "floor")):
+        rows = [read_decays(cell, floor)[lr] for lr in (1e-4, 1e-3, 4e-3, 1e-2)]
+        added = " | ".join(f"{decayed - plain:+.2f}" for plain, decayed in rows)
+        assert f"| {name}, {'floor' if floor == 'floor' else 'no floor'} | {added} |" in log
+
+
+def read_decays(cell, floor):
+    """Test accuracy at 30 epochs without decay and with coupled decay of 5e-4, by rate, at the betas of the arm."""
+    accuracies = read_accuracies(ROOT / "results")
+    arm = select_arms(accuracies)[f"{cell}-{floor}"]
+    recipes = {lr: replace(arm, lr=lr) for lr in RATES_OF_GRID}
+    return {
+        lr: [accuracies[replace(recipe, weight_decay=decay).key] for decay in (0.0, 5e-4)]
+        for lr, recipe in recipes.items()
+    }

@@ -120,16 +120,29 @@ def as_published_runs(seeds: tuple[int, ...] = (3,)) -> list[Cifar100]:
     return [paper(cell, batch_size, seed) for seed in seeds for batch_size in (1024, 128) for cell in COUPLED]
 
 
-def decoupled_decay_grid(selected: Selected, floor: str = "none") -> dict[str, list[Cifar100]]:
-    """AdamW and MVN-GradW with "floor" or "none": four rates and four coefficients at the betas of the coupled arm."""
-    return {
-        f"{cell}w-{floor}": [
-            dataclasses.replace(selected[f"{cell}-{floor}"], optimizer=f"{cell}w", lr=lr, weight_decay=coefficient)
-            for coefficient in (0.05, 0.2, 1.0, 5.0)
+DECAYS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "decoupled": ("w-none", (0.05, 0.2, 1.0, 5.0)),
+    "coupled": ("-tuned", (2e-5, 6e-5, 2e-4, 5e-4)),
+    "decoupled-floor": ("w-floor", (0.05, 0.2, 0.5, 1.0)),
+}
+"""By queue: the ending of its arms' names, and the coefficients tried. -tuned: coupled decay without a floor."""
+
+
+def decay_grid(name: str, selected: Selected) -> dict[str, list[Cifar100]]:
+    """Adam and MVN-Grad with another weight decay: four rates and four coefficients, at the betas of the arm with
+    coupled decay of 5e-4 and the same floor. For coupled decay the setting of that arm is a candidate too.
+    """
+    ending, coefficients = DECAYS[name]
+    grids = {}
+    for cell in ("adam", "mvngrad"):
+        base = selected[f"{cell}-floor" if name == "decoupled-floor" else f"{cell}-none"]
+        optimizer = cell if name == "coupled" else f"{cell}w"
+        grids[f"{cell}{ending}"] = [
+            dataclasses.replace(base, optimizer=optimizer, lr=lr, weight_decay=coefficient)
+            for coefficient in coefficients
             for lr in RATES
-        ]
-        for cell in ("adam", "mvngrad")
-    }
+        ] + [base] * (name == "coupled")
+    return grids
 
 
 def no_decay_runs(selected: Selected) -> list[Cifar100]:
@@ -248,8 +261,8 @@ def make_queue(name: str, accuracies: Mapping[str, float]) -> Sequence[TrainingR
         return more_seeds_runs(selected)
     if name == "no-decay":
         return no_decay_runs(selected)
-    decoupled = decoupled_decay_grid(selected, "floor" if name.startswith("decoupled-floor") else "none")
-    return _flatten(decoupled) if name.endswith("-grid") else table_runs(select(accuracies, decoupled))
+    decays = decay_grid(name.removesuffix("-grid"), selected)
+    return _flatten(decays) if name.endswith("-grid") else table_runs(select(accuracies, decays))
 
 
 def _flatten(grid: Mapping[str, list[Any]]) -> list[Any]:
@@ -265,8 +278,8 @@ FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
     "beta-mean": beta_mean_runs,
 }
 QUEUES = (
-    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "decoupled-floor-grid",
-    "decoupled-floor", "batch-128-grid", "batch-128", "as-published", "dial", "language-dial", "beta-mean",
-    "as-published-more",
+    "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "coupled-grid", "coupled",
+    "decoupled-floor-grid", "decoupled-floor", "batch-128-grid", "batch-128", "as-published", "dial", "language-dial",
+    "beta-mean", "as-published-more",
 )  # fmt: skip
 """In the order in which they can run."""

@@ -203,24 +203,19 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
 # The first screen
 
 
-def get_accuracy(result: dict[str, Any], arm: str) -> float:
+def get_accuracy(arms: Mapping[str, Any], arm: str) -> float:
     """Of an arm at 200 epochs, the mean over seeds; of an arm of the grid, the best; nan without a run."""
-    rows = result["arms"].get(arm)
+    rows = arms.get(arm)
     if isinstance(rows, dict):
         values = [value for value in rows.values() if value is not None]
         return fmean(values) if values else math.nan
     return float(_best(rows)["test_accuracy"]) if rows else math.nan
 
 
-def get_decoupled_accuracy(result: dict[str, Any], cell: str) -> float:
-    """The mean over seeds at 200 epochs with decoupled decay and without a floor; nan without a run."""
-    return get_accuracy({"arms": result.get("decoupled", {})}, f"{cell}w-none")
-
-
 def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Keys none and floor -> optimizer -> accuracy."""
     return {
-        kind: {name: get_accuracy(result, f"{cell}-{kind}") for name, cell in OPTIMIZERS.items()}
+        kind: {name: get_accuracy(result["arms"], f"{cell}-{kind}") for name, cell in OPTIMIZERS.items()}
         for kind in ("none", "floor")
     }
 
@@ -238,7 +233,7 @@ def describe_runs(result: dict[str, Any]) -> str:
 
 def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """What the floor does; at 200 epochs, once that is judged, and not in the grid any more."""
-    accuracies, sgd, main = get_accuracies(result), get_accuracy(result, "sgd"), verdicts["floor-main"]
+    accuracies, sgd, main = get_accuracies(result), get_accuracy(result["arms"], "sgd"), verdicts["floor-main"]
     if not (runs := describe_runs(result)) or ("selected" in result) != (main.status != NOT_RUN):
         return ""
     low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
@@ -252,11 +247,11 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
 
 
 def get_share_closed(verdict: Verdict) -> float | None:
-    """The share of the gap that decoupled decay closes; None if the verdict is that it closes all or less than half."""
+    """The share of the gap that decoupled decay closes, if the verdict is that it closes a part, and more than half."""
     if verdict.status != UNDECIDED or verdict.strip is None:
         return None
     gap, still_open = (row.value for row in verdict.strip.rows)
-    return 1 - still_open / gap if gap > 0 else None
+    return 1 - still_open / gap if still_open < gap / 2 else None
 
 
 def _describe_effects(statuses: Mapping[str, str], share_closed: float | None) -> str:
@@ -283,10 +278,11 @@ def _describe_effects(statuses: Mapping[str, str], share_closed: float | None) -
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
     """Each optimizer with and without a floor; what the paper compares is filled."""
-    accuracies, sgd = get_accuracies(result), get_accuracy(result, "sgd")
+    accuracies, sgd = get_accuracies(result), get_accuracy(result["arms"], "sgd")
     if not (runs := describe_runs(result)):
         return None
-    decoupled = {name: get_decoupled_accuracy(result, cell) for name, cell in OPTIMIZERS.items()}
+    by_arm = result.get("decoupled", {})
+    decoupled = {name: get_accuracy(by_arm, f"{cell}w-none") for name, cell in OPTIMIZERS.items()}
     decoupled = {name: value for name, value in decoupled.items() if math.isfinite(value)}
     at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
     box = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
@@ -303,10 +299,10 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
             at.plot(decoupled[name], row, color=LIGHT[mark.color], marker="|", markersize=12, markeredgewidth=2.2)
             below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
             place = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
-            words = f"{name}W, no floor {decoupled[name]:.2f}"
+            words = f"{name}W, decoupled decay {decoupled[name]:.2f}"
             at.annotate(words, (decoupled[name], row), (5, -8 if below else 8), **place)
     everything = [value for of in accuracies.values() for value in of.values()]
-    everything += [sgd] if math.isfinite(sgd) else []
+    everything += [*decoupled.values(), *([sgd] if math.isfinite(sgd) else [])]
     low, high = min(everything) - 0.7, max(everything) + 0.7
     at.set_xlim(low, high)
     if math.isfinite(sgd):
@@ -327,7 +323,7 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     caption = (
         f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: the paper's choice of floor, "
         "which is none for Adam and LaProp; rates and betas are of our grid."
-        + " Weight decay is coupled, at the upright marks decoupled."
+        + f" Upright marks: decoupled weight decay without a floor, {min(map(len, by_arm.values()), default=0)} seeds."
         * bool(decoupled)
     )
     return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))

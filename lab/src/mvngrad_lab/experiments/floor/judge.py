@@ -207,8 +207,8 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
 def judge_decoupled(result: dict[str, Any]) -> Verdict:
     compared = ["adam-floor", "mvngrad-floor", "adamw-none", "mvngradw-none"]
     coupled = ["adam-none", "mvngrad-none"]
-    if waiting := _find_unfinished_grid(result, compared):
-        return waiting
+    if unfinished := _find_unfinished_grid(result, compared):
+        return unfinished
     seeds, values = keep_whole_seeds(result["arms"], [*compared, *coupled])
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
@@ -229,18 +229,18 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
 
 
 def _find_unfinished_grid(result: dict[str, Any], arms: Sequence[str]) -> Verdict | None:
-    """What is left of the grids that select the settings of these arms."""
+    """A NOT_RUN verdict if a grid that selects the settings of these arms is not complete, else None."""
     counts = {arm: result["grid"][arm] for arm in arms if arm in result["grid"]}
     if left := [f"{arm} {done} of {of}" for arm, (done, of) in counts.items() if done < of]:
         return Verdict(NOT_RUN, "", f"The grid is not done: {', '.join(left)}.")
     return None
 
 
-@judges("floor-decay-floor")
-def judge_floor_with_decoupled_decay(result: dict[str, Any]) -> Verdict:
-    compared = ["adamw-floor", "mvngradw-floor", "adamw-none", "mvngradw-none"]
-    if waiting := _find_unfinished_grid(result, compared):
-        return waiting
+def judge_any_gain(result: dict[str, Any], better: str, worse: str, what: str) -> Verdict:
+    """Whether Adam and MVN-Grad in one form are better than in another; the endings name the arms."""
+    compared = [f"{cell}{ending}" for ending in (better, worse) for cell in ("adam", "mvngrad")]
+    if unfinished := _find_unfinished_grid(result, compared):
+        return unfinished
     seeds, values = keep_whole_seeds(result["arms"], compared)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
@@ -248,7 +248,15 @@ def judge_floor_with_decoupled_decay(result: dict[str, Any]) -> Verdict:
     above, below = effect.p_above(0), effect.p_below(MARGIN)
     text = f"p for any gain {above:.2g}, for less than {MARGIN} points {below:.2g}; {describe_seeds(seeds, effect)}"
     status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.05 else UNDECIDED
-    return Verdict(status, text, strip=make_strip({"with a floor less without, decoupled decay": effect}, len(seeds)))
+    return Verdict(status, text, strip=make_strip({what: effect}, len(seeds)))
+
+
+judges("floor-decay-strength")(
+    partial(judge_any_gain, better="w-none", worse="-tuned", what="decoupled less tuned coupled decay, no floor")
+)
+judges("floor-decay-floor")(
+    partial(judge_any_gain, better="w-floor", worse="w-none", what="floor less none, decoupled decay")
+)
 
 
 @judges("floor-decay-none")

@@ -73,7 +73,7 @@ def main() -> None:
             "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), 0.05),
             "decay, gap 1.7 and no part of it": t_test_power(0.85, standard_error(every, 2 * n), half, 0.01),
             **{
-                f"decoupled, with a floor, true {x}": t_test_power(x, standard_error(every, 2 * n), half, 0.01)
+                f"decay-strength, decay-floor, true {x}": t_test_power(x, standard_error(every, 2 * n), half, 0.01)
                 for x in (0.5, 1.0)
             },
             "batch-128, true 1.5": t_test_power(0.5, standard_error(small, 3 * n), 6 * (n - 1), 0.01),

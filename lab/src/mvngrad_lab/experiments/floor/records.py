@@ -154,7 +154,7 @@ def _collect_table(runs: Runs, selected: arms.Selected) -> TableResult:
         published=published,
         decoupled={
             arm: _by_seed(runs, arms.table_runs({arm: recipe}))
-            for arm, recipe in _select_decoupled(runs, selected, "none").items()
+            for arm, recipe in _select_decay("decoupled", runs, selected).items()
         },
         curves={
             arm: [runs[r.key].curve for r in arms.table_runs({arm: recipe}, seeds) if _has_curve(runs.get(r.key))]
@@ -169,10 +169,10 @@ def _has_curve(run: Run | None) -> bool:
 
 
 def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
-    grid, decoupled = dict[str, list[Cifar100]](), dict[str, Cifar100]()
-    for floor in ("none", "floor"):
-        grid |= arms.decoupled_decay_grid(selected, floor)
-        decoupled |= _select_decoupled(runs, selected, floor)
+    grid, chosen = dict[str, list[Cifar100]](), dict[str, Cifar100]()
+    for name in arms.DECAYS:
+        grid |= arms.decay_grid(name, selected)
+        chosen |= _select_decay(name, runs, selected)
     cells = [f"{cell}-{floor}" for cell in ("adam", "mvngrad") for floor in ("floor", "none")]
     # With decay: the same rates and betas, which the grid has.
     with_decay = {arm: [r for r in arms.grid()[arm] if r.beta1 == selected[arm].beta1] for arm in cells}
@@ -180,7 +180,7 @@ def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
         arm: [r for r in arms.no_decay_runs(selected) if (r.optimizer, r.eps, r.eps_s) == _epsilons(selected[arm])]
         for arm in cells
     }
-    queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(decoupled)]
+    queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(chosen)]
     return _make_table(
         "floor-decay",
         runs,
@@ -188,19 +188,19 @@ def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
         {"batch_size": 1024},
         arms={
             arm: _by_seed(runs, arms.table_runs({arm: recipe}))
-            for arm, recipe in {**{arm: selected[arm] for arm in cells}, **decoupled}.items()
+            for arm, recipe in {**{arm: selected[arm] for arm in cells}, **chosen}.items()
         },
-        selected={arm: _describe_settings(recipe) for arm, recipe in decoupled.items()},
+        selected={arm: _describe_settings(recipe) for arm, recipe in chosen.items()},
         grid={arm: [sum(r.key in runs for r in recipes), len(recipes)] for arm, recipes in grid.items()},
         with_decay={arm: _best(runs, recipes) for arm, recipes in with_decay.items()},
         no_decay={arm: _best(runs, recipes) for arm, recipes in no_decay.items()},
     )
 
 
-def _select_decoupled(runs: Runs, selected: arms.Selected, floor: str) -> dict[str, Cifar100]:
-    """The selected recipes of AdamW and MVN-GradW; none if their grid is not complete."""
+def _select_decay(name: str, runs: Runs, selected: arms.Selected) -> dict[str, Cifar100]:
+    """The selected recipes of a queue with another weight decay; empty if its grid is not complete."""
     try:
-        return arms.select(get_accuracies(runs), arms.decoupled_decay_grid(selected, floor))
+        return arms.select(get_accuracies(runs), arms.decay_grid(name, selected))
     except InvalidInput:
         return {}
 
