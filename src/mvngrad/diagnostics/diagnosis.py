@@ -173,8 +173,8 @@ def _summarize(
             f"{share:.0%} of the coordinates are stepped as by SGD with momentum{rate}, because their divisor is "
             "mostly epsilon.",
             f"If that is not intended, lower {name} and lr with it (eps_s=1e-16 and eps=1e-8 are no floor). On "
-            "CIFAR-100 such a floor added 2 points with coupled weight decay; decoupled decay, as in the classes "
-            "whose names end in W, did most of that without one (three seeds).",
+            "CIFAR-100 such a floor added 2 points with coupled weight decay; decoupled decay without a floor (AdamW, "
+            "MVNGradW) added 1.5 (three seeds).",
         )
     if spikes.verdict == "carried over":
         return (
