@@ -4,15 +4,17 @@
 
 Every round trains each arm for `every` steps, one of them recorded, in short blocks that alternate between the arms, so
 that a slow moment of the machine slows all of them. A ratio compares two arms of one round. The Monitor's hook is timed
-on its own, too. Writes results/monitor-cpu.json and .md, or -cuda.
+on its own, too, and the parts of a record with a profiler. Writes results/monitor-cpu.json and .md, or -cuda.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import math
 import operator
+import pstats
 import re
 import statistics
 import time
@@ -40,6 +42,14 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "sampled steps only": {"follow": False},
     "with spikes": {"follow": True},
 }
+PARTS = {
+    "collect": "read the state on the device",
+    "copy_to_host": "copy it, and wait for the device",
+    "_add_noted_steps": "look for spikes in the steps since the last record",
+    "measure_sample": "quantiles and shares",
+    "dumps": "write JSON",
+}
+"""What a record does, by the name of the function; the rest is small."""
 
 
 class Arm:
@@ -61,13 +71,18 @@ class Arm:
 
         self.step: Callable[[], None] = step
         self.device, self.hook_seconds = device, 0.0
+        self.profile: cProfile.Profile | None = None
         if options is not None:
             monitor = Monitor(self.optimizer, every=every, sink=json.dumps, **options)
             monitor._handle.remove()
 
             def timed_hook(*args: Any) -> None:
+                profiled = self.profile is not None and (monitor.step + 1) % every == 0
                 start = time.perf_counter()
-                monitor._after_step(*args)
+                if profiled:
+                    self.profile.runcall(monitor._after_step, *args)  # type: ignore[union-attr]
+                else:
+                    monitor._after_step(*args)
                 self.hook_seconds += time.perf_counter() - start
 
             self.optimizer.register_step_post_hook(timed_hook)
@@ -80,6 +95,15 @@ class Arm:
             self.step()
         synchronize(self.device)
         return time.perf_counter() - start
+
+    def profile_records(self, every: int, records: int = 20) -> dict[str, float]:
+        """Microseconds of each part of a record, and of all of it: means, with what the profiler adds."""
+        self.profile = cProfile.Profile()
+        self.time_block(every * records)
+        stats = pstats.Stats(self.profile).stats  # type: ignore[attr-defined]
+        self.profile = None
+        seconds = {name: times[3] for (_, _, name), times in stats.items() if name in (*PARTS, "_after_step")}
+        return {name: 1e6 * value / records for name, value in seconds.items()}
 
     def find_moved_share(self, steps: int = 20) -> float:
         """The share of steps whose gradients are at other addresses than those of the step before: these cost more."""
@@ -136,14 +160,18 @@ def measure(widths: Sequence[int], optimizer: str, every: int, rounds: int, devi
                 "ratio_interval": find_interval(ratios),
                 "inside_share": statistics.median(map(operator.truediv, inside[name], times["without"])),
                 "moved_share": arm.find_moved_share(),
+                "parts": arm.profile_records(every) if name == "with spikes" else {},
             }
         )
     return rows
 
 
 def markdown(result: dict[str, Any]) -> str:
-    body = []
+    body, parts = [], []
     for row in result["rows"]:
+        if found := row["parts"]:
+            values = [f"{found.get(name, 0):.0f}" for name in (*PARTS, "_after_step")]
+            parts.append([row["network"], row["optimizer"], *values])
         low, high = row["ratio_interval"]
         body.append([row["network"], row["optimizer"], row["monitor"], f"{row['microseconds']:.0f}"])
         body[-1].append(f"{row['ratio']:.3f} ({low:.3f}-{high:.3f})")
@@ -161,6 +189,8 @@ def markdown(result: dict[str, Any]) -> str:
         markdown_table(
             ["network", "optimizer", "monitor", "us a step", "of without", "in the hook", "gradients moved"], body
         ),
+        "Parts of a record with spikes, in microseconds, with what the profiler adds (means of 20 records):",
+        markdown_table(["network", "optimizer", *PARTS.values(), "all"], parts),
     ]
     return "\n\n".join(text) + "\n"
 

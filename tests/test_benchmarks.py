@@ -160,7 +160,12 @@ def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
     ]
     assert all(row["ratio"] == 1 for row in result["rows"] if row["monitor"] == "without")
     page = (tmp_path / "monitor-cpu.md").read_text()
-    assert page.count("| mvngrad.MVNGradW |") == 6
+    assert page.count("| mvngrad.MVNGradW |") == 6 + 2
+    for row in result["rows"]:
+        assert row["parts"].keys() == ({*monitor.PARTS, "_after_step"} if row["monitor"] == "with spikes" else set())
+        assert sum(row["parts"][name] for name in row["parts"] if name != "_after_step") <= row["parts"].get(
+            "_after_step", 0
+        )
 
 
 def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
