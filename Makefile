@@ -5,6 +5,8 @@ TORCH ?= torch==2.13.0 torchvision==0.28.0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Some images set it. Then no module that is imported is ever cached, and every process of the tests compiles all it needs.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: reproduce test lint docs pictures bench clean
 
