@@ -1,7 +1,6 @@
 """Several processes: FSDP2 and other DTensors, distributed checkpoints, DDP and ZeRO, on two real ranks (gloo)."""
 
 import multiprocessing
-import os
 import time
 import warnings
 from collections import Counter
@@ -34,9 +33,10 @@ from mvngrad.optim.tensors import get_local
 LIMIT = 100
 """Seconds, after which the ranks are killed, so that a deadlock fails the test instead of blocking it."""
 
-# The ranks are forked from a server that imported torch once; each would take seconds to import it.
+# The ranks are forked from a server that imported torch once; each would take seconds to import it. Its compiler too:
+# the first optimizer of a process imports torch._dynamo.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
-    ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "pytest"]
+    ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._inductor", "pytest"]
 )
 
 
@@ -54,7 +54,6 @@ def on_two_ranks(scenario, folder, *arguments):
 
 
 def run_rank(rank, scenario, folder, *arguments):
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     group = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=LIMIT // 2)}
     dist.init_process_group("gloo", rank=rank, world_size=2, **group)

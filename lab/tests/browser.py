@@ -100,7 +100,7 @@ class Page:
     """A file in a tab of its own, `width` pixels wide, in the theme "light" or "dark"."""
 
     def __init__(self, browser, path, width=1440, theme="light"):
-        self.browser, self.url = browser, Path(path).resolve().as_uri()
+        self.browser = browser
         self.target = browser.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -108,8 +108,14 @@ class Page:
         size = {"width": width, "height": 844 if width < 600 else 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        self.load(path)
+
+    def load(self, path):
+        """Show a file in this tab, without the new process of a new tab; events of the file before are forgotten."""
+        self.url = Path(path).resolve().as_uri()
+        self.forget_events()
         self.call("Page.navigate", url=self.url)
-        browser.wait("Page.loadEventFired", self.session)
+        self.browser.wait("Page.loadEventFired", self.session)
 
     def call(self, method, **parameters):
         return self.browser.call(method, self.session, **parameters)
@@ -137,6 +143,9 @@ class Page:
     def close(self):
         """Close the tab; its events are forgotten."""
         self.browser.call("Target.closeTarget", targetId=self.target)
+        self.forget_events()
+
+    def forget_events(self):
         self.browser.events = [event for event in self.browser.events if event.get("sessionId") != self.session]
 
     def pdf(self):

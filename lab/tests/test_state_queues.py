@@ -139,8 +139,8 @@ def test_adamw_queue_trains_peers_from_a_folder_on_the_path(tmp_path, monkeypatc
     write_text(tmp_path / "words" / "validation.txt", "some words and more " * 10)
     name, _ = prepare_folder_tokens(tmp_path / "words", tmp_path / "data", workers=1)
     small = {
-        "text": name, "model": "tiny", "batch_size": 4, "micro_batch_size": 4, "steps": 20, "epoch_steps": 10,
-        "warmup_steps": 2, "precision": "float32",
+        "text": name, "model": "tiny", "batch_size": 2, "micro_batch_size": 2, "steps": 6, "epoch_steps": 3,
+        "warmup_steps": 2, "eval_windows": 2, "precision": "float32",
     }  # fmt: skip
     installed = [arm for arm in ADAMW_ARMS if "torchao" not in arm]
 

@@ -29,6 +29,7 @@ SERVER.set_forkserver_preload(
         "mvngrad_lab.tasks.language.task",
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
+        "torch._inductor",  # with torch._dynamo, which the first optimizer of a process imports: a second
     ]
 )
 
