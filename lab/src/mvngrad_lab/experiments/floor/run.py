@@ -26,7 +26,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(store.FinishedRun))
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     """Train all queues, each after those whose results it needs."""
-    require_gpu("floor", "trains some 250 networks")
+    require_gpu("floor", "trains some 440 networks")
     for number, name in enumerate(arms.QUEUES, start=1):
         accuracies = read_accuracies(root, store.RESULTS)
         train_queue(
