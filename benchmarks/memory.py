@@ -4,8 +4,9 @@
 
 *Step*: every round steps every optimizer once, each on parameters and gradients of its own, in the dtypes it is meant
 for; *of torch* is the median ratio to torch's fused AdamW in float32. *Training*: forward, backward and step of a GPT-2
-on one sequence of random tokens, its peak of allocated memory and its time. `--largest` also searches the largest GPT-2
-of width 4096 that takes a step with one sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
+on random tokens: its peak of allocated memory with one short sequence, and its time with a usual batch, every round
+training every model once. `--largest` also searches the largest GPT-2 of width 4096 that takes two steps with one
+sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import math
+import operator
 import re
 import statistics
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import mvngrad
 from benchmarks.candidates import describe_error
@@ -31,9 +35,14 @@ from benchmarks.timing import graph_seconds, synchronize, time_step
 from benchmarks.traffic import state_bytes
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY, Shape
 
-SHAPES = {"gpt2-124m": (GPT2_124M, 256), "gpt2-30m": (GPT2_30M, 256), "gpt2-tiny": (GPT2_TINY, 16)}
-"""By name: the shape, and the tokens of a batch: few, because gradients add to the peak only where activations do not
-take more than they do. With 1,024 tokens the logits of 124M take more."""
+SHAPES = {
+    "gpt2-124m": (GPT2_124M, (1, 256), (8, 1024)),
+    "gpt2-30m": (GPT2_30M, (1, 256), (8, 512)),
+    "gpt2-tiny": (GPT2_TINY, (1, 16), (2, 16)),
+}
+"""By name: the shape, and sequences and tokens of the batches that the peak and the time are measured with. The first
+has few tokens, because gradients add to the peak only where activations do not take more than they do. With 1,024
+tokens the logits of 124M take more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +66,7 @@ def _ours(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
 
 SMALL = {"state_dtype": "int8", "master_bits": 24}
 TORCH = "torch AdamW fused, float32"
+LEAN = "MVNGradW lean int8, 24-bit masters"
 ARMS = [
     Arm(TORCH, partial(torch.optim.AdamW, lr=1e-6, fused=True), torch.float32, ours=False),
     Arm("torch AdamW fused, bf16", partial(torch.optim.AdamW, lr=1e-6, fused=True), ours=False),
@@ -68,8 +78,8 @@ ARMS = [
     Arm("MVNGradW int8, bf16 rounded at random", _ours(state_dtype="int8", stochastic_rounding=True)),
     Arm("MVNGradW int8, 32-bit masters", _ours(state_dtype="int8", master_bits=32)),
     Arm("MVNGradW int8, 24-bit masters", _ours(**SMALL)),
-    Arm("MVNGradW lean int8, 24-bit masters", _ours(lean=True, **SMALL)),
-    Arm("MVNGradW lean int8, 24-bit masters, release", _ours(lean=True, **SMALL), release=True),
+    Arm(LEAN, _ours(lean=True, **SMALL)),
+    Arm(f"{LEAN}, release", _ours(lean=True, **SMALL), release=True),
 ]
 
 
@@ -129,8 +139,8 @@ def measure_steps(arms: list[Arm], model: str, device: str, rounds: int, notes: 
     return rows
 
 
-def start_training(arm: Arm, shape: Shape, length: int, device: str) -> Callable[[], None]:
-    """A function that trains a GPT-2 for one step on random tokens."""
+def start_training(arm: Arm, shape: Shape, device: str) -> Callable[[Tensor], None]:
+    """A function that trains a GPT-2 for one step on the tokens it is given."""
     torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(arm.dtype)
@@ -141,9 +151,8 @@ def start_training(arm: Arm, shape: Shape, length: int, device: str) -> Callable
     optimizer = arm.make(model.parameters())
     if arm.release:
         mvngrad.release_gradients(optimizer)  # type: ignore[arg-type]
-    tokens = torch.randint(shape.vocabulary, (1, length + 1), device=device)
 
-    def train() -> None:
+    def train(tokens: Tensor) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=arm.dtype == torch.float32):
             loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
@@ -153,49 +162,85 @@ def start_training(arm: Arm, shape: Shape, length: int, device: str) -> Callable
     return train
 
 
+def draw_tokens(shape: Shape, sequences: int, length: int, device: str) -> Tensor:
+    return torch.randint(shape.vocabulary, (sequences, length + 1), device=device)
+
+
 def measure_training(arms: list[Arm], model: str, device: str, rounds: int, notes: list[str]) -> list[dict[str, Any]]:
     """The peak of allocated bytes and the time of a training step of each arm."""
-    shape, length = SHAPES[model]
-    rows = []
+    shape, *batches = SHAPES[model]
+    short, usual = (draw_tokens(shape, *batch, device) for batch in batches)
+    start_training(arms[0], shape, device)(usual)  # allocates what libraries keep
+    running: dict[str, Callable[[Tensor], None]] = {}
+    peaks: dict[str, int | None] = {}
     for arm in arms:
-        free_memory(device)
+        before = free_memory(device)
         try:
-            train = start_training(arm, shape, length, device)
-            for _ in range(3):
-                train()
+            train = start_training(arm, shape, device)
+            for tokens in (usual, usual, short):
+                train(tokens)
         except Exception as error:
             if arm.ours:
                 raise
             notes.append(f"{arm.name}, training: {describe_error(error)}")
             continue
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = statistics.median(time_step(train, device)[0] for _ in range(rounds))
-        peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-        rows.append({"name": arm.name, "milliseconds": 1e3 * seconds, "peak_bytes": peak})
-        del train
-    return rows
+        peaks[arm.name] = measure_peak(partial(train, short), device) - before if device == "cuda" else None
+        running[arm.name] = train
+    times: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(rounds):
+        for name, train in running.items():
+            times[name].append(time_step(partial(train, usual), device)[0])
+    return [
+        {
+            "name": name,
+            "milliseconds": 1e3 * statistics.median(seconds),
+            "of_torch": statistics.median(map(operator.truediv, seconds, times[TORCH])),
+            "of_unreleased": statistics.median(map(operator.truediv, seconds, times[unreleased]))
+            if (unreleased := name.removesuffix(", release")) != name and unreleased in times
+            else None,
+            "peak_bytes": peaks[name],
+        }
+        for name, seconds in times.items()
+    ]
+
+
+def measure_peak(train: Callable[[], None], device: str) -> int:
+    """The most bytes that are allocated during a step, all that were before included."""
+    torch.cuda.reset_peak_memory_stats()
+    train()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated()
 
 
 def find_largest(device: str) -> list[dict[str, Any]]:
     """The most layers of width 4096 that take two steps without running out of memory, for some arms."""
+
+    def shape(layers: int) -> Shape:
+        return Shape(layers, 4096, 32, 512)
+
+    def find_peak(arm: Arm, layers: int) -> float:
+        """The peak of two steps; infinite if they run out of memory."""
+        free_memory(device)
+        try:
+            train, tokens = start_training(arm, shape(layers), device), draw_tokens(shape(1), 1, 512, device)
+            train(tokens)
+            return measure_peak(partial(train, tokens), device)
+        except torch.OutOfMemoryError:
+            return math.inf
+
     rows = []
     for arm in (ARMS[0], *ARMS[-2:]):
-        low, high = 1, 200
-        while low < high:
-            free_memory(device)
-            layers = (low + high + 1) // 2
-            try:
-                train = start_training(arm, Shape(layers, 4096, 32, 512), 512, device)
-                for _ in range(2):
-                    train()
-                synchronize(device)
-                low = layers
-            except torch.OutOfMemoryError:
-                high = layers - 1
-            train = None  # type: ignore[assignment]
-        count = 12 * 4096**2 * low + (SHAPES["gpt2-tiny"][0].vocabulary + 512) * 4096
-        rows.append({"name": arm.name, "layers": low, "parameters": count})
+        few, more = 2, 6
+        low, high = (find_peak(arm, layers) for layers in (few, more))
+        free = torch.cuda.mem_get_info()[1]
+        layers = more + int((free - high) // ((high - low) / (more - few)))  # a layer adds the same to the peak
+        while find_peak(arm, layers) == math.inf:
+            layers -= 1
+        while find_peak(arm, layers + 1) < math.inf:
+            layers += 1
+        with torch.device("meta"):
+            count = sum(param.numel() for param in GPT2(shape(layers)).parameters())
+        rows.append({"name": arm.name, "layers": layers, "parameters": count})
     return rows
 
 
@@ -204,10 +249,12 @@ def requested_bytes(device: str) -> int:
     return torch.cuda.memory_stats().get("requested_bytes.all.current", 0) if device == "cuda" else 0
 
 
-def free_memory(device: str) -> None:
+def free_memory(device: str) -> int:
+    """Free what nothing refers to; the bytes that stay allocated on a GPU."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
 def make_markdown(results: dict[str, Any]) -> str:
@@ -226,12 +273,15 @@ def make_markdown(results: dict[str, Any]) -> str:
         ],
     )  # fmt: skip
     training = markdown_table(
-        ["training", "peak, MB", "ms"],
+        ["training", "peak, MB", "ms", "of torch", "of the same without release"],
         [
-            [row["name"], number(row["peak_bytes"] and row["peak_bytes"] / 1e6, 0), number(row["milliseconds"], 2)]
+            [
+                row["name"], number(row["peak_bytes"] and row["peak_bytes"] / 1e6, 0),
+                number(row["milliseconds"], 2), number(row["of_torch"], 3), number(row["of_unreleased"], 3),
+            ]
             for row in results["training"]
         ],
-    )
+    )  # fmt: skip
     parts = [f"# {results['model']}: bytes and time", (__doc__ or "").partition("\n\n    ")[0], steps, training]
     if results["largest"]:
         rows = [[row["name"], str(row["layers"]), f"{row['parameters'] / 1e9:.1f}"] for row in results["largest"]]
