@@ -234,10 +234,13 @@ def find_largest(device: str) -> list[dict[str, Any]]:
         low, high = (find_peak(arm, layers) for layers in (few, more))
         free = torch.cuda.mem_get_info()[1]
         layers = more + int((free - high) // ((high - low) / (more - few)))  # a layer adds the same to the peak
-        while find_peak(arm, layers) == math.inf:
+        if find_peak(arm, layers) < math.inf:
+            while find_peak(arm, layers + 1) < math.inf:
+                layers += 1
+        else:
             layers -= 1
-        while find_peak(arm, layers + 1) < math.inf:
-            layers += 1
+            while find_peak(arm, layers) == math.inf:
+                layers -= 1
         with torch.device("meta"):
             count = sum(param.numel() for param in GPT2(shape(layers)).parameters())
         rows.append({"name": arm.name, "layers": layers, "parameters": count})
