@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from random import Random
 
 import pytest
 
@@ -55,6 +56,27 @@ def test_a_spike_is_compared_with_the_median_of_the_last_101_norms():
     for step, norm in enumerate([*norms, 1e6]):
         tracker.add(step, norm)
     assert tracker.pop_spikes()[-1]["median"] == statistics.median(norms[-101:])
+
+
+@pytest.mark.parametrize("wild", [0.0, 0.004, 0.05])
+@pytest.mark.parametrize("chunk", [1, 7, 100, 250])
+def test_steps_added_together_are_those_added_one_by_one(wild, chunk):
+    random = Random(0)
+    one, all_at_once = SpikeTracker(recovered=1.1), SpikeTracker(recovered=1.1)
+    quiet = 0
+    for start in range(0, 3000, chunk):
+        steps = range(start, start + chunk)
+        factors = [random.choice([0.0, 4.9, 5.0, 50.0, math.inf]) if random.random() < wild else 1.0 for _ in steps]
+        norms = [factor * random.choice([1.0, 1.5, 2.0]) for factor in factors]
+        updates = [None if factor == 4.9 else random.choice([1.0, 1.2, math.nan]) for factor in factors]
+        quiet += all_at_once._are_quiet(norms)
+        all_at_once.add_all(steps, norms, updates)
+        for values in zip(steps, norms, updates, strict=True):
+            one.add(*values)
+        assert all_at_once.pop_spikes() == one.pop_spikes()
+        assert (all_at_once.norms, all_at_once._ordered_norms) == (one.norms, one._ordered_norms)
+        assert (all_at_once.updates, all_at_once._above) == (one.updates, one._above)
+    assert quiet or wild == 0.05
 
 
 def test_norms_that_are_not_finite_do_not_hide_a_later_spike():

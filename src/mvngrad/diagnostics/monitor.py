@@ -165,9 +165,11 @@ class Monitor:
         return record
 
     def _get_groups(self) -> list[_Group]:
-        del self._groups[len(self.optimizer.param_groups) :]  # groups that were removed
-        for number in range(len(self._groups), len(self.optimizer.param_groups)):
-            self._groups.append(_Group(self, number, SpikeTracker(self.spike, self.recovered)))
+        count = len(self.optimizer.param_groups)
+        if len(self._groups) != count:
+            del self._groups[count:]  # groups that were removed
+            for number in range(len(self._groups), count):
+                self._groups.append(_Group(self, number, SpikeTracker(self.spike, self.recovered)))
         return self._groups
 
 
@@ -281,7 +283,7 @@ class _Group:
         rule, hyper = view.rule, view.hyper
         norms = self._add_noted_steps(host)
         self.noted = []
-        finite = sorted(norm for norm in norms if math.isfinite(norm))
+        finite = sorted(filter(math.isfinite, norms))
         averages = correct_bias(hyper, {k: host[k] for k in view.names}, self.sample.per_coordinate(host["t"]))
         return {
             "group": self.number,
@@ -309,21 +311,23 @@ class _Group:
         """Look for spikes in the noted steps and return their gradient norms."""
         totals, values = iter(host["sums"].view(-1, 2).tolist()), iter(host["norms"].tolist())
         by_sums = {sums: list(islice(totals, len(sums))) for sums in self._get_all_sums()}
-        sizes = iter(self._followed_sizes(host["rows"], host["followed_t"]))
+        followed = iter(self._followed_sizes(host["rows"], host["followed_t"]))
         norms: list[float] = []
+        sizes: list[float | None] = []
         for noted in self.noted:
             if noted.norms is not None:
                 norms.append(math.hypot(*islice(values, noted.norms.numel())))
-                size = None if noted.row is None else next(sizes)
+                sizes.append(None if noted.row is None else next(followed))
             else:
                 gradient, change, coordinates = 0.0, 0.0, 0
                 for sums, row in noted.sums:
-                    gradient += by_sums[sums][row][0]
-                    change += by_sums[sums][row][1]
+                    squares, changes = by_sums[sums][row]
+                    gradient += squares
+                    change += changes
                     coordinates += sums.coordinates
                 norms.append(math.sqrt(gradient))
-                size = math.sqrt(change / coordinates)
-            self.spikes.add(noted.step, norms[-1], size)
+                sizes.append(math.sqrt(change / coordinates))
+        self.spikes.add_all([noted.step for noted in self.noted], norms, sizes)
         return norms
 
     def _followed_sizes(self, rows: Tensor, t: Tensor) -> list[float]:

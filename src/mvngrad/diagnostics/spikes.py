@@ -156,6 +156,26 @@ class SpikeTracker:
         if update is not None and math.isfinite(update):
             self.updates.append(update)
 
+    def add_all(self, steps: Sequence[int], norms: Sequence[float], updates: Sequence[float | None]) -> None:
+        """Call `add` for each of some steps; faster if none of them can be a spike and no spike is followed."""
+        if not self._are_quiet(norms):
+            for values in zip(steps, norms, updates, strict=True):
+                self.add(*values)
+            return
+        self._above = False
+        self.norms.extend(norms)
+        self._ordered_norms = sorted(self.norms)
+        self.updates.extend(update for update in updates if update is not None and math.isfinite(update))
+
+    def _are_quiet(self, norms: Sequence[float]) -> bool:
+        if len(self.norms) < self.rule.warm_up or not all(map(math.isfinite, norms)):
+            return False
+        if not norms or (self._spikes and self._spikes[-1].ended is None):
+            return False
+        # Each window is a subset of these values with at least as many as now, so its median is at least this one.
+        least = sorted([*self._ordered_norms, *norms])[(len(self.norms) - 1) // 2]
+        return max(norms) <= self.rule.multiple * least
+
     def _follow(self, spike: Spike, since: int, update: float | None) -> None:
         if update is None or not self._update_before:
             spike.ended = None if self._above else "not followed"
