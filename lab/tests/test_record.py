@@ -207,3 +207,28 @@ def read_decays(cell, floor):
         lr: [accuracies[replace(recipe, weight_decay=decay).key] for decay in (0.0, 5e-4)]
         for lr, recipe in recipes.items()
     }
+
+
+def test_8_bit_adamw_on_a_language_model():
+    records = load_records(ROOT / "results", warn=pytest.fail)
+    result = next(each.result for each in records if each.name == "state-precision-adamw")
+    log, state, settings, readme = (
+        *(read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md")),
+        " ".join((ROOT / "README.md").read_text().split()),
+    )
+    means = {arm: fmean(values.values()) for arm, values in result["arms"].items()}
+    for arm, values in result["arms"].items():
+        assert f"| {arm} | {' | '.join(f'{value:.4f}' for value in (*values.values(), means[arm]))} |" in log
+    torch, _, ours, *peers = means.values()
+    assert f"8-bit state ends at a validation loss of {ours:.4f}, torch's in float32 at {torch:.4f}" in state
+    assert "ended at {:.4f} and {:.4f}".format(*peers) in state
+    assert f"a loss of {ours:.3f} with our AdamW in int8, {torch:.3f} with torch's in float32" in readme
+    assert "{:.3f} and {:.3f} with the 8-bit ones of torchao and bitsandbytes** (n = 3)".format(*peers) in readme
+    for claim in ("adamw-float32", "adamw-int8", "adamw-int8-peers"):
+        verdict = find_judges()[claim](result)
+        assert f"`{claim}`: {verdict.status}." in log
+        assert re.search(r"p for less than 0.02 nats ([\d.]+)", verdict.measured)[1] in log
+        for row in verdict.strip.rows:
+            assert f"{row.value:.4f}" in log
+            assert "{:.4f} to {:.4f}".format(*row.interval) in log
+    assert f"{ours - torch:.4f} nats lost against torch's in float32" in settings
