@@ -4,9 +4,9 @@
 
 *Step*: every round steps every optimizer once, each on parameters and gradients of its own, in the dtypes it is meant
 for; *of torch* is the median ratio to torch's fused AdamW in float32. *Training*: forward, backward and step of a GPT-2
-on random tokens: its peak of allocated memory with one short sequence, and its time with a usual batch, every round
-training every model once. `--largest` also searches the largest GPT-2 of width 4096 that takes two steps with one
-sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
+on random tokens: its peak of allocated memory with one short sequence, and the phase that has it; and its time with a
+usual batch, every round training every model once. `--largest` also searches the largest GPT-2 of width 4096 that takes
+two steps with one sequence of 512 tokens. Writes results/memory-DEVICE.json and .md.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import operator
 import re
 import statistics
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import mvngrad
@@ -41,8 +44,7 @@ SHAPES = {
     "gpt2-tiny": (GPT2_TINY, (1, 16), (2, 16)),
 }
 """By name: the shape, and sequences and tokens of the batches that the peak and the time are measured with. The first
-has few tokens, because gradients add to the peak only where activations do not take more than they do. With 1,024
-tokens the logits of 124M take more."""
+has few tokens, because gradients add to the peak only where activations do not take more than they do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,16 @@ def measure_steps(arms: list[Arm], model: str, device: str, rounds: int, notes: 
     return rows
 
 
-def start_training(arm: Arm, shape: Shape, device: str) -> Callable[[Tensor], None]:
+class Train(Protocol):
+    def __call__(self, tokens: Tensor, peaks: dict[str, int] | None = None) -> None:
+        """Train for one step. `peaks` gets the most bytes that are allocated in each of its phases, on a GPU.
+
+        With `peaks` the loss is torch's. The lab's is faster, but its forward pass holds the gradient of the embedding
+        in float32 and in bfloat16: with few tokens this peak is above all that backward holds with gradients.
+        """
+
+
+def start_training(arm: Arm, shape: Shape, device: str) -> Train:
     """A function that trains a GPT-2 for one step on the tokens it is given."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -152,12 +163,25 @@ def start_training(arm: Arm, shape: Shape, device: str) -> Callable[[Tensor], No
     if arm.release:
         mvngrad.release_gradients(optimizer)  # type: ignore[arg-type]
 
-    def train(tokens: Tensor) -> None:
+    def train(tokens: Tensor, peaks: dict[str, int] | None = None) -> None:
+        def record(phase: str) -> None:
+            if peaks is not None and device == "cuda":
+                peaks[phase] = torch.cuda.max_memory_allocated()
+                torch.cuda.reset_peak_memory_stats()
+
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        record("before")
         with torch.autocast(device, torch.bfloat16, enabled=arm.dtype == torch.float32):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
+            if peaks is None:
+                loss = model(inputs, targets)
+            else:
+                loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        record("forward")
         loss.backward()
+        record("backward")
         optimizer.step()
         optimizer.zero_grad()
+        record("step")
 
     return train
 
@@ -171,20 +195,24 @@ def measure_training(arms: list[Arm], model: str, device: str, rounds: int, note
     shape, *batches = SHAPES[model]
     short, usual = (draw_tokens(shape, *batch, device) for batch in batches)
     start_training(arms[0], shape, device)(usual)  # allocates what libraries keep
-    running: dict[str, Callable[[Tensor], None]] = {}
-    peaks: dict[str, int | None] = {}
+    running: dict[str, Train] = {}
+    peaks: dict[str, tuple[str, int] | None] = {}
     for arm in arms:
         before = free_memory(device)
         try:
             train = start_training(arm, shape, device)
-            for tokens in (usual, usual, short):
-                train(tokens)
+            for _ in range(2):
+                train(usual)
+            train(short, {})
         except Exception as error:
             if arm.ours:
                 raise
             notes.append(f"{arm.name}, training: {describe_error(error)}")
             continue
-        peaks[arm.name] = measure_peak(partial(train, short), device) - before if device == "cuda" else None
+        peaks[arm.name] = None
+        if device == "cuda":
+            phase, peak = measure_peak(train, short)
+            peaks[arm.name] = phase, peak - before
         running[arm.name] = train
     times: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
@@ -198,52 +226,68 @@ def measure_training(arms: list[Arm], model: str, device: str, rounds: int, note
             "of_unreleased": statistics.median(map(operator.truediv, seconds, times[unreleased]))
             if (unreleased := name.removesuffix(", release")) != name and unreleased in times
             else None,
-            "peak_bytes": peaks[name],
+            "peak_bytes": peak and peak[1],
+            "peak_in": peak and peak[0],
         }
         for name, seconds in times.items()
+        for peak in [peaks[name]]
     ]
 
 
-def measure_peak(train: Callable[[], None], device: str) -> int:
-    """The most bytes that are allocated during a step, all that were before included."""
-    torch.cuda.reset_peak_memory_stats()
-    train()
-    synchronize(device)
-    return torch.cuda.max_memory_allocated()
+def measure_peak(train: Train, tokens: Tensor) -> tuple[str, int]:
+    """The phase of a step in which most bytes are allocated, and these bytes, all that were before included."""
+    peaks: dict[str, int] = {}
+    train(tokens, peaks)
+    del peaks["before"]
+    phase = max(peaks, key=peaks.__getitem__)
+    return phase, peaks[phase]
+
+
+def make_wide_shape(layers: int) -> Shape:
+    return Shape(layers, 4096, 32, 512)
+
+
+def measure_reserved(arm: int, layers: int) -> tuple[float, int]:
+    """The memory that two steps of a wide model reserve, infinite if they run out of it; and the memory that is free.
+
+    For a process of its own: torch does not free everything after running out of memory in backward
+    (https://github.com/pytorch/pytorch/issues/82218).
+    """
+    free = torch.cuda.mem_get_info()[0]
+    try:
+        train = start_training(ARMS[arm], make_wide_shape(layers), "cuda")
+        tokens = draw_tokens(make_wide_shape(1), 1, 512, "cuda")
+        for _ in range(2):
+            train(tokens, {})
+        synchronize("cuda")
+    except torch.OutOfMemoryError:
+        return math.inf, free
+    return torch.cuda.max_memory_reserved(), free
 
 
 def find_largest(device: str) -> list[dict[str, Any]]:
     """The most layers of width 4096 that take two steps without running out of memory, for some arms."""
+    free_memory(device)
 
-    def shape(layers: int) -> Shape:
-        return Shape(layers, 4096, 32, 512)
-
-    def find_peak(arm: Arm, layers: int) -> float:
-        """The peak of two steps; infinite if they run out of memory."""
-        free_memory(device)
-        try:
-            train, tokens = start_training(arm, shape(layers), device), draw_tokens(shape(1), 1, 512, device)
-            train(tokens)
-            return measure_peak(partial(train, tokens), device)
-        except torch.OutOfMemoryError:
-            return math.inf
+    def measure(arm: int, layers: int) -> tuple[float, int]:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # raises if the process dies
+            return pool.submit(measure_reserved, arm, layers).result()
 
     rows = []
-    for arm in (ARMS[0], *ARMS[-2:]):
-        few, more = 2, 6
-        low, high = (find_peak(arm, layers) for layers in (few, more))
-        free = torch.cuda.mem_get_info()[1]
-        layers = more + int((free - high) // ((high - low) / (more - few)))  # a layer adds the same to the peak
-        if find_peak(arm, layers) < math.inf:
-            while find_peak(arm, layers + 1) < math.inf:
+    for arm in (0, len(ARMS) - 2, len(ARMS) - 1):
+        few, more = 8, 16
+        (low, free), (high, _) = (measure(arm, layers) for layers in (few, more))
+        layers = more + int((free - high) // ((high - low) / (more - few)))  # each layer reserves about the same
+        if measure(arm, layers)[0] < math.inf:
+            while measure(arm, layers + 1)[0] < math.inf:
                 layers += 1
         else:
             layers -= 1
-            while find_peak(arm, layers) == math.inf:
+            while measure(arm, layers)[0] == math.inf:
                 layers -= 1
         with torch.device("meta"):
-            count = sum(param.numel() for param in GPT2(shape(layers)).parameters())
-        rows.append({"name": arm.name, "layers": layers, "parameters": count})
+            count = sum(param.numel() for param in GPT2(make_wide_shape(layers)).parameters())
+        rows.append({"name": ARMS[arm].name, "layers": layers, "parameters": count})
     return rows
 
 
@@ -276,11 +320,12 @@ def make_markdown(results: dict[str, Any]) -> str:
         ],
     )  # fmt: skip
     training = markdown_table(
-        ["training", "peak, MB", "ms", "of torch", "of the same without release"],
+        ["training", "peak, MB", "in", "ms", "of torch", "of the same without release"],
         [
             [
                 row["name"], number(row["peak_bytes"] and row["peak_bytes"] / 1e6, 0),
-                number(row["milliseconds"], 2), number(row["of_torch"], 3), number(row["of_unreleased"], 3),
+                row["peak_in"] or "", number(row["milliseconds"], 2), number(row["of_torch"], 3),
+                number(row["of_unreleased"], 3),
             ]
             for row in results["training"]
         ],

@@ -169,7 +169,7 @@ def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
 
 
 def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
-    monkeypatch.setitem(memory.SHAPES, "gpt2-tiny", (memory.Shape(1, 32, 2, 16, vocabulary=256), 1))
+    monkeypatch.setitem(memory.SHAPES, "gpt2-tiny", (memory.Shape(1, 32, 2, 16, vocabulary=256), (1, 16), (2, 16)))
     arms = [arm for arm in memory.ARMS if arm.name == memory.TORCH or "lean" in arm.name]
     torch_row, lean = memory.measure_steps(arms, "gpt2-tiny", "cpu", 2, [])
     assert torch_row["bytes"] == pytest.approx(12, abs=0.1)

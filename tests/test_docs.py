@@ -119,6 +119,13 @@ def test_the_readmes_steps_are_those_of_results():
     assert f"on 2 CPU cores `MVNGradW` takes {ratio:.2f} (GPT-2 30M)" in words
 
 
+def test_the_times_and_bytes_against_other_implementations_are_those_of_results():
+    page = (ROOT / "docs" / "how-to" / "memory.md").read_text()
+    for row in json.loads((ROOT / "results" / "memory-cuda.json").read_text())["steps"]:
+        device = "" if row["graph_milliseconds"] is None else f"{row['graph_milliseconds']:.3f} "
+        assert f"| {row['name']} | {row['bytes']:.2f} | {row['of_torch']:.2f} | {device}|" in page
+
+
 def test_the_readmes_accuracies_of_smaller_state_are_those_of_results():
     runs = [json.loads(row) for row in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
     means = []

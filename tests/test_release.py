@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import mvngrad
 from mvngrad import release_gradients
-from mvngrad.optim.release import ReleasedGradient
+from mvngrad.optim.release import GradientRelease, ReleasedGradient
 
 X = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
 FORMATS = [
@@ -174,6 +174,51 @@ def test_gradients_are_freed_in_backward_and_everything_with_the_optimizer():
     assert {param() for param in params} == {None, *last.parameters()}
     last(torch.ones(1, last.in_features)).mean().backward()  # its hooks are left, and do nothing
     assert not isinstance(last.weight.grad, ReleasedGradient)
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_only_a_bucket_and_the_gradient_of_a_tied_embedding_exist_at_a_time(fused):
+    """Six layers of 4 KB in buckets of two. The embedding's gradient is complete when backward reaches its input."""
+    embedding = torch.nn.Embedding(64, 32)
+    layers = Sequential(*(Linear(32, 32, bias=False) for _ in range(6)))
+    optimizer = mvngrad.MVNGradW([embedding.weight, *layers.parameters()], state_dtype="int8", lean=True, fused=fused)
+    gradients, alive = [], []
+
+    def count_bytes(param):
+        gradients.append((param.grad.untyped_storage()._weak_ref(), param.grad.nbytes))
+        alive.append(sum(size for storage, size in gradients if not torch.UntypedStorage._expired(storage)))
+
+    for param in (embedding.weight, *layers.parameters()):
+        param.register_post_accumulate_grad_hook(count_bytes)
+    release_gradients(optimizer, bucket_bytes=2 * 4096)
+    tokens = torch.arange(8)
+    for _ in range(3):
+        logits = torch.nn.functional.linear(layers(embedding(tokens)), embedding.weight)
+        torch.nn.functional.cross_entropy(logits, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert alive == 3 * [4096, 8192, 4096, 8192, 4096, 8192, embedding.weight.nbytes]
+
+
+def test_backward_calls_flush_once_at_its_end(monkeypatch):
+    """Not once for each parameter, also after a backward that failed."""
+    calls, flush = [], GradientRelease.flush
+    monkeypatch.setattr(GradientRelease, "flush", lambda self: calls.append(len(self._bucket)) or flush(self))
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    release_gradients(optimizer)
+    for fails in (False, True, False):
+        calls.clear()
+        output = model(X)
+        if fails:
+            output.register_hook(lambda grad: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                output.mean().backward()
+            optimizer.zero_grad()
+        else:
+            output.mean().backward()
+            assert calls == [len([*model.parameters()])]
+            optimizer.step()
 
 
 def test_remove_works_after_the_optimizer_is_gone():

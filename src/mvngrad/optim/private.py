@@ -52,3 +52,5 @@ check_capture: Callable[[Any], None] = getattr(
     "_accelerator_graph_capture_health_check",
     getattr(source.Optimizer, "_cuda_graph_capture_health_check", _no_check),  # its name in older releases
 )
+get_backward_id: Callable[[], int | None] = getattr(torch._C, "_current_graph_task_id", lambda: None)
+"""A number of the backward pass that is running in this thread, which no other has; None if torch does not tell."""

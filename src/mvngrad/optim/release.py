@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.optim.optimizer import RuleOptimizer
+from mvngrad.optim.private import get_backward_id
 from mvngrad.optim.tensors import get_local, is_sharded
 
 BUCKET_BYTES = 2**25
@@ -51,6 +52,8 @@ class GradientRelease:
         """The parameters whose gradients stand for freed ones."""
         self._bucket: list[tuple[int, int, Tensor]] = []
         self._bytes = 0
+        self._backward: int | None = None
+        """The backward pass that calls `flush` at its end."""
         self._inputs: dict[tuple[tuple[int, int], ...], list[StepInputs]] = {}
         """The inputs of each bucket, by what is in it: backward makes the same buckets at every step."""
         self._placeholders: dict[Tensor, ReleasedGradient] = {}
@@ -90,6 +93,10 @@ class GradientRelease:
         self._bucket, self._bytes = [], 0
         if not bucket:
             return
+        params = [param for _, _, param in bucket]
+        _check_processes(params)
+        if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
         groups = [
             {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.get_rounding_seed(group)}
             for group in self.optimizer.param_groups
@@ -100,21 +107,23 @@ class GradientRelease:
         key = tuple((number, index) for number, index, _ in bucket)
         with torch.no_grad():
             self.optimizer.step_groups(groups, self._inputs.setdefault(key, []))
-        for _, _, param in bucket:
+        for param in params:
             param.grad = self._placeholders[param]
-            self.released.append(param)
+        self.released += params
 
     def add(self, number: int, index: int, param: Tensor) -> None:
-        """Put a parameter that got its gradient into the bucket, and step the bucket if it is full."""
-        _check_processes(param)
-        if param.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
+        """Put a parameter that got its gradient into the bucket, and step the bucket if it is full.
+
+        This runs for every parameter, while the device may wait for the next kernel; checks are in `flush`.
+        """
         self._bucket.append((number, index, param))
         self._bytes += get_local(param.grad).nbytes  # type: ignore[arg-type]
+        backward = get_backward_id()
+        if backward is None or backward != self._backward:  # one that failed did not call flush
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self.flush)
         if self._bytes >= self.bucket_bytes:
             self.flush()
-        else:  # every time: another backward may have failed before its end
-            torch.autograd.Variable._execution_engine.queue_callback(self.flush)
 
 
 def _on_gradient(release: weakref.ref[GradientRelease], number: int, index: int, param: Tensor) -> None:
@@ -160,15 +169,15 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
     for group in optimizer.param_groups:
         if group["differentiable"]:
             raise ValueError("release_gradients: differentiable=True needs the gradients; leave it out")
-        for param in group["params"]:
-            _check_processes(param)
+        _check_processes(group["params"])
     release = optimizer.gradient_release = GradientRelease(optimizer, bucket_bytes)
     return release
 
 
-def _check_processes(param: Tensor) -> None:
+def _check_processes(params: list[Tensor]) -> None:
     """Refuse what only DistributedDataParallel or nothing keeps equal on several processes."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not is_sharded(param):
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if several and not all(map(is_sharded, params)):
         raise RuntimeError(
             "release_gradients: DistributedDataParallel reduces gradients after they are released; shard the model "
             "with FSDP2 (fully_shard), which reduces them before"
