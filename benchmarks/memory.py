@@ -247,13 +247,9 @@ def make_wide_shape(layers: int) -> Shape:
     return Shape(layers, 4096, 32, 512)
 
 
-def measure_reserved(arm: int, layers: int) -> tuple[float, int]:
-    """The memory that two steps of a wide model reserve, infinite if they run out of it; and the memory that is free.
-
-    For a process of its own: torch does not free everything after running out of memory in backward
-    (https://github.com/pytorch/pytorch/issues/82218).
-    """
-    free = torch.cuda.mem_get_info()[0]
+def measure_reserved(arm: int, layers: int) -> float:
+    """The memory that two steps of a wide model reserve; infinite if they run out of it."""
+    free_memory("cuda")
     try:
         train = start_training(ARMS[arm], make_wide_shape(layers), "cuda")
         tokens = draw_tokens(make_wide_shape(1), 1, 512, "cuda")
@@ -261,29 +257,35 @@ def measure_reserved(arm: int, layers: int) -> tuple[float, int]:
             train(tokens, {})
         synchronize("cuda")
     except torch.OutOfMemoryError:
-        return math.inf, free
-    return torch.cuda.max_memory_reserved(), free
+        return math.inf
+    return torch.cuda.max_memory_reserved()
 
 
 def find_largest(device: str) -> list[dict[str, Any]]:
-    """The most layers of width 4096 that take two steps without running out of memory, for some arms."""
-    free_memory(device)
+    """The most layers of width 4096 that take two steps without running out of memory, for some arms.
 
-    def measure(arm: int, layers: int) -> tuple[float, int]:
+    Sizes near the limit are tried in a process of their own: torch does not free everything after running out of
+    memory in backward (https://github.com/pytorch/pytorch/issues/82218).
+    """
+
+    def fits(arm: int, layers: int) -> bool:
+        free_memory(device)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # raises if the process dies
-            return pool.submit(measure_reserved, arm, layers).result()
+            return pool.submit(measure_reserved, arm, layers).result() < math.inf
 
     rows = []
     for arm in (0, len(ARMS) - 2, len(ARMS) - 1):
         few, more = 8, 16
-        (low, free), (high, _) = (measure(arm, layers) for layers in (few, more))
-        layers = more + int((free - high) // ((high - low) / (more - few)))  # each layer reserves about the same
-        if measure(arm, layers)[0] < math.inf:
-            while measure(arm, layers + 1)[0] < math.inf:
+        low, high = (measure_reserved(arm, layers) for layers in (few, more))
+        free_memory(device)
+        free = torch.cuda.mem_get_info()[0]
+        layers = int(few + (free - low) // ((high - low) / (more - few)))  # each layer reserves about the same
+        if fits(arm, layers):
+            while fits(arm, layers + 1):
                 layers += 1
         else:
             layers -= 1
-            while measure(arm, layers)[0] == math.inf:
+            while layers and not fits(arm, layers):
                 layers -= 1
         with torch.device("meta"):
             count = sum(param.numel() for param in GPT2(make_wide_shape(layers)).parameters())
