@@ -79,6 +79,25 @@ def test_steps_added_together_are_those_added_one_by_one(wild, chunk):
     assert quiet or wild == 0.05
 
 
+def test_steps_added_together_find_the_smallest_spikes():
+    """Norms at the limit in windows of every length. Updates are not followed, so a spike ends at once."""
+    quiet = 0
+    for seed in range(300):
+        random = Random(seed)
+        one, together = SpikeTracker(1.0), SpikeTracker(1.0)
+        for _ in range(8):
+            norms = [random.choice([1.0, 2.0])] * random.choice([1, 20, 21, 60])
+            norms += [random.choice([1.0, 2.0])] * random.choice([0, 1, 60])
+            norms = [random.choice([0.0, math.nan]) if random.random() < 0.01 else norm for norm in norms]
+            quiet += together._are_quiet(norms)
+            together.add_all(range(len(norms)), norms, [None] * len(norms))
+            for step, norm in enumerate(norms):
+                one.add(step, norm)
+            assert repr(together.pop_spikes()) == repr(one.pop_spikes())
+            assert together._ordered_norms == one._ordered_norms
+    assert quiet > 300
+
+
 def test_norms_that_are_not_finite_do_not_hide_a_later_spike():
     tracker = SpikeTracker()
     for step in range(1, 200):

@@ -50,10 +50,12 @@ class GradientRelease:
         self._optimizer, self.bucket_bytes = weakref.ref(optimizer), bucket_bytes
         self.released: list[Tensor] = []
         """The parameters whose gradients stand for freed ones."""
-        self._bucket: list[tuple[int, int, Tensor]] = []
+        self._bucket: dict[Tensor, tuple[int, int]] = {}
+        """The numbers of group and parameter of each parameter in the bucket. A failed backward leaves some, which the
+        next may add again."""
         self._bytes = 0
         self._backward: int | None = None
-        """The backward pass that calls `flush` at its end."""
+        """The backward pass that will call `flush` at its end."""
         self._inputs: dict[tuple[tuple[int, int], ...], list[StepInputs]] = {}
         """The inputs of each bucket, by what is in it: backward makes the same buckets at every step."""
         self._placeholders: dict[Tensor, ReleasedGradient] = {}
@@ -89,11 +91,11 @@ class GradientRelease:
 
     def flush(self) -> None:
         """Step the parameters of the bucket and free their gradients."""
-        bucket = [each for each in self._bucket if each[2].grad is not None]  # None: zero_grad after a failed backward
-        self._bucket, self._bytes = [], 0
+        bucket = {p: at for p, at in self._bucket.items() if p.grad is not None}  # None: zero_grad after a failure
+        self._bucket, self._bytes, self._backward = {}, 0, None
         if not bucket:
             return
-        params = [param for _, _, param in bucket]
+        params = list(bucket)
         _check_processes(params)
         if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
@@ -101,10 +103,10 @@ class GradientRelease:
             {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.get_rounding_seed(group)}
             for group in self.optimizer.param_groups
         ]
-        for number, index, param in bucket:
+        for param, (number, index) in bucket.items():
             groups[number]["params"].append(param)
             groups[number]["param_indices"].append(index)
-        key = tuple((number, index) for number, index, _ in bucket)
+        key = tuple(bucket.values())
         with torch.no_grad():
             self.optimizer.step_groups(groups, self._inputs.setdefault(key, []))
         for param in params:
@@ -114,12 +116,13 @@ class GradientRelease:
     def add(self, number: int, index: int, param: Tensor) -> None:
         """Put a parameter that got its gradient into the bucket, and step the bucket if it is full.
 
-        This runs for every parameter, while the device may wait for the next kernel; checks are in `flush`.
+        This runs for every parameter, while the device may wait for the next kernel; checks are in `flush`. A backward
+        that failed has not called `flush`, and FSDP2 may reduce gradients after the one at the end of backward.
         """
-        self._bucket.append((number, index, param))
+        self._bucket[param] = number, index
         self._bytes += get_local(param.grad).nbytes  # type: ignore[arg-type]
         backward = get_backward_id()
-        if backward is None or backward != self._backward:  # one that failed did not call flush
+        if backward is None or backward != self._backward:
             self._backward = backward
             torch.autograd.Variable._execution_engine.queue_callback(self.flush)
         if self._bytes >= self.bucket_bytes:
