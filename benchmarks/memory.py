@@ -20,7 +20,7 @@ import re
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -170,7 +170,8 @@ def start_training(arm: Arm, shape: Shape, device: str) -> Train:
                 torch.cuda.reset_peak_memory_stats()
 
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        record("before")
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         with torch.autocast(device, torch.bfloat16, enabled=arm.dtype == torch.float32):
             if peaks is None:
                 loss = model(inputs, targets)
@@ -196,8 +197,10 @@ def measure_training(arms: list[Arm], model: str, device: str, rounds: int, note
     short, usual = (draw_tokens(shape, *batch, device) for batch in batches)
     start_training(arms[0], shape, device)(usual)  # allocates what libraries keep
     running: dict[str, Train] = {}
-    peaks: dict[str, tuple[str, int] | None] = {}
+    peaks: dict[str, tuple[str | None, int | None]] = {}
+    train: Train | None = None
     for arm in arms:
+        train = None  # that of an arm that failed
         before = free_memory(device)
         try:
             train = start_training(arm, shape, device)
@@ -209,38 +212,35 @@ def measure_training(arms: list[Arm], model: str, device: str, rounds: int, note
                 raise
             notes.append(f"{arm.name}, training: {describe_error(error)}")
             continue
-        peaks[arm.name] = None
-        if device == "cuda":
-            phase, peak = measure_peak(train, short)
-            peaks[arm.name] = phase, peak - before
+        peaks[arm.name] = measure_peak(train, short, before) if device == "cuda" else (None, None)
         running[arm.name] = train
     times: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(rounds):
         for name, train in running.items():
             times[name].append(time_step(partial(train, usual), device)[0])
-    return [
-        {
-            "name": name,
-            "milliseconds": 1e3 * statistics.median(seconds),
-            "of_torch": statistics.median(map(operator.truediv, seconds, times[TORCH])),
-            "of_unreleased": statistics.median(map(operator.truediv, seconds, times[unreleased]))
-            if (unreleased := name.removesuffix(", release")) != name and unreleased in times
-            else None,
-            "peak_bytes": peak and peak[1],
-            "peak_in": peak and peak[0],
-        }
-        for name, seconds in times.items()
-        for peak in [peaks[name]]
-    ]
+    rows = []
+    for name, seconds in times.items():
+        unreleased, (phase, peak) = name.removesuffix(", release"), peaks[name]
+        same = times.get(unreleased) if unreleased != name else None
+        rows.append(
+            {
+                "name": name,
+                "milliseconds": 1e3 * statistics.median(seconds),
+                "of_torch": statistics.median(map(operator.truediv, seconds, times[TORCH])),
+                "of_unreleased": same and statistics.median(map(operator.truediv, seconds, same)),
+                "peak_bytes": peak,
+                "peak_in": phase,
+            }
+        )
+    return rows
 
 
-def measure_peak(train: Train, tokens: Tensor) -> tuple[str, int]:
-    """The phase of a step in which most bytes are allocated, and these bytes, all that were before included."""
+def measure_peak(train: Train, tokens: Tensor, before: int) -> tuple[str, int]:
+    """The phase of a step in which most bytes are allocated, and these bytes less those `before` the model was made."""
     peaks: dict[str, int] = {}
     train(tokens, peaks)
-    del peaks["before"]
     phase = max(peaks, key=peaks.__getitem__)
-    return phase, peaks[phase]
+    return phase, peaks[phase] - before
 
 
 def make_wide_shape(layers: int) -> Shape:
@@ -268,6 +268,7 @@ def find_largest(device: str) -> list[dict[str, Any]]:
     memory in backward (https://github.com/pytorch/pytorch/issues/82218).
     """
 
+    @cache
     def fits(arm: int, layers: int) -> bool:
         free_memory(device)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # raises if the process dies
@@ -279,14 +280,13 @@ def find_largest(device: str) -> list[dict[str, Any]]:
         low, high = (measure_reserved(arm, layers) for layers in (few, more))
         free_memory(device)
         free = torch.cuda.mem_get_info()[0]
-        layers = int(few + (free - low) // ((high - low) / (more - few)))  # each layer reserves about the same
-        if fits(arm, layers):
-            while fits(arm, layers + 1):
-                layers += 1
-        else:
+        layers = more - 1
+        if high < math.inf:
+            layers = int(few + (free - low) // ((high - low) / (more - few)))  # each layer reserves about the same
+        while layers and not fits(arm, layers):
             layers -= 1
-            while layers and not fits(arm, layers):
-                layers -= 1
+        while fits(arm, layers + 1):
+            layers += 1
         with torch.device("meta"):
             count = sum(param.numel() for param in GPT2(make_wide_shape(layers)).parameters())
         rows.append({"name": ARMS[arm].name, "layers": layers, "parameters": count})
