@@ -223,6 +223,35 @@ def test_backward_calls_flush_once_at_its_end(monkeypatch):
             optimizer.step()
 
 
+def test_a_batch_cannot_be_skipped_by_zero_grad():
+    for zero_grad in ("optimizer", "model"):
+        model = make_model()
+        optimizer = mvngrad.MVNGradW(model.parameters())
+        release_gradients(optimizer)
+        model(X).mean().backward()
+        (optimizer if zero_grad == "optimizer" else model).zero_grad()
+        with pytest.raises(RuntimeError, match=r"call optimizer.step\(\) after every backward"):
+            model(X).mean().backward()
+
+
+def test_gradients_and_options_set_after_backward_are_refused():
+    def set_gradient(optimizer, *_):
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+
+    def set_lr(optimizer, *_):
+        optimizer.param_groups[1]["lr"] = 0.5
+
+    for hook, message in ((set_gradient, "a gradient was set"), (set_lr, "lr was changed from 0.001 to 0.5")):
+        model = make_model()
+        optimizer = mvngrad.MVNGradW(make_groups(model))
+        release_gradients(optimizer)
+        handle = optimizer.register_step_pre_hook(hook)
+        model(X).mean().backward()
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step()
+        handle.remove()
+
+
 def test_remove_works_after_the_optimizer_is_gone():
     model = make_model()
     release = release_gradients(mvngrad.MVNGradW(model.parameters()))

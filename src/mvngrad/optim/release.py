@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mvngrad.optim.inputs import StepInputs
+from mvngrad.optim.inputs import Group, StepInputs
 from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.private import get_backward_id
 from mvngrad.optim.tensors import get_local, is_sharded
 
+NOT_OPTIONS = {"params", "param_indices", "param_names", "rounding_seed"}
+"""Keys of a group that may differ in the groups of a bucket."""
 BUCKET_BYTES = 2**25
 """Gradients that are collected before a step: enough for one launch to serve many tensors, little beside a model."""
 
@@ -48,8 +50,10 @@ class GradientRelease:
 
     def __init__(self, optimizer: RuleOptimizer, bucket_bytes: int) -> None:
         self._optimizer, self.bucket_bytes = weakref.ref(optimizer), bucket_bytes
-        self.released: list[Tensor] = []
-        """The parameters whose gradients stand for freed ones."""
+        self.released: dict[Tensor, None] = {}
+        """The parameters that backward has stepped, until `step` ends the step."""
+        self._used: list[Group] = []
+        """The groups as the first bucket of this step used them."""
         self._bucket: dict[Tensor, tuple[int, int]] = {}
         """The numbers of group and parameter of each parameter in the bucket. A failed backward leaves some, which the
         next may add again."""
@@ -82,12 +86,28 @@ class GradientRelease:
             optimizer.gradient_release = None
 
     def finish(self) -> None:
-        """Step what is left, and forget that gradients were released: the next backward is of the next step."""
+        """Step what is left, and forget that gradients were released: the next backward is of the next step.
+
+        Raises a RuntimeError if a gradient or an option was set after backward had used it.
+        """
         self.flush()
+        for used, group in zip(self._used, self.optimizer.param_groups, strict=False):  # groups may have been added
+            for name in group.keys() & used.keys() - NOT_OPTIONS:
+                old, new = used[name], group[name]
+                if old is not new and (isinstance(new, Tensor) or isinstance(old, Tensor) or old != new):
+                    raise RuntimeError(
+                        f"release_gradients: {name} was changed from {old} to {new} between backward and step(), but "
+                        f"backward has stepped the parameters already; set {name} before backward"
+                    )
         for param in self.released:
             if isinstance(param.grad, ReleasedGradient):
                 param.grad = None
-        self.released = []
+            elif param.grad is not None:
+                raise RuntimeError(
+                    "release_gradients: a gradient was set between backward and step(), but backward has stepped its "
+                    "parameter already; change gradients by hooks of the parameters, or call remove()"
+                )
+        self.released, self._used = {}, []
 
     def flush(self) -> None:
         """Step the parameters of the bucket and free their gradients."""
@@ -111,7 +131,8 @@ class GradientRelease:
             self.optimizer.step_groups(groups, self._inputs.setdefault(key, []))
         for param in params:
             param.grad = self._placeholders[param]
-        self.released += params
+        self.released |= dict.fromkeys(params)
+        self._used = self._used or groups
 
     def add(self, number: int, index: int, param: Tensor) -> None:
         """Put a parameter that got its gradient into the bucket, and step the bucket if it is full.
@@ -119,6 +140,11 @@ class GradientRelease:
         This runs for every parameter, while the device may wait for the next kernel; checks are in `flush`. A backward
         that failed has not called `flush`, and FSDP2 may reduce gradients after the one at the end of backward.
         """
+        if param in self.released:
+            raise RuntimeError(
+                "release_gradients: the last backward has stepped this parameter, and step() has not ended that step; "
+                "call optimizer.step() after every backward: zero_grad() cannot take a step back"
+            )
         self._bucket[param] = number, index
         self._bytes += get_local(param.grad).nbytes  # type: ignore[arg-type]
         backward = get_backward_id()
