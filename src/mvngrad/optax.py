@@ -44,16 +44,13 @@ class ScaleByRuleState(NamedTuple):
 class JaxArithmetic(Arithmetic):
     """Plain operators on JAX arrays, with bias corrections that stay accurate in float32."""
 
-    def __init__(self) -> None:
-        super().__init__(jnp.sqrt, jnp.maximum)
-
     def correction(self, beta: Number, t: Number) -> Any:
         """1 - beta^t. In float32 the plain formula is off by 1e-5 for beta = 0.999."""
         log_beta = jnp.maximum(jnp.log1p(jnp.asarray(beta - 1, t.dtype)), -1e30)  # finite, so that 0 * log(0) is 0
         return -jnp.expm1(t * log_beta)
 
 
-JAX = JaxArithmetic()
+JAX = JaxArithmetic(jnp.sqrt, jnp.maximum)
 
 
 def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.GradientTransformation:

@@ -15,9 +15,6 @@ from mvngrad.rule import Arithmetic, Hyper
 class OutOfPlace(Arithmetic):
     """Plain operators on tensors, with the step count as a number or, under graph capture, as a 0-d tensor."""
 
-    def __init__(self) -> None:
-        super().__init__(torch.sqrt, torch.maximum)
-
     def correction(self, beta: float, t: Any) -> Any:
         if not isinstance(t, Tensor):
             return super().correction(beta, t)
@@ -52,8 +49,8 @@ class InPlace(OutOfPlace):
         return a.addcdiv_(b * value, c) if isinstance(value, Tensor) else a.addcdiv_(b, c, value=value)
 
 
-OUT_OF_PLACE = OutOfPlace()
-IN_PLACE = InPlace()
+OUT_OF_PLACE = OutOfPlace(torch.sqrt, torch.maximum)
+IN_PLACE = InPlace(torch.sqrt, torch.maximum)
 LOG_OF_ZERO = -1e30
 """Finite, so that its product with 0 steps is 0."""
 

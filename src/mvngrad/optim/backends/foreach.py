@@ -53,9 +53,6 @@ class Tensors:
 class Foreach(Arithmetic):
     """The operations of torch.optim.Adam's foreach path. Factors are numbers or, when capturable, `Tensors` of 0-d."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda a: Tensors(torch._foreach_sqrt(a.items)), _maximum_)
-
     def correction(self, beta: float, t: Any) -> Any:
         if not isinstance(t, Tensors):
             return super().correction(beta, t)
@@ -86,8 +83,7 @@ class Foreach(Arithmetic):
 
     def sqrt_into(self, buffer: Tensors, a: Tensors) -> Tensors:
         buffer.items.clear()  # there is no out= for lists: free the temporary before allocating another
-        root: Tensors = self.sqrt(a)
-        return root
+        return _sqrt(a)
 
     def lerp_(self, a: Tensors, b: Tensors, weight: float) -> Tensors:
         torch._foreach_lerp_(a.items, b.items, weight)
@@ -107,6 +103,10 @@ class Foreach(Arithmetic):
         return a
 
 
+def _sqrt(a: Tensors) -> Tensors:
+    return Tensors(torch._foreach_sqrt(a.items))
+
+
 def _maximum_(a: Tensors, b: Tensors) -> Tensors:
     torch._foreach_maximum_(a.items, b.items)
     return a
@@ -121,7 +121,7 @@ def _repeat_number(factor: Any, a: Tensors) -> Any:
     return [factor] * len(a.items) if isinstance(factor, (int, float)) else _items(factor)
 
 
-FOREACH = Foreach()
+FOREACH = Foreach(_sqrt, _maximum_)
 
 
 def get_batch_size(inputs: StepInputs, hyper: Hyper) -> int:
