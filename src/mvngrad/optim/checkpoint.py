@@ -188,8 +188,6 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     names, state_format = optimizer.get_rule(group).state_names, formats.get_format(group["state_dtype"], param)
     if not isinstance(saved, Mapping):
         raise ValueError(f"corrupted state_dict: the state of a parameter is {_describe(saved)}, not a dict")
-    # torch.distributed.checkpoint puts {} for names that are stored here but not in a flat state_dict: scales of shards
-    saved = {name: value for name, value in saved.items() if not (isinstance(value, dict) and not value)}
     if not saved:
         return {}
     stored = state_format.allocate(names, param)
