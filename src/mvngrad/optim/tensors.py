@@ -64,9 +64,3 @@ def owns_memory(tensor: Tensor) -> bool:
 def resolve_bits(tensor: Tensor) -> Tensor:
     """The tensor, copied if it is a view that is only marked as negated or conjugated."""
     return tensor.resolve_conj().resolve_neg()
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills its part of memory, without gaps."""
-    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.numel() == 0 or tensor.numel() == 1 + span

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mvngrad.optim.backends.eager import LOG_OF_ZERO
 from mvngrad.optim.inputs import State, StepInputs
-from mvngrad.optim.tensors import is_dense
 
 
 class Column(IntEnum):
@@ -149,7 +148,8 @@ def get_columns(
 
 def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """The strides of a tensor or, if it has gaps in memory, of a dense tensor like it."""
-    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.stride() if tensor.numel() == 1 + span else torch.empty_like(tensor, device="meta").stride()
 
 
 def get_log(beta: float) -> float:
