@@ -44,7 +44,7 @@ class Toy(Recipe):
     pause: float = 0.0
     """Seconds of a step; after each there is a checkpoint."""
     fate: str = ""
-    """diverges, raises, or waits: the last for a file "gate" in the folder of runs."""
+    """diverges, raises, prints its steps, or waits: the last for a file "gate" in the folder of runs."""
     betas: tuple[float, ...] = (0.9, 0.999)
 
 
@@ -69,6 +69,8 @@ def run(recipe, *, root, data, device, compile):
             step += 1
             check()
             write_atomic(reached, str(step))
+            if recipe.fate == "prints":
+                print("step", step, flush=True)
         folder.start({"commit": "toy"})
         end = {"status": "diverged", "step": 3} if recipe.fate == "diverges" else {"status": "finished"}
         folder.finish(
@@ -93,6 +95,10 @@ def toys(optimizers=OPTIMIZERS, **values):
 
 
 # Sweeps that other processes find by name
+
+
+def talkative():
+    return make_sweep(toys(lr=range(4), pause=(0.02,), fate=("prints",)))
 
 
 def crowd():

@@ -94,7 +94,10 @@ def test_a_stopped_training_names_its_step_and_exits_as_shells_expect(monkeypatc
 CIFAR100 = ["train", "cifar100"]
 NO_TEXT = "--text {!r} is not a folder, and no name that `mvngrad data prepare` prints"
 NO_OPTIMIZER = "torch.optim has no optimizer {!r}; names are as there: torch:RAdam, torch:Muon"
-NO_MONITOR = "{} does not exist; train with --monitored, or attach a Monitor"
+NO_MONITOR = (
+    "{} does not exist; train with --monitored, or attach a Monitor, whose first record is written after `every` steps "
+    "or by record()"
+)
 NOT_MONITORED = "optimizer={!r} cannot be monitored; ours, torch:Adam and torch:AdamW can"
 
 

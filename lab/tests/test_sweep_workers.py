@@ -20,6 +20,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 from sweep_toy import (
     HERE,
+    PATIENCE,
     Bench,
     Toy,
     command,
@@ -33,6 +34,7 @@ from sweep_toy import (
     silence,
     small,
     staged,
+    talkative,
     toys,
     unlucky,
     wait_for,
@@ -551,3 +553,14 @@ def test_workers_asked_to_stop_leave_their_runs_to_the_next(toy, workers):
     assert "Interrupted" in read_output(process)
     assert process.returncode == 130
     assert set(toy.statuses()) == {"finished", "waiting"}
+
+
+def test_a_worker_whose_output_is_closed_leaves_its_run_to_the_next(toy):
+    """As by `mvngrad sweep work NAME | head`."""
+    toy.init(talkative(), "sweep_toy:talkative")
+    process = toy.start_worker()
+    wait_for(lambda: process.stdout.readline().startswith("step"))
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 141
+    assert set(toy.statuses()) <= {"finished", "waiting"}
+    assert "waiting" in toy.statuses()

@@ -1,9 +1,10 @@
-"""Processes of this machine: many small jobs on its cores, one process for each, and signals."""
+"""Processes of this machine: many small jobs on its cores, one process for each, signals, and a closed output."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+STDOUT = 1
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -81,3 +83,10 @@ def catch_signals() -> Iterator[list[int]]:
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
+
+
+def is_stdout_closed() -> bool:
+    """Whether standard output is a pipe whose reader has gone."""
+    watch = select.poll()
+    watch.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in watch.poll(0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import select
 import shutil
 import sys
 import textwrap
@@ -27,7 +26,6 @@ from mvngrad_lab.experiments import find_experiments
 
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
-STDOUT = 1
 Open = Annotated[bool, arg(help="show the report in a browser", help_behavior_hint="")]
 
 
@@ -123,7 +121,10 @@ class Diagnose:
 
         path = self.record / store.MONITOR if self.record.is_dir() else self.record
         if not path.is_file():
-            raise MissingFile(f"{path} does not exist; train with --monitored, or attach a Monitor")
+            raise MissingFile(
+                f"{path} does not exist; train with --monitored, or attach a Monitor, whose first record is written "
+                "after `every` steps or by record()"
+            )
         try:
             records = read_records(path, print_warning)
         except ValueError as error:
@@ -185,7 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             _flush()
     except (UserError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _stdout_is_closed():  # as by `head`: not an error
+        from mvngrad_lab.pool import STDOUT, is_stdout_closed
+
+        if isinstance(error, BrokenPipeError) and is_stdout_closed():  # as by `head`: not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return 141  # as if ended by SIGPIPE
         if os.environ.get("MVNGRAD_DEBUG"):
@@ -238,10 +241,3 @@ def _print_wrapped(line: str) -> None:
 def _flush() -> None:
     if sys.stdout is not None:  # as with `>&-`
         sys.stdout.flush()
-
-
-def _stdout_is_closed() -> bool:
-    """Whether standard output is a pipe whose reader has gone."""
-    watch = select.poll()
-    watch.register(STDOUT, 0)
-    return any(event & select.POLLERR for _, event in watch.poll(0))

@@ -257,6 +257,8 @@ def _open_address(storage: str | None) -> Iterator[Address]:
     address = parse_address(_get_url(storage))
     try:
         yield address
+    except BrokenPipeError:
+        raise
     except Exception as error:
         text = address.hide_passwords(str(error))
         if isinstance(error, UserError | OSError) or text != str(error):

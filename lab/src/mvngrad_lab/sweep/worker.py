@@ -20,7 +20,7 @@ from typing import Any
 from mvngrad import __version__
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.errors import InvalidInput, NotPossible
-from mvngrad_lab.pool import catch_signals
+from mvngrad_lab.pool import catch_signals, is_stdout_closed
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import ROOT, FinishedRun, RunFolder, read_run, timestamp
 from mvngrad_lab.store.environment import changes, commit, environment
@@ -121,6 +121,7 @@ def run_worker(
         RetriesExhausted: waiting did not help.
         VersionMismatch: the store's recipes are of another version.
         KeyboardInterrupt: asked to stop; the current run has a checkpoint and is free for others.
+        BrokenPipeError: standard output was closed; the current run is free for others.
     """
     me, counts = describe_worker(), Counter[str]()
     raised: list[str] = []  # the optimizers of the last consecutive runs that raised
@@ -166,7 +167,7 @@ def run_worker(
                     f"{ERRORS_IN_A_ROW} runs in a row raised an error, the last one {outcome['reason']}; this worker "
                     f"stops. Fix it, queue them again with `mvngrad sweep retry {name}`, and start it again"
                 )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         if claim is not None:
             queue.release(claim)
         raise
@@ -205,6 +206,8 @@ def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict
         queue.release(claim)
         raise
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_stdout_closed():
+            raise  # as by `head`: not the run's fault
         trace = "".join(traceback.format_exception(error)[-4:])
         outcome, value = {"status": "raised", "reason": f"{type(error).__name__}: {error}", "trace": trace}, None
     outcome |= {"began": began, "worker_seconds": time.perf_counter() - started}
