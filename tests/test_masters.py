@@ -198,6 +198,10 @@ def test_weights_go_to_and_from_float32(bits):
     source = make_model(torch.float32)
     model = make_model(torch.bfloat16)
     optimizer = mvngrad.MVNGradW(model.parameters(), master_bits=bits)
+    before = mvngrad.get_master_state_dict(model, optimizer)  # without state
+    assert all(
+        value.dtype == torch.float32 and torch.equal(value, model.state_dict()[k]) for k, value in before.items()
+    )
     mvngrad.load_master_state_dict(model, optimizer, source.state_dict())
     masters = mvngrad.get_master_state_dict(model, optimizer)
     assert {value.dtype for value in masters.values()} == {torch.float32}

@@ -42,6 +42,7 @@ def test_a_training_dominated_by_noise(cell):
     assert group["spikes"].verdict == "none"
     if cell == "LaProp":
         assert group["signal"].verdict == group["normalizer"].verdict == "cannot tell"
+        assert group.action.endswith("dominates cannot be told. LaProp keeps no m, from which it is measured.")
     else:
         assert group["signal"].verdict == "noise-dominated"
         assert group["normalizer"].verdict == group["order"].verdict == "either"

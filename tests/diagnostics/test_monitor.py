@@ -699,3 +699,16 @@ def test_layers_without_names_are_numbered():
         optimizer.step()
     assert [layer["name"] for layer in records[0]["groups"][0]["layers"]] == ["0: 20x40", "1: 20"]
     assert {layer["snr"] for layer in records[0]["groups"][0]["layers"]} == {None}
+
+
+def test_wrong_arguments_are_named(tmp_path):
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = mvngrad.MVNGrad([weight])
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
+        Monitor(optimizer, sink=tmp_path)
+    with pytest.raises(TypeError, match="a Linear is not an optimizer"):
+        Monitor(torch.nn.Linear(2, 1), sink=print)
+    monitor = Monitor(optimizer, sink=print)
+    for value in (torch.ones(2), "0.3", None):
+        with pytest.raises(ValueError, match=r"Monitor.log: loss must be one number, not"):
+            monitor.log(loss=value)

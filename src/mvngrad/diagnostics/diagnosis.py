@@ -188,7 +188,7 @@ def _summarize(
             "Normalize by the variance (AdaBelief, MVN-Grad), or raise eps.",
         )
     if signal.verdict == CANNOT_TELL:
-        more = f"For more, {signal.because[0].lower()}{signal.because[1:]}"
+        more = f"Whether noise or signal dominates cannot be told. {signal.because}"
         return "Nothing in these records calls for a change.", more
     tune, measure = "Tune lr before the cell.", "Measure the order of momentum with variance_gap."
     finding = f"Gradients are {signal.verdict}, and nothing in these records calls for a change."

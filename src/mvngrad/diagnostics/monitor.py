@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from itertools import islice
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +81,8 @@ class Monitor:
         for name, value in (("every", every), ("sample", sample)):
             if value < 1:
                 raise ValueError(f"Monitor: {name}={value!r} is invalid; it must be at least 1")
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"Monitor: a {type(optimizer).__name__} is not an optimizer; pass the optimizer itself")
         for group in optimizer.param_groups:
             view_group(optimizer, group)  # raises if the optimizer's state is unknown
         self.optimizer, self.every, self.sink = optimizer, every, make_sink(sink)
@@ -104,6 +107,9 @@ class Monitor:
         Does not wait for a device.
         """
         for name, value in values.items():
+            if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
+                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ValueError(f"Monitor.log: {name} must be one number, not {what}; log its mean")
             self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
 
     def close(self) -> None:

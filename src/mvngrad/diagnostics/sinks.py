@@ -91,9 +91,14 @@ def named_scalars(record: Record) -> dict[str, float]:
 
 
 def make_sink(sink: str | os.PathLike[str] | Sink) -> Sink:
-    """Make a `JSONLines` from a path; return a callable unchanged. Raises a TypeError for anything else."""
+    """Make a `JSONLines` from a path; return a callable unchanged.
+
+    Raises an IsADirectoryError for a folder, and a TypeError for anything else.
+    """
     if callable(sink):
         return sink
     if isinstance(sink, (str, os.PathLike)):
+        if Path(sink).is_dir():
+            raise IsADirectoryError(f"sink={sink!r} is a folder; name a file in it, such as monitor.jsonl")
         return JSONLines(sink)
     raise TypeError(f"sink={sink!r} is invalid; it must be a path, or a callable that takes a record")

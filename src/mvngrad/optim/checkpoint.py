@@ -414,12 +414,13 @@ def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> d
     Load it into a float32 model, or by `load_master_state_dict`. Sharded parameters stay sharded.
     """
     state_dict: dict[str, Tensor] = dict(model.state_dict())
+    with_masters = {param for group in optimizer.param_groups if group["master_bits"] for param in group["params"]}
     for name, param in model.named_parameters(remove_duplicate=False):
-        low = optimizer.state.get(param, {}).get("low")
-        if low is not None:
-            master = torch.empty_like(param, dtype=torch.float32)
-            get_local(master).copy_(formats.join_master(get_local(param.detach()), get_local(low)))
-            state_dict[name] = master
+        if param in with_masters:
+            master = state_dict[name] = param.detach().float()
+            low = optimizer.state.get(param, {}).get("low")
+            if low is not None:  # before the first step the masters are the parameters
+                get_local(master).copy_(formats.join_master(get_local(param.detach()), get_local(low)))
     return state_dict
 
 

@@ -168,9 +168,9 @@ class RuleOptimizer(Optimizer):
             raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
         pair = isinstance(betas, Sequence) and len(betas) == 2
         if not (pair and all(isinstance(beta, Real) for beta in betas)):
-            raise ValueError(
-                f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1), not tensors: pass float(beta)"
-            )
+            tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
+            remedy = "not tensors: pass float(beta)" if tensors else "such as (0.9, 0.999)"
+            raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1), {remedy}")
         self.rule.check(make_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
         if self.rule.centered and (floor := make_hyper(group, 0.0).floor) >= 1:
             warnings.warn(

@@ -191,8 +191,10 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
     """
     if not isinstance(optimizer, RuleOptimizer):
         raise TypeError(f"release_gradients needs an optimizer of mvngrad, not {type(optimizer).__name__}")
-    if bucket_bytes < 1:
-        raise ValueError(f"release_gradients: bucket_bytes={bucket_bytes!r} is invalid; it must be at least 1")
+    if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise ValueError(
+            f"release_gradients: bucket_bytes={bucket_bytes!r} is invalid; it must be an int of at least 1"
+        )
     if optimizer.gradient_release is not None:
         raise ValueError("release_gradients: this optimizer releases gradients already; call remove() on that first")
     for group in optimizer.param_groups:
