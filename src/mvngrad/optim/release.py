@@ -169,8 +169,9 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
     possible, as for every optimizer in backward.
 
     Refused with an error, because they need all gradients at once: accumulation over several backward passes, gradient
-    scaling, clipping by norm (use `z_clip`), DistributedDataParallel; also capture in a CUDA graph. FSDP2 works: a
-    gradient is stepped when it has been reduced, and unsharded gradients can be accumulated before that.
+    scaling, clipping by norm (use `z_clip`), DistributedDataParallel. Also refused: a batch that is skipped after
+    backward, gradients or options such as lr that are set between backward and `step`, and capture in a CUDA graph.
+    FSDP2 works: a gradient is stepped when it has been reduced, and unsharded gradients can be accumulated before that.
 
     Args:
         optimizer: an optimizer of mvngrad that has all its parameters; later ones keep their gradients until `step`.
