@@ -221,3 +221,14 @@ def test_what_does_not_fit_is_refused():
         from_adamw(MVNGradW(params), amsgrad.state_dict())
     with pytest.raises(ValueError, match=r"load mvngrad.from_adamw\(optimizer, state_dict\)"):
         MVNGradW(params).load_state_dict(adam.state_dict())
+
+
+def test_what_is_not_a_state_dict_or_optimizer_is_named():
+    weight = torch.nn.Parameter(torch.ones(3))
+    theirs, ours = torch.optim.AdamW([weight]), mvngrad.MVNGradW([weight])
+    with pytest.raises(TypeError, match="to_adamw: pass an optimizer of mvngrad, not a AdamW"):
+        mvngrad.to_adamw(theirs)
+    with pytest.raises(TypeError, match="convert_state_dict: pass a state_dict, not a MVNGradW"):
+        mvngrad.convert_state_dict(ours, "int8")
+    with pytest.raises(ValueError, match=r"load mvngrad\.from_adamw"):
+        ours.load_state_dict(theirs.state_dict())  # before its first step

@@ -130,6 +130,7 @@ NOT_MONITORED = "optimizer={!r} cannot be monitored; ours, torch:Adam and torch:
         *(([*LANGUAGE, "--text", text], NO_TEXT.format(text)) for text in ("./nope", "no such texts", "")),
         (["diagnose", "."], NO_MONITOR.format("monitor.jsonl")),
         (["diagnose", "none.jsonl"], NO_MONITOR.format("none.jsonl")),
+        (["diagnose", "a.jsonl", "--out", "."], "--out . is a folder; name the page, such as diagnosis.html"),
         (["report", "--runs", "rnus"], "--runs rnus is not a folder; name the one that has your results"),
     ],
     ids=lambda part: " ".join(part[-3:]) if isinstance(part, list) else "",

@@ -140,7 +140,8 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
     foreign = {option for cell in CELLS for option in cell.options if option in saved} - {*rule.options}
     if foreign or not needed <= saved.keys():
         differs = sorted(foreign or needed - saved.keys())
-        raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}")
+        remedy = "; if it is AdamW's, load mvngrad.from_adamw(optimizer, state_dict)" if "amsgrad" in saved else ""
+        raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}{remedy}")
     if saved.get("decoupled_weight_decay", optimizer.decoupled) != optimizer.decoupled:
         decay = "coupled" if optimizer.decoupled else "decoupled"
         raise ValueError(f"not a state_dict of {name}: its weight decay is {decay}")
@@ -370,6 +371,8 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     >>> small.step()
     >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"convert_state_dict: pass a state_dict, not a {type(state_dict).__name__}")
     if not {"state", "param_groups"} <= state_dict.keys():
         raise ValueError(
             "not an optimizer's state_dict: it has no state and param_groups; a flattened one cannot be converted, get "

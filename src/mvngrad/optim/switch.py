@@ -94,6 +94,8 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     m. `mvngrad.convert_state_dict` makes one for `mvngrad.AdamW` of it. The low bits of master weights, which torch's
     class does not have, are left out.
     """
+    if not isinstance(optimizer, RuleOptimizer):
+        raise TypeError(f"to_adamw: pass an optimizer of mvngrad, not a {type(optimizer).__name__}")
     state_dict = optimizer.state_dict()
     states, groups = {}, []
     for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):

@@ -119,6 +119,8 @@ class Diagnose:
         from mvngrad_lab.report import print_warning
         from mvngrad_lab.report.page import render_diagnosis
 
+        if self.out is not None and self.out.is_dir():
+            raise InvalidInput(f"--out {self.out} is a folder; name the page, such as {self.out / 'diagnosis.html'}")
         path = self.record / store.MONITOR if self.record.is_dir() else self.record
         if not path.is_file():
             raise MissingFile(
