@@ -170,7 +170,7 @@ def start_training(arm: Arm, shape: Shape, device: str) -> Train:
                 torch.cuda.reset_peak_memory_stats()
 
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        if device == "cuda":
+        if peaks is not None and device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with torch.autocast(device, torch.bfloat16, enabled=arm.dtype == torch.float32):
             if peaks is None:
@@ -264,8 +264,8 @@ def measure_reserved(arm: int, layers: int) -> float:
 def find_largest(device: str) -> list[dict[str, Any]]:
     """The most layers of width 4096 that take two steps without running out of memory, for some arms.
 
-    Sizes near the limit are tried in a process of their own: torch does not free everything after running out of
-    memory in backward (https://github.com/pytorch/pytorch/issues/82218).
+    Sizes near the limit are tried in a process of their own: torch may keep tensors after running out of memory in
+    backward (https://github.com/pytorch/pytorch/issues/82218).
     """
 
     @cache
