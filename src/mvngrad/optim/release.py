@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,15 @@ class ReleasedGradient(Tensor):
         return f"ReleasedGradient(shape={tuple(self.shape)})"
 
 
+class Member(NamedTuple):
+    """A parameter whose gradient is released, the numbers of its group and in it, and what stands for the gradient."""
+
+    param: Tensor
+    group: int
+    number: int
+    placeholder: ReleasedGradient
+
+
 class GradientRelease:
     """The hooks of `release_gradients`; `remove` takes them away.
 
@@ -50,26 +59,25 @@ class GradientRelease:
 
     def __init__(self, optimizer: RuleOptimizer, bucket_bytes: int) -> None:
         self._optimizer, self.bucket_bytes = weakref.ref(optimizer), bucket_bytes
-        self.released: dict[Tensor, None] = {}
-        """The parameters that backward has stepped, until `step` ends the step."""
+        self._members: list[Member] = []
+        self._released: set[int] = set()
+        """The members that backward has stepped, until `step` ends the step. By position: tensors hash in Python."""
         self._used: list[Group] = []
         """The groups as the first bucket of this step used them."""
-        self._bucket: dict[Tensor, tuple[int, int]] = {}
-        """The numbers of group and parameter of each parameter in the bucket. A failed backward leaves some, which the
-        next may add again."""
+        self._bucket: dict[int, None] = {}
+        """The members in the bucket, in order. A failed backward leaves some, which the next may add again."""
         self._bytes = 0
         self._backward: int | None = None
         """The backward pass that will call `flush` at its end."""
-        self._inputs: dict[tuple[tuple[int, int], ...], list[StepInputs]] = {}
+        self._inputs: dict[tuple[int, ...], list[StepInputs]] = {}
         """The inputs of each bucket, by what is in it: backward makes the same buckets at every step."""
-        self._placeholders: dict[Tensor, ReleasedGradient] = {}
         self._handles = []
         for number, group in enumerate(optimizer.param_groups):
             for index, param in enumerate(group["params"]):
                 if param.requires_grad:
-                    self._placeholders[param] = ReleasedGradient(param)
-                    hook = partial(_on_gradient, weakref.ref(self), number, index)
+                    hook = partial(_on_gradient, weakref.ref(self), len(self._members))
                     self._handles.append(param.register_post_accumulate_grad_hook(hook))
+                    self._members.append(Member(param, number, index, ReleasedGradient(param)))
 
     @property
     def optimizer(self) -> RuleOptimizer:
@@ -99,23 +107,26 @@ class GradientRelease:
                         f"release_gradients: {name} was changed from {old} to {new} between backward and step(), but "
                         f"backward has stepped the parameters already; set {name} before backward"
                     )
-        for param in self.released:
-            if isinstance(param.grad, ReleasedGradient):
+        for position in self._released:
+            param, *_, placeholder = self._members[position]
+            if (grad := param.grad) is placeholder:
                 param.grad = None
-            elif param.grad is not None:
+            elif grad is not None:
                 raise RuntimeError(
                     "release_gradients: a gradient was set between backward and step(), but backward has stepped its "
                     "parameter already; change gradients by hooks of the parameters, or call remove()"
                 )
-        self.released, self._used = {}, []
+        self._released, self._used = set(), []
 
     def flush(self) -> None:
         """Step the parameters of the bucket and free their gradients."""
-        bucket = {p: at for p, at in self._bucket.items() if p.grad is not None}  # None: zero_grad after a failure
+        every = self._members
+        positions = tuple(i for i in self._bucket if every[i].param.grad is not None)  # None: zero_grad after a failure
         self._bucket, self._bytes, self._backward = {}, 0, None
-        if not bucket:
+        if not positions:
             return
-        params = list(bucket)
+        members = [every[i] for i in positions]
+        params = [member.param for member in members]
         _check_processes(params)
         if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
@@ -123,29 +134,28 @@ class GradientRelease:
             {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.get_rounding_seed(group)}
             for group in self.optimizer.param_groups
         ]
-        for param, (number, index) in bucket.items():
-            groups[number]["params"].append(param)
-            groups[number]["param_indices"].append(index)
-        key = tuple(bucket.values())
+        for param, group, number, _ in members:
+            groups[group]["params"].append(param)
+            groups[group]["param_indices"].append(number)
         with torch.no_grad():
-            self.optimizer.step_groups(groups, self._inputs.setdefault(key, []))
-        for param in params:
-            param.grad = self._placeholders[param]
-        self.released |= dict.fromkeys(params)
+            self.optimizer.step_groups(groups, self._inputs.setdefault(positions, []))
+        for param, *_, placeholder in members:
+            param.grad = placeholder
+        self._released.update(positions)
         self._used = self._used or groups
 
-    def add(self, number: int, index: int, param: Tensor) -> None:
-        """Put a parameter that got its gradient into the bucket, and step the bucket if it is full.
+    def add(self, position: int, param: Tensor) -> None:
+        """Put a member that got its gradient into the bucket, and step the bucket if it is full.
 
         This runs for every parameter, while the device may wait for the next kernel; checks are in `flush`. A backward
         that failed has not called `flush`, and FSDP2 may reduce gradients after the one at the end of backward.
         """
-        if param in self.released:
+        if position in self._released:
             raise RuntimeError(
                 "release_gradients: the last backward has stepped this parameter, and step() has not ended that step; "
                 "call optimizer.step() after every backward: zero_grad() cannot take a step back"
             )
-        self._bucket[param] = number, index
+        self._bucket[position] = None
         self._bytes += get_local(param.grad).nbytes  # type: ignore[arg-type]
         backward = get_backward_id()
         if backward is None or backward != self._backward:
@@ -155,9 +165,9 @@ class GradientRelease:
             self.flush()
 
 
-def _on_gradient(release: weakref.ref[GradientRelease], number: int, index: int, param: Tensor) -> None:
+def _on_gradient(release: weakref.ref[GradientRelease], position: int, param: Tensor) -> None:
     if (owner := release()) is not None:
-        owner.add(number, index, param)
+        owner.add(position, param)
 
 
 def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BYTES) -> GradientRelease:
