@@ -1,12 +1,11 @@
 """Bytes and time of a step with small weights and state, against other implementations; and what a training needs.
 
-    python -m benchmarks.memory [--model gpt2-124m|gpt2-30m|gpt2-tiny] [--rounds 20] [--largest]
+    python -m benchmarks.memory [--model gpt2-124m|gpt2-30m|gpt2-tiny] [--rounds 20]
 
 *Step*: every round steps every optimizer once, each on parameters and gradients of its own, in the dtypes it is meant
 for; *of torch* is the median ratio to torch's fused AdamW in float32. *Training*: forward, backward and step of a GPT-2
 on random tokens: its peak of allocated memory with one short sequence, and the phase that has it; and its time with a
 usual batch, every round training every model once; release and the same without it also in rounds of their own.
-`--largest` also searches the largest GPT-2 of width 4096 that takes two steps with one sequence of 512 tokens.
 Writes results/memory-DEVICE.json and .md.
 """
 
@@ -15,15 +14,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import math
 import operator
 import re
 import statistics
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +31,7 @@ import mvngrad
 from benchmarks.candidates import describe_error
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.step import make_parameters
-from benchmarks.timing import graph_seconds, synchronize, time_step
+from benchmarks.timing import graph_seconds, time_step
 from benchmarks.traffic import state_bytes
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY, Shape
 
@@ -253,56 +249,6 @@ def measure_peak(train: Train, tokens: Tensor, before: int) -> tuple[str, int]:
     return phase, peaks[phase] - before
 
 
-def make_wide_shape(layers: int) -> Shape:
-    return Shape(layers, 4096, 32, 512)
-
-
-def measure_reserved(arm: int, layers: int) -> float:
-    """The memory that two steps of a wide model reserve; infinite if they run out of it."""
-    free_memory("cuda")
-    try:
-        train = start_training(ARMS[arm], make_wide_shape(layers), "cuda")
-        tokens = draw_tokens(make_wide_shape(1), 1, 512, "cuda")
-        for _ in range(2):
-            train(tokens, {})
-        synchronize("cuda")
-    except torch.OutOfMemoryError:
-        return math.inf
-    return torch.cuda.max_memory_reserved()
-
-
-def find_largest(device: str) -> list[dict[str, Any]]:
-    """The most layers of width 4096 that take two steps without running out of memory, for some arms.
-
-    Sizes near the limit are tried in a process of their own: torch may keep tensors after running out of memory in
-    backward (https://github.com/pytorch/pytorch/issues/82218).
-    """
-
-    @cache
-    def fits(arm: int, layers: int) -> bool:
-        free_memory(device)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # raises if the process dies
-            return pool.submit(measure_reserved, arm, layers).result() < math.inf
-
-    rows = []
-    for arm in (0, len(ARMS) - 2, len(ARMS) - 1):
-        few, more = 8, 16
-        low, high = (measure_reserved(arm, layers) for layers in (few, more))
-        free_memory(device)
-        free = torch.cuda.mem_get_info()[0]
-        layers = more - 1
-        if high < math.inf:
-            layers = int(few + (free - low) // ((high - low) / (more - few)))  # each layer reserves about the same
-        while layers and not fits(arm, layers):
-            layers -= 1
-        while fits(arm, layers + 1):
-            layers += 1
-        with torch.device("meta"):
-            count = sum(param.numel() for param in GPT2(make_wide_shape(layers)).parameters())
-        rows.append({"name": ARMS[arm].name, "layers": layers, "parameters": count})
-    return rows
-
-
 def requested_bytes(device: str) -> int:
     """Bytes in tensors, without what the allocator adds to each."""
     return torch.cuda.memory_stats().get("requested_bytes.all.current", 0) if device == "cuda" else 0
@@ -343,9 +289,6 @@ def make_markdown(results: dict[str, Any]) -> str:
         ],
     )  # fmt: skip
     parts = [f"# {results['model']}: bytes and time", (__doc__ or "").partition("\n\n    ")[0], steps, training]
-    if results["largest"]:
-        rows = [[row["name"], str(row["layers"]), f"{row['parameters'] / 1e9:.1f}"] for row in results["largest"]]
-        parts.append(markdown_table(["largest", "layers", "billion parameters"], rows))
     parts += ["\n".join(f"- {note}" for note in results["notes"]), f"Environment: `{results['environment']}`"]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -357,7 +300,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", metavar="REGEX", help="optimizers by name; torch's is always measured")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--largest", action="store_true", help="also search the largest model; CUDA only")
     args = parser.parse_args()
     arms = [arm for arm in ARMS if arm.name == TORCH or re.search(args.only, arm.name)]
     notes: list[str] = []
@@ -368,14 +310,10 @@ def main() -> None:
         "notes": notes,
         "steps": measure_steps(arms, args.model, args.device, args.rounds, notes),
         "training": [],
-        "largest": [],
     }
-    for name, measure in (
-        ("training", partial(measure_training, arms, args.model, args.device, args.rounds, notes)),
-        ("largest", partial(find_largest, args.device) if args.largest else list),
-    ):
-        results[name] = measure()
-        write(results, args.out / f"memory-{args.device}", make_markdown(results))
+    write(results, args.out / f"memory-{args.device}", make_markdown(results))
+    results["training"] = measure_training(arms, args.model, args.device, args.rounds, notes)
+    write(results, args.out / f"memory-{args.device}", make_markdown(results))
     print(make_markdown(results))
 
 

@@ -1,13 +1,14 @@
 """The benchmark of a step: what it writes, how it judges, what it counts."""
 
 import json
+import math
 import re
 from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import candidates, memory, monitor, step, versions
+from benchmarks import candidates, largest, memory, monitor, step, versions
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
@@ -166,6 +167,19 @@ def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
         assert sum(row["parts"][name] for name in row["parts"] if name != "_after_step") <= row["parts"].get(
             "_after_step", 0
         )
+
+
+@pytest.mark.parametrize("free", [300, 801, 1000, 1099, 1100, 1101, 2500])
+@pytest.mark.parametrize("curve", [0, 0.5, -0.5])
+def test_the_largest_model_is_found_whatever_the_prediction(free, curve):
+    """A layer needs 100, and less or more the more layers there are."""
+
+    def measure(layers):
+        need = layers * 100 + curve * layers**2
+        return need if need <= free else math.inf
+
+    found = largest.find_largest(measure, free)
+    assert measure(found) < math.inf == measure(found + 1)
 
 
 def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):

@@ -1,0 +1,96 @@
+"""The largest GPT-2 that one GPU can train, with torch's AdamW and with small weights and state.
+
+    python -m benchmarks.largest [--out results]
+
+Width 4096, one sequence of 512 tokens, two training steps; the search is over the number of layers. Every size is tried
+in a process of its own, because torch may keep tensors after running out of memory in backward
+(https://github.com/pytorch/pytorch/issues/82218). Writes results/largest-cuda.json and .md after every optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.memory import ARMS, LEAN, TORCH, draw_tokens, start_training
+from benchmarks.report import RESULTS, environment, markdown_table, write
+from mvngrad_lab.tasks.language.model import GPT2, Shape
+
+NAMES = (TORCH, LEAN, f"{LEAN}, release")
+FEW, MORE = 4, 8
+"""Layers of the two models by which the largest is predicted."""
+
+
+def make_shape(layers: int) -> Shape:
+    return Shape(layers, 4096, 32, 512)
+
+
+def measure_reserved(name: str, layers: int) -> float:
+    """The bytes that two training steps reserve; infinite if they run out of memory."""
+    (arm,) = (arm for arm in ARMS if arm.name == name)
+    try:
+        train = start_training(arm, make_shape(layers), "cuda")
+        tokens = draw_tokens(make_shape(1), 1, 512, "cuda")
+        for _ in range(2):
+            train(tokens, {})
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return math.inf
+    return torch.cuda.max_memory_reserved()
+
+
+def measure_in_process(name: str, layers: int) -> float:
+    """`measure_reserved` in a process of its own; raises if the process dies."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure_reserved, name, layers).result()
+
+
+def find_largest(measure: Callable[[int], float], free: int) -> int:
+    """The most layers that fit, where `measure` gives the bytes that a number of layers needs, or infinity.
+
+    Each layer needs about the same, so the search begins at what two small models predict.
+    """
+    measure = cache(measure)
+    low, high = measure(FEW), measure(MORE)
+    layers = MORE - 1
+    if high < math.inf:
+        layers = max(MORE, int(FEW + (free - low) * (MORE - FEW) / (high - low)))
+    while layers and measure(layers) == math.inf:
+        layers -= 1
+    while measure(layers + 1) < math.inf:
+        layers += 1
+    return layers
+
+
+def make_markdown(results: dict[str, Any]) -> str:
+    rows = [[row["name"], str(row["layers"]), f"{row['parameters'] / 1e9:.1f}"] for row in results["largest"]]
+    table = markdown_table(["optimizer", "layers", "billion parameters"], rows)
+    parts = ["# The largest GPT-2", (__doc__ or "").partition("\n\n")[0], table]
+    return "\n\n".join([*parts, f"Environment: `{results['environment']}`"]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    args = parser.parse_args()
+    results: dict[str, Any] = {"environment": environment("cuda"), "largest": []}
+    for name in NAMES:
+        free = torch.cuda.mem_get_info()[0]
+        layers = find_largest(lambda layers, name=name: measure_in_process(name, layers), free)  # type: ignore[misc]
+        with torch.device("meta"):
+            count = sum(param.numel() for param in GPT2(make_shape(layers)).parameters())
+        results["largest"].append({"name": name, "layers": layers, "parameters": count})
+        write(results, args.out / "largest-cuda", make_markdown(results))
+    print(make_markdown(results))
+
+
+if __name__ == "__main__":
+    main()
