@@ -198,6 +198,18 @@ def test_decoupled_decay_explains_all_some_or_none_of_the_gap(tmp_path, closed, 
     assert [row.value for row in verdict.strip.rows] == pytest.approx([1.8, 1.8 * (1 - closed)], abs=0.3)
 
 
+def other_decay_results(best, results, queue, mean):
+    """The grid and the runs of another queue about decay, beside `results`."""
+    rng, known = np.random.default_rng(4), {recipe.key for recipe, _ in results}
+    more = []
+    for recipes in arms.decay_grid(queue, best).values():
+        new = [(recipe, {"test_accuracy": 99.0 if at == 5 else 70.0}) for at, recipe in enumerate(recipes)]
+        more += [(recipe, result) for recipe, result in new if recipe.key not in known]
+        runs = arms.table_runs({"chosen": recipes[5]})
+        more += [(run, {"test_accuracy": mean + rng.normal(0, NOISE)}) for run in runs]
+    return more
+
+
 @pytest.mark.parametrize(("gain", "status"), [(1.0, REPRODUCED), (0.0, NOT_REPRODUCED), (0.25, UNDECIDED)])
 @pytest.mark.parametrize(
     ("claim", "queue", "sign"), [("floor-decay-floor", "decoupled-floor", 1), ("floor-decay-strength", "coupled", -1)]
@@ -206,14 +218,7 @@ def test_other_decay_is_judged_by_its_gain(tmp_path, claim, queue, sign, gain, s
     best, results = decay_results(0.5)  # decoupled decay reaches 78.9
     write_runs(tmp_path, results)
     assert judge(tmp_path, claim, "floor-decay").status == NOT_RUN
-    rng = np.random.default_rng(4)
-    known = {recipe.key for recipe, _ in results}
-    for recipes in arms.decay_grid(queue, best).values():
-        new = [(recipe, {"test_accuracy": 99.0 if at == 5 else 70.0}) for at, recipe in enumerate(recipes)]
-        results += [(recipe, result) for recipe, result in new if recipe.key not in known]
-        runs = arms.table_runs({"chosen": recipes[5]})
-        results += [(run, {"test_accuracy": 78.9 + sign * (gain + rng.normal(0, NOISE))}) for run in runs]
-    write_runs(tmp_path, results)
+    write_runs(tmp_path, results + other_decay_results(best, results, queue, 78.9 + sign * gain))
     verdict = judge(tmp_path, claim, "floor-decay")
     assert [row.value for row in verdict.strip.rows] == pytest.approx([gain], abs=0.3)
     assert verdict.status == status
@@ -402,10 +407,18 @@ def test_first_screen_says_no_more_than_the_verdicts(tmp_path, effects, seeds, e
 def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_path):
     write_runs(tmp_path, decay_results(1.0)[1])
     assert "so that decay and not epsilon explains it" in get_first_screen(tmp_path)[0]
-    write_runs(tmp_path, decay_results(0.65)[1])
+    best, results = decay_results(0.65, gap=1.8)
+    write_runs(tmp_path, results)
     sentence = get_first_screen(tmp_path)[0]
     note = judge(tmp_path, "floor-decay-decoupled", "floor-decay").note
-    assert f"decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap" in sentence
+    closed = f"decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap"
+    assert closed in sentence
+    assert "tuned" not in sentence
+    write_runs(tmp_path, results + other_decay_results(best, results, "coupled", 78 + 0.4 * 1.8))
+    sentence = get_first_screen(tmp_path)[0]
+    share = re.search(r"a tuned coefficient of coupled decay (\d+)%", sentence)
+    assert closed in sentence
+    assert int(share[1]) == pytest.approx(40, abs=12)
     write_runs(tmp_path, decay_results(0.0)[1])
     assert "decay" not in get_first_screen(tmp_path)[0]
 

@@ -15,7 +15,7 @@ from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report import load_records
-from mvngrad_lab.report.statistics import fewer, welch
+from mvngrad_lab.report.statistics import estimate_contrast, fewer, welch
 from mvngrad_lab.report.verdicts import find_judges
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +196,70 @@ def test_the_floor_runs_with_decoupled_decay_and_without_decay():
         rows = [read_decays(cell, floor)[lr] for lr in (1e-4, 1e-3, 4e-3, 1e-2)]
         added = " | ".join(f"{decayed - plain:+.2f}" for plain, decayed in rows)
         assert f"| {name}, {'floor' if floor == 'floor' else 'no floor'} | {added} |" in log
+
+
+def test_the_floor_runs_with_a_tuned_coupled_coefficient():
+    """If this fails after new runs: the log's fourth part about the floor, and what settings page and README say."""
+    records = load_records(ROOT / "results", warn=pytest.fail)
+    result = next(each.result for each in records if each.name == "floor-decay")
+    log, settings = read("log.md"), read("how-to/settings.md")
+    arms = {name: list(values.values())[:3] for name, values in result["arms"].items() if values}
+    tuned, coupled, floor = ((f"adam-{kind}", f"mvngrad-{kind}") for kind in ("tuned", "none", "floor"))
+    for name, cell in (("Adam", tuned[0]), ("MVN-Grad", tuned[1])):
+        row = " | ".join(f"{value:.2f}" for value in (*arms[cell], fmean(arms[cell])))
+        assert f"| {name}, tuned coupled decay, no floor | {row} |" in log
+    assert "they reach {:.2f} and {:.2f} (three seeds)".format(*(fmean(arms[arm]) for arm in tuned)) in settings
+
+    def compare(better, worse):
+        values = {arm: arms[arm] for arm in (*better, *worse)}
+        effect = estimate_contrast(values, dict(zip(values, (0.5, 0.5, -0.5, -0.5), strict=True)))
+        return effect.estimate, "{:.2f} to {:.2f}".format(*effect.interval())
+
+    (added, interval), (left, left_interval) = compare(tuned, coupled), compare(floor, tuned)
+    share = f"{added / compare(floor, coupled)[0]:.0%}"
+    assert f"adds {added:.2f} points (95%: {interval}), {share} of the gap" in log.replace("**", "")
+    assert f"they are {left:.2f} points ({left_interval}) above tuned coupled decay" in log
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for page in (settings, readme, read("index.md")):
+        assert share in page
+    verdict = find_judges()["floor-decay-strength"](result)
+    (row,) = verdict.strip.rows
+    p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
+    interval = "{:.2f} to {:.2f}".format(*row.interval)
+    assert f"better by {row.value:.2f} points ({interval}), p = {p}, `floor-decay-strength`: {verdict.status}" in (
+        log.replace("**", "")
+    )
+    assert f"by {row.value:.2f} points (95%: {interval})" in settings
+    grid = json.loads((ROOT / "results" / "floor-coupled-grid.json").read_text())["runs"]
+    by = {tuple(row["settings"][k] for k in ("optimizer", "weight_decay", "lr")): row["metrics"] for row in grid}
+    for coefficient, name in ((2e-5, "2e-5"), (6e-5, "6e-5"), (2e-4, "2e-4")):
+        row = " | ".join(
+            " / ".join(f"{by[cell, coefficient, lr]['test_accuracy']:.2f}" for cell in ("adam", "mvngrad"))
+            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
+        )
+        assert f"| {name} | {row} |" in log.replace("**", "")
+
+
+def test_smaller_state_on_cifar100_at_30_epochs():
+    records = load_records(ROOT / "results", warn=pytest.fail)
+    result = next(each.result for each in records if each.name == "state-precision-images")
+    log, state, settings = (read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    means = {arm: f"{fmean(values.values()):.2f}" for arm, values in result["arms"].items()}
+    assert all(len(values) == 12 for values in result["arms"].values())
+    assert "{bf16}, {int8} and {lean} against {float32} in float32".format(**means) in state
+    assert (
+        "ends on CIFAR-100 at {bf16}, {int8} and {lean}, float32 at {float32} (30 epochs, n = 12)".format(**means)
+        in readme
+    )
+    for arm in ("bf16", "int8", "lean"):
+        verdict = find_judges()[f"images-{arm}"](result)
+        (row,) = verdict.strip.rows
+        p = re.search(r"p for less than 0.3 points ([\d.]+)", verdict.measured)[1]
+        lost = f"{row.value:.2f} ({row.interval[0]:.2f} to {row.interval[1]:.2f})"
+        assert f"| {arm} | {means[arm]} | {lost} | {p} |" in log
+        assert f"`images-{arm}`: {verdict.status}." in log
+        assert f"less than 0.3 points lost** ({means[arm]}" in settings
 
 
 def read_decays(cell, floor):

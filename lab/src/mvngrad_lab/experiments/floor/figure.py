@@ -243,18 +243,25 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
     statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
-    return f"{_describe_effects(statuses, get_share_closed(verdicts['floor-decay-decoupled']))}: {numbers}."
+    shares = get_shares_closed(verdicts["floor-decay-decoupled"], verdicts["floor-decay-strength"])
+    return f"{_describe_effects(statuses, shares)}: {numbers}."
 
 
-def get_share_closed(verdict: Verdict) -> float | None:
-    """The share of the gap that decoupled decay closes, if the verdict is that it closes a part, and more than half."""
-    if verdict.status != UNDECIDED or verdict.strip is None:
-        return None
-    gap, still_open = (row.value for row in verdict.strip.rows)
-    return 1 - still_open / gap if still_open < gap / 2 else None
+def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
+    """The share of the gap that decoupled decay closes, if it closes a part and more than half, else nothing.
+
+    The second share is that of coupled decay with a tuned coefficient, if these runs are done.
+    """
+    if decoupled.status != UNDECIDED or decoupled.strip is None:
+        return []
+    gap, still_open = (row.value for row in decoupled.strip.rows)
+    left = [still_open]
+    if strength.strip is not None:
+        left.append(still_open + strength.strip.rows[0].value)
+    return [1 - each / gap for each in left] if still_open < gap / 2 else []
 
 
-def _describe_effects(statuses: Mapping[str, str], share_closed: float | None) -> str:
+def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float]) -> str:
     """What the rules about the floor, the variance, the order and decay say, and no more."""
     if statuses["floor-main"] == NOT_REPRODUCED:
         return "An epsilon floor is worth **less than 1 point**"
@@ -267,8 +274,10 @@ def _describe_effects(statuses: Mapping[str, str], share_closed: float | None) -
     parts = ["**An epsilon floor is worth more than 1 point**"]
     if statuses["floor-decay-decoupled"] == NOT_REPRODUCED:
         parts.append("decoupled weight decay closes the gap without one, so that decay and not epsilon explains it")
-    elif share_closed is not None:
-        parts = [f"{parts[0]}, and **decoupled weight decay without one closes {share_closed:.0%} of that gap**"]
+    elif shares_closed:
+        share, *tuned = (f"{share:.0%}" for share in shares_closed)
+        parts = [f"{parts[0]}, and **decoupled weight decay without one closes {share} of that gap**"]
+        parts[0] += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
     elif not different + undecided:
         parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
