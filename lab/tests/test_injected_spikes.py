@@ -8,7 +8,7 @@ import pytest
 import torch
 from texts import write_text
 
-from mvngrad_lab.experiments.spikes import recipes, records, run, tasks
+from mvngrad_lab.experiments.spikes import compare, mnist, recipes, records, run, tasks
 from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
@@ -73,6 +73,76 @@ def test_injection_changes_the_plan_of_bad_images_alone(injection):
         assert same < 0.5 if injection == "labels" and at in steps else same == 1
 
 
+@pytest.mark.parametrize("injection", ["labels", "scaled"])
+def test_injection_changes_bad_digits_alone(injection):
+    recipe = mnist.make_training(
+        mnist.MnistSpikes("mnist-5k"), (0.9, 0.7), "adam", lr=1e-3, seed=1, injection=injection
+    )
+    task = tasks.SpikedMnistTask(recipe, None, CPU)
+    clean, bad = (plans(task, dataclasses.replace(recipe, injection=kind)) for kind in ("none", injection))
+    events = recipes.find_events(1, len(clean["order"]))
+    steps = {event + at for event in events for at in range(2 if injection == "labels" else 1)}
+    model = task.build_model()
+    for at in range(len(clean["order"])):
+        batches = [task.make_batch({name: value[at] for name, value in plan.items()}) for plan in (clean, bad)]
+        (images, labels, _), (bad_images, bad_labels, scale) = batches
+        assert torch.equal(images, bad_images)
+        wrong = (labels != bad_labels).float().mean()
+        assert wrong == (1 if injection == "labels" and at in steps else 0)
+        assert scale == (recipes.SCALE if injection == "scaled" and at in steps else 1)
+        if at in steps and injection == "scaled":
+            torch.testing.assert_close(task.loss(model, batches[1]), recipes.SCALE * task.loss(model, batches[0]))
+
+
+def test_mnist_is_trained_in_both_regimes_at_the_best_rate_of_each_cell(monkeypatch):
+    """The trainings are small, and their losses are replaced by numbers that say which rate is best."""
+    trained = []
+
+    def train(recipe, data):
+        trained.append(recipe)
+        steps = recipe.epochs * 26
+        slow = recipe.optimizer in ("adam", "adabelief") and recipe.beta2 == 0.7 and recipe.injection != "none"
+        losses = [1.0 if slow else 0.0] * steps
+        return {
+            "status": "finished",
+            "losses": losses,
+            "validation_loss": abs(recipe.lr - 1e-3),
+            "test_loss": slow + 0.0,
+        }
+
+    monkeypatch.setattr(mnist, "train", train)
+    monkeypatch.setattr(mnist, "count_cores", lambda: 1)
+    ticks = []
+    result = mnist.run(mnist.MnistSpikes("mnist-5k", epochs=1), None, ticks.append)
+    assert result["networks"] == len(trained) == 2 * (4 * 5 + 10 * 2 * 3 * 6)
+    assert ticks == sorted(ticks)
+    assert ticks[-1] == pytest.approx(1)
+    assert sorted({recipe.lr for recipe in trained if recipe.seed}) == pytest.approx([1e-3, 3e-3])
+    for regime, betas, status in (("usual", [0.9, 0.99], UNDECIDED), ("short", [0.9, 0.7], REPRODUCED)):
+        part = result["regimes"][regime]
+        assert (part["betas"], set(part["best"].values())) == (betas, {1e-3})
+        assert part["done"] == part["of"] == 360
+        assert {row["rate"] for row in part["rows"]} == {"1x", "3x"}
+        for claim in ("recovery", "damage"):
+            assert JUDGES[f"spikes-mnist-{regime}-{claim}"](result).status == status
+    figures = draw(TableResult("spikes-mnist", {}, {}, result, ("a",), 0))
+    assert [figure.title for figure in figures] == [f"After a bad batch, betas 0.9 and {beta}" for beta in (0.99, 0.7)]
+    assert len({panel.svg for figure in figures for panel in figure.panels}) == 4
+
+
+def test_a_small_network_is_trained_until_it_diverges():
+    of = mnist.MnistSpikes("mnist-5k", epochs=1)
+    good, bad = (mnist.make_training(of, (0.9, 0.99), "mvngrad", lr=lr, seed=1) for lr in (1e-3, 1e30))
+    finished = mnist.train(good, None)
+    assert finished["status"] == "finished"
+    assert len(finished["losses"]) == 26
+    assert finished["losses"][-1] < finished["losses"][0]
+    assert math.isfinite(finished["test_loss"])
+    diverged = mnist.train(bad, None)
+    assert diverged["status"] == "diverged"
+    assert not math.isfinite(diverged["losses"][-1])
+
+
 @pytest.mark.parametrize("injection", ["shuffled", "repeated", "scaled"])
 def test_injection_changes_the_plan_of_bad_text_alone(tmp_path, injection):
     write_text(tmp_path / "words" / "a.txt", *(f"{n} words and {n * n} more" * 20 for n in range(60)))
@@ -114,7 +184,7 @@ def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     assert scaled[first + 1] != clean[first + 1]
     assert exported[some[3].key]["losses"] != clean, "clipping has its own run without bad batches"
 
-    monkeypatch.setattr(records, "SHOWN", 5)
+    monkeypatch.setattr(compare, "SHOWN", 5)
     (table,) = records.collect(Sources((tmp_path / "results",), {}, warn=pytest.fail))
     assert [(row["protection"], row["injection"]) for row in table.result["rows"]] == [
         (name, kind) for name in ("no clipping", "norm clipping") for kind in ("labels", "scaled")

@@ -2,4 +2,7 @@
 
 from mvngrad_lab.experiments import Experiment
 
-EXPERIMENTS = (Experiment("spikes", "bad batches in real trainings", (7_000, 7_000), f"{__name__}.run", gpu=True),)
+EXPERIMENTS = (
+    Experiment("spikes", "bad batches in real trainings", (7_000, 7_000), f"{__name__}.run", gpu=True),
+    Experiment("spikes-mnist", "bad batches on MNIST", (360, 40), f"{__name__}.mnist", jobs=400),
+)

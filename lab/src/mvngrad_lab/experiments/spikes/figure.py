@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import isfinite
 from typing import Any
 
@@ -11,7 +12,8 @@ from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
 
 
-def draw(result: dict[str, Any]) -> list[Figure]:
+def draw(result: dict[str, Any], where: str = "") -> list[Figure]:
+    """`where` distinguishes the figures of one record."""
     panels = []
     for rate, cells in sorted(result["excess"].items()):
         at = make_axes("steps after a bad batch", "loss above the run without it")
@@ -19,7 +21,7 @@ def draw(result: dict[str, Any]) -> list[Figure]:
             draw_curve(at, MARKS[NAMES[cell]], range(len(excess)), excess)
         at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
         words = "; ".join(f"{NAMES[cell]} {number(excess[0])} at first" for cell, excess in cells.items())
-        panels.append(make_panel(at, f"{rate} the best rate", f"{words}."))
+        panels.append(make_panel(at, f"{rate} the best rate{where}", f"{words}."))
     runs, rows = index_rows(result), []
     for injection, protection, rate in dict.fromkeys((key.injection, key.protection, key.rate) for key in runs):
         cells = []
@@ -36,8 +38,22 @@ def draw(result: dict[str, Any]) -> list[Figure]:
     )
     head = ("bad batch", "clipping", "rate", *NAMES.values())
     table = Table("Median steps to recovery, damage", head, tuple(rows))
-    return [Figure("After a bad batch", caption, tuple(panels), tuple(MARKS.values()), table)]
+    return [Figure(f"After a bad batch{where}", caption, tuple(panels), tuple(MARKS.values()), table)]
+
+
+def draw_mnist(result: dict[str, Any]) -> list[Figure]:
+    """A figure for each regime of betas."""
+    figures = []
+    for part in result["regimes"].values():
+        (figure,) = draw(part, f", betas {part['betas'][0]:g} and {part['betas'][1]:g}")
+        rates = ", ".join(f"{NAMES[cell]} {number(rate)}" for cell, rate in part["best"].items())
+        caption = (
+            f"A two-layer network, seeds {', '.join(map(str, result['seeds']))}. {result['data']}. {figure.caption}"
+        )
+        caption += f" Best rates, by validation loss with seed 0: {rates}."
+        figures.append(dataclasses.replace(figure, caption=caption))
+    return figures
 
 
 MEASURES = ("recovery", "damage")
-FIGURES = {"spikes-text": draw, "spikes-images": draw}
+FIGURES = {"spikes-text": draw, "spikes-images": draw, "spikes-mnist": draw_mnist}

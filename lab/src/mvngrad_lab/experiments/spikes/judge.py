@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -142,8 +142,19 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     return Verdict(status, text, strip=strip)
 
 
-for task in recipes.TASKS:
-    judges(f"spikes-{task}-recovery")(partial(judge_order, measure="recovery", what="steps to recovery"))
-    judges(f"spikes-{task}-damage")(partial(judge_order, measure="damage", what="damage"))
-    judges(f"spikes-{task}-clipping")(judge_clipping)
-    judges(f"spikes-{task}-divergence")(judge_divergence)
+def judge_regime(result: Mapping[str, Any], regime: str, judge: Callable[[Mapping[str, Any]], Verdict]) -> Verdict:
+    """A verdict on MNIST with the betas of one regime."""
+    return judge(result["regimes"][regime])
+
+
+RULES_BY_CLAIM: dict[str, Callable[[Mapping[str, Any]], Verdict]] = {
+    "recovery": partial(judge_order, measure="recovery", what="steps to recovery"),
+    "damage": partial(judge_order, measure="damage", what="damage"),
+    "clipping": judge_clipping,
+    "divergence": judge_divergence,
+}
+for claim, rule in RULES_BY_CLAIM.items():
+    for task in recipes.TASKS:
+        judges(f"spikes-{task}-{claim}")(rule)
+    for regime in ("usual", "short"):
+        judges(f"spikes-mnist-{regime}-{claim}")(partial(judge_regime, regime=regime, judge=rule))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from mvngrad_lab.recipe import COUPLED, RULES, Bound, has_eps_s
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103
+from mvngrad_lab.tasks.mnist.recipe import Mnist
 
 Injection = Literal["none", "shuffled", "repeated", "labels", "scaled"]
 FIRST, EVERY, WITHIN = 100, 200, 100
@@ -21,6 +23,11 @@ CLIP, Z_CLIP = 1.0, 3.0
 SEEDS = (1, 2, 3)
 RATE_FACTORS = (1.0, 3.0)
 """Of the best rate."""
+GUARD = {
+    "clip": Bound("more than 0, or None", lambda value: value > 0),
+    "nonfinite_limit": Bound("at least 1", lambda value: value >= 1),
+}
+"""Bounds of what recipes of images do not have otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,18 +44,26 @@ class SpikedImages(Cifar100):
     """ResNet-18 with bad batches: wrong labels, or a loss that is too large. It records the loss of every step."""
 
     name: ClassVar[str] = "spiked-images"
-    bounds: ClassVar[dict[str, Bound]] = {
-        **Cifar100.bounds,
-        "clip": Bound("more than 0, or None", lambda value: value > 0),
-        "nonfinite_limit": Bound("at least 1", lambda value: value >= 1),
-    }
+    bounds: ClassVar[dict[str, Bound]] = {**Cifar100.bounds, **GUARD}
 
     injection: Literal["none", "labels", "scaled"] = "none"
     clip: float | None = None
     nonfinite_limit: int = 10
 
 
-Spiked = SpikedText | SpikedImages
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpikedMnist(Mnist):
+    """A two-layer network with bad batches: wrong labels, or a loss that is too large."""
+
+    name: ClassVar[str] = "spiked-mnist"
+    bounds: ClassVar[dict[str, Bound]] = {**Mnist.bounds, **GUARD}
+
+    injection: Literal["none", "labels", "scaled"] = "none"
+    clip: float | None = None
+    nonfinite_limit: int = 10
+
+
+Spiked = SpikedText | SpikedImages | SpikedMnist
 
 
 def find_events(seed: int, steps: int) -> list[int]:
@@ -99,14 +114,19 @@ def protections(optimizer: str) -> dict[str, dict[str, float | None]]:
 
 
 def make_queue(task: str) -> list[Any]:
-    """All runs of a task, seed by seed, so that a queue that is cut leaves whole seeds.
+    """All runs of a task."""
+    return make_runs(*TASKS[task], SEEDS)
 
-    Runs that differ in rate and injection are neighbours: they share a captured step.
+
+def make_runs(make: Callable[..., Any], injections: Sequence[str], seeds: Sequence[int]) -> list[Any]:
+    """All runs of recipes that `make(optimizer, **settings)` returns, by default at the best rate.
+
+    They go seed by seed, so that a queue that is cut leaves whole seeds. Runs that differ in rate and injection are
+    neighbours: they share a captured step.
     """
-    make, injections = TASKS[task]
     return [
         make(cell, seed=seed, lr=factor * make(cell).lr, injection=injection, **settings)
-        for seed in SEEDS
+        for seed in seeds
         for cell in COUPLED
         for settings in protections(cell).values()
         for factor in RATE_FACTORS

@@ -1,28 +1,17 @@
-"""Each run with bad batches beside the run without them that is otherwise the same."""
+"""What the report reads: the runs of the queues, in stores and in exported files."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 from mvngrad_lab import store
 from mvngrad_lab.experiments.spikes import recipes
+from mvngrad_lab.experiments.spikes.compare import compare_all
+from mvngrad_lab.recipe import COUPLED
 from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.store import read_rows
-
-TOLERANCE, WINDOW = 0.05, 10
-"""A run has recovered when its mean loss over WINDOW steps is at most TOLERANCE above that of the run without."""
-SHOWN = 100
-"""Steps after an event that the figure shows."""
-FINAL = {"text": ("validation_loss", 1.0), "images": ("test_accuracy", -1.0)}
-"""The metric in which damage is measured, and its sign: damage is positive."""
-
-Runs = Mapping[str, Mapping[str, Any]]
-"""By key: status, metrics, and the loss of every step."""
 
 
 def get_file_name(queue: str) -> str:
@@ -48,78 +37,9 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
 def collect(sources: Sources) -> list[TableResult]:
     runs, tables = read_runs(*sources.folders), []
     for task in recipes.TASKS:
-        queue = recipes.make_queue(task)
+        queue, make = recipes.make_queue(task), recipes.TASKS[task][0]
         done = tuple(recipe.key for recipe in queue if recipe.key in runs)
-        result = {**compare_all(queue, runs, task), "done": len(done), "of": len(queue)}
+        result = compare_all(queue, runs, task, {cell: make(cell).lr for cell in COUPLED})
         if done:
             tables.append(TableResult(f"spikes-{task}", {}, {}, result, done, len(queue) - len(done)))
     return tables
-
-
-def compare_all(queue: Sequence[Any], runs: Runs, task: str) -> dict[str, Any]:
-    """The comparison of each run that is done with its run without bad batches, and the median excess of the loss in
-    the steps after an event, by rate and optimizer, of runs without clipping.
-    """
-    rows, excesses = [], dict[str, dict[str, list[list[float]]]]()
-    for recipe in queue:
-        clean = runs.get(dataclasses.replace(recipe, injection="none").key)
-        if recipe.injection == "none" or recipe.key not in runs or clean is None:
-            continue
-        kinds = recipes.protections(recipe.optimizer)
-        given = {name: value for name in ("clip", "z_clip") if (value := getattr(recipe, name)) is not None}
-        factor = recipe.lr / recipes.TASKS[task][0](recipe.optimizer).lr
-        row = {
-            "cell": recipe.optimizer,
-            "protection": next(name for name, settings in kinds.items() if settings == given),
-            "rate": f"{factor:g}x",
-            "injection": recipe.injection,
-            "seed": recipe.seed,
-            **compare(recipe, runs[recipe.key], clean, task),
-        }
-        excess = row.pop("excess")
-        if not given:
-            excesses.setdefault(row["rate"], {}).setdefault(recipe.optimizer, []).extend(excess)
-        rows.append(row)
-    shown = {
-        rate: {cell: [median(column) for column in zip(*each, strict=True)] for cell, each in cells.items() if each}
-        for rate, cells in excesses.items()
-    }
-    return {"rows": rows, "excess": shown}
-
-
-def compare(recipe: Any, run: Mapping[str, Any], clean: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Mean steps to recovery over events, damage in the final metric, and the excess of the loss after each event.
-
-    None stands for an infinite number: the run diverged. Nothing can be compared with a clean run that diverged.
-    """
-    metric, sign = FINAL[task]
-    diverged, comparable = run["status"] != "finished", clean["status"] == "finished"
-    row: dict[str, Any] = {"diverged": diverged, "comparable": comparable, "recovery": None, "damage": None}
-    if diverged or not comparable:
-        return {**row, "excess": []}
-    losses, steps = run["losses"], len(clean["losses"])
-    difference = [
-        float("inf") if a is None or b is None else a - b for a, b in zip(losses, clean["losses"], strict=True)
-    ]
-    bad = sorted(recipes.find_bad_steps(recipe, steps))
-    events = recipes.find_events(recipe.seed, steps)
-    times, excess = [], []
-    for event, end in zip(events, [*events[1:], steps], strict=True):
-        start = max(step for step in bad if event <= step < end) + 1
-        times.append(find_recovery(difference[start:end]))
-        excess.append(difference[start : start + SHOWN])
-    damage = sign * (run[metric] - clean[metric])
-    whole = [part for part in excess if len(part) == SHOWN]
-    return {**row, "recovery": fmean(times), "damage": damage, "excess": whole}
-
-
-def find_recovery(difference: Sequence[float]) -> int:
-    """Steps until the mean of the next WINDOW differences is within TOLERANCE; all of them if it never is.
-
-    >>> find_recovery([1.0] * 5 + [0.0] * 20), find_recovery([1.0] * 30)
-    (5, 30)
-    """
-    for start in range(len(difference) - WINDOW + 1):
-        if fmean(difference[start : start + WINDOW]) <= TOLERANCE:
-            return start
-    return len(difference)

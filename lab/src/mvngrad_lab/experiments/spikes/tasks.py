@@ -1,4 +1,4 @@
-"""The two tasks with bad batches. What is injected is part of an epoch's plan, so that a captured step reads it."""
+"""The tasks with bad batches. What is injected is part of an epoch's plan, so that a captured step reads it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mvngrad_lab.experiments.spikes.recipes import SCALE, Spiked, SpikedImages, SpikedText, find_bad_steps
+from mvngrad_lab.experiments.spikes.recipes import (
+    SCALE,
+    Spiked,
+    SpikedImages,
+    SpikedMnist,
+    SpikedText,
+    find_bad_steps,
+)
 from mvngrad_lab.tasks.cifar100 import augment
 from mvngrad_lab.tasks.cifar100.task import CLASSES, Cifar100Task
 from mvngrad_lab.tasks.language.task import LanguageTask
+from mvngrad_lab.tasks.mnist.task import MnistTask
 from mvngrad_lab.training.task import EpochPlan, StepPlan, make_generators
+
+DIGITS = 10
+"""Classes of MNIST."""
 
 
 class SpikedTextTask(LanguageTask):
@@ -47,13 +58,7 @@ class SpikedImagesTask(Cifar100Task):
 
     def plan_epoch(self, recipe: SpikedImages, epoch: int) -> EpochPlan:  # type: ignore[override]
         plan = super().plan_epoch(recipe, epoch)
-        bad = _bad_steps(recipe, epoch, self.steps_per_epoch)
-        shift = torch.zeros_like(plan["order"])
-        if recipe.injection == "labels":
-            _, generator = make_generators(recipe.seed, epoch)
-            for at in bad:
-                shift[at] = torch.randint(1, CLASSES, shift[at].shape, generator=generator)
-        return {**plan, "shift": shift, "scale": _scales(recipe, bad, self.steps_per_epoch)}
+        return {**plan, **_plan_labels(recipe, epoch, plan["order"], CLASSES)}
 
     def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
         labels = (self.train_labels[row["order"]] + row["shift"]) % CLASSES
@@ -64,6 +69,34 @@ class SpikedImagesTask(Cifar100Task):
         *rest, scale = batch
         loss, correct = super().loss_and_correct(model, tuple(rest))
         return loss * scale, correct
+
+
+class SpikedMnistTask(MnistTask):
+    """Draws all labels of a bad step at random, or scales its loss."""
+
+    outside_step = (*MnistTask.outside_step, "injection", "nonfinite_limit")
+
+    def plan_epoch(self, recipe: SpikedMnist, epoch: int) -> EpochPlan:  # type: ignore[override]
+        plan = super().plan_epoch(recipe, epoch)
+        return {**plan, **_plan_labels(recipe, epoch, plan["order"], DIGITS)}
+
+    def make_batch(self, row: StepPlan) -> tuple[Tensor, ...]:
+        images, labels = super().make_batch(row)
+        return images, (labels + row["shift"]) % DIGITS, row["scale"]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        *rest, scale = batch
+        return super().loss(model, tuple(rest)) * scale
+
+
+def _plan_labels(recipe: Spiked, epoch: int, order: Tensor, classes: int) -> EpochPlan:
+    """What is added to each label of an epoch, modulo `classes`, and the factor of each step's loss."""
+    bad, shift = _bad_steps(recipe, epoch, len(order)), torch.zeros_like(order)
+    if recipe.injection == "labels":
+        _, generator = make_generators(recipe.seed, epoch)
+        for at in bad:
+            shift[at] = torch.randint(1, classes, shift[at].shape, generator=generator)
+    return {"shift": shift, "scale": _scales(recipe, bad, len(order))}
 
 
 def _bad_steps(recipe: Spiked, epoch: int, steps_per_epoch: int) -> list[int]:
