@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,21 @@ def measure_reserved(name: str, layers: int) -> float:
         for _ in range(2):
             train(tokens, {})
         torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        return math.inf
+    except RuntimeError as error:
+        if re.search("out of memory|ALLOC_FAILED", str(error)):  # of torch, of the driver, of cuBLAS
+            return math.inf
+        raise
     return torch.cuda.max_memory_reserved()
 
 
-def measure_in_process(name: str, layers: int) -> float:
-    """`measure_reserved` in a process of its own; raises if the process dies."""
+def measure_free() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
+def run_in_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process of its own; raises if the process dies."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(measure_reserved, name, layers).result()
+        return pool.submit(work, *arguments).result()
 
 
 def find_largest(measure: Callable[[int], float], free: int) -> int:
@@ -81,10 +88,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
-    results: dict[str, Any] = {"environment": environment("cuda"), "largest": []}
+    results: dict[str, Any] = {"environment": run_in_process(environment, "cuda"), "largest": []}
+    free = run_in_process(measure_free)
     for name in NAMES:
-        free = torch.cuda.mem_get_info()[0]
-        layers = find_largest(lambda layers, name=name: measure_in_process(name, layers), free)  # type: ignore[misc]
+        layers = find_largest(partial(run_in_process, measure_reserved, name), free)
         with torch.device("meta"):
             count = sum(param.numel() for param in GPT2(make_shape(layers)).parameters())
         results["largest"].append({"name": name, "layers": layers, "parameters": count})

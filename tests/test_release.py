@@ -261,6 +261,44 @@ def test_remove_works_after_the_optimizer_is_gone():
     assert not isinstance(model[0].weight.grad, ReleasedGradient)
 
 
+def test_release_continues_after_loading_a_checkpoint():
+    results = []
+    for release in (False, True):
+        model = make_model()
+        optimizer = mvngrad.MVNGradW(make_groups(model), lr=1e-2, state_dtype="int8")
+        if release:
+            release_gradients(optimizer, bucket_bytes=1000)
+        train(model, optimizer, steps=3)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        train(model, optimizer, steps=2)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        model(X).mean().backward()
+        used = [param.grad for param in model.parameters() if param.requires_grad]
+        assert all(isinstance(grad, ReleasedGradient) == release for grad in used)
+        optimizer.step()
+        optimizer.zero_grad()
+        train(model, optimizer, steps=2)
+        results.append([param.detach().clone() for param in model.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_remove_works_in_the_middle_of_a_step():
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2)
+    release = release_gradients(optimizer)
+    model(X).mean().backward()
+    optimizer.param_groups[0]["lr"] = 1.0
+    with pytest.raises(RuntimeError, match="set lr before backward"):
+        optimizer.step()
+    release.remove()
+    assert all(param.grad is None for param in model.parameters())
+    before = model[0].weight.detach().clone()
+    model(X).mean().backward()
+    optimizer.step()
+    assert not torch.equal(before, model[0].weight)
+
+
 def test_remove_and_copies_release_nothing():
     model = make_model()
     optimizer = mvngrad.MVNGradW(model.parameters())

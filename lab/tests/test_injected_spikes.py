@@ -130,6 +130,12 @@ def test_mnist_is_trained_in_both_regimes_at_the_best_rate_of_each_cell(monkeypa
     assert len({panel.svg for figure in figures for panel in figure.panels}) == 4
 
 
+def test_quick_has_one_regime_and_judges_no_other():
+    recipe = mnist.make_recipe(True, None)
+    assert list(recipe.betas) == ["short"]
+    assert JUDGES["spikes-mnist-usual-damage"]({"regimes": {}}).status == NOT_RUN
+
+
 def test_a_small_network_is_trained_until_it_diverges():
     of = mnist.MnistSpikes("mnist-5k", epochs=1)
     good, bad = (mnist.make_training(of, (0.9, 0.99), "mvngrad", lr=lr, seed=1) for lr in (1e-3, 1e30))

@@ -433,7 +433,8 @@ class RuleOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._inputs, self._captured, self.gradient_release = [], getattr(self, "_captured", []), None
+        self._inputs, self._captured = [], getattr(self, "_captured", [])
+        self.gradient_release = getattr(self, "gradient_release", None)  # load_state_dict keeps it, a copy has none
         self._sums, self._new_sums = {}, {}
         for group in self.param_groups:
             for name, value in self.defaults.items():

@@ -90,8 +90,12 @@ class GradientRelease:
         for handle in self._handles:
             handle.remove()
         if (optimizer := self._optimizer()) is not None:
-            self.finish()
-            optimizer.gradient_release = None
+            optimizer.gradient_release = None  # first: flush may raise
+            self.flush()
+            for position in self._released:
+                param, *_, placeholder = self._members[position]
+                if param.grad is placeholder:
+                    param.grad = None
 
     def finish(self) -> None:
         """Step what is left, and forget that gradients were released: the next backward is of the next step.
