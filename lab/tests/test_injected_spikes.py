@@ -114,14 +114,14 @@ def test_mnist_is_trained_in_both_regimes_at_the_best_rate_of_each_cell(monkeypa
     monkeypatch.setattr(mnist, "count_cores", lambda: 1)
     ticks = []
     result = mnist.run(mnist.MnistSpikes("mnist-5k", epochs=1), None, ticks.append)
-    assert result["networks"] == len(trained) == 2 * (4 * 5 + 10 * 2 * 3 * 6)
+    assert result["networks"] == len(trained) == 2 * (4 * 5 + 10 * 2 * 3 * 8)
     assert ticks == sorted(ticks)
     assert ticks[-1] == pytest.approx(1)
     assert sorted({recipe.lr for recipe in trained if recipe.seed}) == pytest.approx([1e-3, 3e-3])
     for regime, betas, status in (("usual", [0.9, 0.99], UNDECIDED), ("short", [0.9, 0.7], REPRODUCED)):
         part = result["regimes"][regime]
         assert (part["betas"], set(part["best"].values())) == (betas, {1e-3})
-        assert part["done"] == part["of"] == 360
+        assert part["done"] == part["of"] == 480
         assert {row["rate"] for row in part["rows"]} == {"1x", "3x"}
         for claim in ("recovery", "damage"):
             assert JUDGES[f"spikes-mnist-{regime}-{claim}"](result).status == status
@@ -260,6 +260,17 @@ def test_verdicts_follow_the_true_differences(rows, expected):
     for verdict in verdicts.values():
         assert (verdict.strip is None) == (verdict.status == NOT_RUN)
         assert verdict.strip is None or len(verdict.strip.rows) == 4
+
+
+def test_pairs_of_a_seed_count_once_if_seeds_are_compared():
+    """All in favour: twelve pairs show it, the means of three seeds cannot."""
+    result = make_rows(SLOW_FIRST)
+    of_mnist = {"regimes": {"usual": result}}
+    assert JUDGES["spikes-images-recovery"](result).status == REPRODUCED
+    assert JUDGES["spikes-mnist-usual-recovery"](of_mnist).status == UNDECIDED
+    assert {row.n for row in JUDGES["spikes-mnist-usual-recovery"](of_mnist).strip.rows} == {3}
+    nothing = {**result, "rows": [{**row, "comparable": False} for row in result["rows"]]}
+    assert JUDGES["spikes-images-clipping"](nothing).status == UNDECIDED
 
 
 def test_figure_shows_where_the_median_run_diverged():

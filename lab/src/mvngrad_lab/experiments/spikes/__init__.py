@@ -4,5 +4,5 @@ from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
     Experiment("spikes", "bad batches in real trainings", (7_000, 7_000), f"{__name__}.run", gpu=True),
-    Experiment("spikes-mnist", "bad batches on MNIST", (360, 36), f"{__name__}.mnist", jobs=400),
+    Experiment("spikes-mnist", "bad batches on MNIST", (420, 36), f"{__name__}.mnist", jobs=760),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from statistics import fmean, median
 from typing import Any
 
 from mvngrad_lab.experiments.spikes import recipes
 
 TOLERANCE, WINDOW = 0.05, 10
-"""A run has recovered when its mean loss over WINDOW steps is at most TOLERANCE above that of the run without."""
+"""A run has recovered when its mean loss over WINDOW steps stays at most TOLERANCE above that of the run without."""
 SHOWN = 100
 """Steps after an event that the figure shows."""
 FINAL = {"text": ("validation_loss", 1.0), "images": ("test_accuracy", -1.0), "mnist": ("test_loss", 1.0)}
@@ -63,7 +64,8 @@ def compare(recipe: Any, run: Mapping[str, Any], clean: Mapping[str, Any], task:
         return {**row, "excess": []}
     losses, steps = run["losses"], len(clean["losses"])
     difference = [
-        float("inf") if a is None or b is None else a - b for a, b in zip(losses, clean["losses"], strict=True)
+        a - b if a is not None and b is not None and isfinite(a - b) else inf
+        for a, b in zip(losses, clean["losses"], strict=True)
     ]
     bad = sorted(recipes.find_bad_steps(recipe, steps))
     events = recipes.find_events(recipe.seed, steps)
@@ -78,12 +80,17 @@ def compare(recipe: Any, run: Mapping[str, Any], clean: Mapping[str, Any], task:
 
 
 def find_recovery(difference: Sequence[float]) -> int:
-    """Steps until the mean of the next WINDOW differences is within TOLERANCE; all of them if it never is.
+    """Steps until the mean of the next WINDOW differences is within TOLERANCE and stays so; all if it never does.
 
-    >>> find_recovery([1.0] * 5 + [0.0] * 20), find_recovery([1.0] * 30)
-    (5, 30)
+    Damage may come late: momentum that is divided by the root as it falls again.
+
+    >>> find_recovery([1.0] * 5 + [0.0] * 20), find_recovery([0.0] * 12 + [1.0] * 5 + [0.0] * 20)
+    (5, 17)
+    >>> find_recovery([1.0] * 30), find_recovery([0.0] * 30)
+    (30, 0)
     """
-    for start in range(len(difference) - WINDOW + 1):
-        if fmean(difference[start : start + WINDOW]) <= TOLERANCE:
-            return start
-    return len(difference)
+    starts = range(len(difference) - WINDOW + 1)
+    late = [start for start in starts if fmean(difference[start : start + WINDOW]) > TOLERANCE]
+    if late and late[-1] == starts[-1]:
+        return len(difference)
+    return late[-1] + 1 if late else 0

@@ -33,8 +33,8 @@ def draw(result: dict[str, Any], where: str = "") -> list[Figure]:
         rows.append((injection, protection, rate, *cells))
     caption = (
         f"{result['done']} of {result['of']} runs are done. Each run with bad batches is compared with the run of the "
-        "same seed, data and settings without them. Lines: median over events and seeds, without clipping. "
-        "Table: median steps to recovery, and damage at the end."
+        "same seed, data and settings without them. Lines: median over events, kinds of bad batches and seeds, without "
+        "clipping. Table: median steps to recovery, and damage at the end."
     )
     head = ("bad batch", "clipping", "rate", *NAMES.values())
     table = Table("Median steps to recovery, damage", head, tuple(rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from scipy import stats
@@ -59,14 +60,26 @@ def index_rows(result: Mapping[str, Any]) -> dict[Key, Row]:
     return {Key(*(row[name] for name in Key._fields)): row for row in result["rows"] if row["comparable"]}
 
 
-def pair_runs(rows: Mapping[Key, Row], first: Mapping[str, Any], second: Mapping[str, Any], measure: str) -> Pairs:
-    """The measure of each run with the settings `first`, and of the run that has `second` and is otherwise the same."""
+def pair_runs(
+    rows: Mapping[Key, Row], first: Mapping[str, Any], second: Mapping[str, Any], measure: str, by_seed: bool
+) -> Pairs:
+    """The measure of each run with the settings `first`, and of the run that has `second` and is otherwise the same.
+
+    With `by_seed` there is one pair for each seed, of means over all else: pairs of one seed are not independent.
+    """
     keys = [key for key in rows if key._replace(**first) == key and key._replace(**second) in rows]
-    return [(get_number(rows[key], measure), get_number(rows[key._replace(**second)], measure)) for key in keys]
+    pairs = {key: (get_number(rows[key], measure), get_number(rows[key._replace(**second)], measure)) for key in keys}
+    if not by_seed:
+        return list(pairs.values())
+    seeds = sorted({key.seed for key in keys})
+    of_seeds = ([pair for key, pair in pairs.items() if key.seed == seed] for seed in seeds)
+    return [(fmean(a for a, _ in of), fmean(b for _, b in of)) for of in of_seeds]
 
 
 def judge_pairs(all_pairs: Mapping[str, Pairs], what: str) -> Verdict:
     """Whether in each comparison the first of its pairs is smaller."""
+    if not all(all_pairs.values()):
+        return Verdict(UNDECIDED, "", "Runs without bad batches diverged: there is nothing to compare with.")
     for_it, against = (
         dict(zip(all_pairs, adjust_by_holm(p_values), strict=True))
         for p_values in (
@@ -88,27 +101,27 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str) -> Verdict:
     return Verdict(NOT_REPRODUCED if min(against.values()) < LEVEL else UNDECIDED, text, strip=strip)
 
 
-def judge_order(result: Mapping[str, Any], measure: str, what: str) -> Verdict:
+def judge_order(result: Mapping[str, Any], measure: str, what: str, by_seed: bool = False) -> Verdict:
     """Whether momentum last has less of the measure than momentum first, without clipping."""
     if obstacle := find_obstacle(result):
         return obstacle
     rows, none = index_rows(result), "no clipping"
     pairs = {
         f"{NAMES[last]} and {NAMES[first]}": pair_runs(
-            rows, {"cell": last, "protection": none}, {"cell": first}, measure
+            rows, {"cell": last, "protection": none}, {"cell": first}, measure, by_seed
         )
         for last, first in LAST_AND_FIRST
     }
     return judge_pairs(pairs, what)
 
 
-def judge_clipping(result: Mapping[str, Any]) -> Verdict:
+def judge_clipping(result: Mapping[str, Any], by_seed: bool = False) -> Verdict:
     """Whether damage is less with norm clipping, and with z_clip, than without."""
     if obstacle := find_obstacle(result):
         return obstacle
     rows, none = index_rows(result), {"protection": "no clipping"}
     pairs = {
-        f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage")
+        f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage", by_seed)
         for name in ("norm clipping", "z_clip")
     }
     return judge_pairs(pairs, "damage")
@@ -142,13 +155,13 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     return Verdict(status, text, strip=strip)
 
 
-def judge_regime(result: Mapping[str, Any], regime: str, judge: Callable[[Mapping[str, Any]], Verdict]) -> Verdict:
+def judge_regime(result: Mapping[str, Any], regime: str, judge: Callable[..., Verdict], **options: Any) -> Verdict:
     """A verdict on MNIST with the betas of one regime; `--quick` runs the other only."""
     part = result["regimes"].get(regime)
-    return judge(part) if part else Verdict(NOT_RUN, "", "Not run with --quick.")
+    return judge(part, **options) if part else Verdict(NOT_RUN, "", "Not run with --quick.")
 
 
-RULES_BY_CLAIM: dict[str, Callable[[Mapping[str, Any]], Verdict]] = {
+RULES_BY_CLAIM: dict[str, Callable[..., Verdict]] = {
     "recovery": partial(judge_order, measure="recovery", what="steps to recovery"),
     "damage": partial(judge_order, measure="damage", what="damage"),
     "clipping": judge_clipping,
@@ -158,4 +171,5 @@ for claim, rule in RULES_BY_CLAIM.items():
     for task in recipes.TASKS:
         judges(f"spikes-{task}-{claim}")(rule)
     for regime in ("usual", "short"):
-        judges(f"spikes-mnist-{regime}-{claim}")(partial(judge_regime, regime=regime, judge=rule))
+        options: dict[str, Any] = {} if claim == "divergence" else {"by_seed": True}
+        judges(f"spikes-mnist-{regime}-{claim}")(partial(judge_regime, regime=regime, judge=rule, **options))
