@@ -16,7 +16,7 @@ from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import estimate_contrast, fewer, welch
-from mvngrad_lab.report.verdicts import find_judges
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, UNDECIDED, find_judges
 
 ROOT = Path(__file__).parents[2]
 RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
@@ -260,6 +260,43 @@ def test_smaller_state_on_cifar100_at_30_epochs():
         assert f"| {arm} | {means[arm]} | {lost} | {p} |" in log
         assert f"`images-{arm}`: {verdict.status}." in log
         assert f"less than 0.3 points lost** ({means[arm]}" in settings
+
+
+def test_bad_batches_on_mnist():
+    (result,) = (run["result"] for run in RUNS if run["name"] == "spikes-mnist")
+    log, settings, readme = (
+        read("log.md"), read("how-to/settings.md"), " ".join((ROOT / "README.md").read_text().split())
+    )  # fmt: skip
+    judges, found = find_judges(), {}
+    for regime, claim in product(("short", "usual"), ("recovery", "damage", "clipping")):
+        verdict = judges[f"spikes-mnist-{regime}-{claim}"](result)
+        found[regime, claim] = verdict, {row.label: row.value for row in verdict.strip.rows}
+    names = ("Adam", "LaProp", "AdaBelief", "MVN-Grad")
+    for regime, betas in (("short", "(0.9, 0.7)"), ("usual", "(0.9, 0.99)")):
+        (_, steps), (_, lost) = found[regime, "recovery"], found[regime, "damage"]
+        assert f"| {betas} | steps to recovery | {' | '.join(f'{steps[name]:.0f}' for name in names)} |" in log
+        assert f"| | final test loss lost | {' | '.join(f'{lost[name]:.3f}' for name in names)} |" in log
+    first, last = (
+        " and ".join(f"{found['short', 'recovery'][1][name]:.0f}" for name in pair)
+        for pair in (("Adam", "AdaBelief"), ("LaProp", "MVN-Grad"))
+    )
+    for page in (settings, readme):
+        assert f"recover in {last} steps, Adam and AdaBelief in {first}" in page
+    statuses = [verdict.status for verdict, _ in found.values()]
+    assert statuses == [REPRODUCED, REPRODUCED, CAVEAT, UNDECIDED, NOT_REPRODUCED, REPRODUCED]
+    for (regime, claim), p_values in {("short", "damage"): ["0.0078"], ("usual", "damage"): ["0.016", "0.027"]}.items():
+        assert all(p in found[regime, claim][0].measured for p in p_values)
+    by_norm, z_clip = (
+        [row.value for row in judges["spikes-mnist-usual-clipping"](result).strip.rows][at : at + 2] for at in (0, 2)
+    )
+    assert f"{by_norm[0]:.3f} are lost instead of {by_norm[1]:.3f} at (0.9, 0.99)" in log
+    assert f"loses {z_clip[0]:.3f} instead of {z_clip[1]:.3f} at (0.9, 0.99)" in log
+    assert f"lost {z_clip[0]:.3f} of test loss with it, {z_clip[1]:.3f} without" in settings
+    norm = [row.value for row in judges["spikes-mnist-short-clipping"](result).strip.rows][:2]
+    assert f"{norm[0]:.3f} instead of {norm[1]:.3f} at (0.9, 0.7)" in log
+    rows = [row for regime in result["regimes"].values() for row in regime["rows"]]
+    assert not any(row["diverged"] for row in rows)
+    assert len(rows) == 640
 
 
 def read_decays(cell, floor):
