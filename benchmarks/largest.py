@@ -88,6 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("it measures the memory of a GPU, and there is none here")
     results: dict[str, Any] = {"environment": run_in_process(environment, "cuda"), "largest": []}
     free = run_in_process(measure_free)
     for name in NAMES:
