@@ -13,13 +13,14 @@ from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.mnist.curves import Curves, Panel
 from mvngrad_lab.experiments.mnist.gap import Frozen
+from mvngrad_lab.experiments.spikes.mnist import MnistSpikes
 from mvngrad_lab.recipe import Recipe, added_field
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 
 RESULTS = Path(__file__).parents[2] / "results"
-RECIPES = (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial, Curves, Frozen)
+RECIPES = (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial, MnistSpikes, Curves, Frozen)
 CLASSES = {kind.name: kind for kind in RECIPES}
 
 
