@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from mvngrad.optim import formats
-from mvngrad.optim.inputs import Group
-from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
+from mvngrad.optim.inputs import Group, make_hyper
+from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.tensors import get_local, view_as_real
 from mvngrad.rule import ADAM, Hyper, Rule
 

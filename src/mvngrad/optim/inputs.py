@@ -262,3 +262,33 @@ class StepInputs:
         self.params, self.grads, self.sharded, self._members = [], [], [], []
         self._stored, self._optimizer_state = None, {}
         self.grad_scale = self.found_inf = None
+
+
+def make_hyper(group: Group, lr: Any) -> Hyper:
+    """The hyper-parameters of a group, with a learning rate that may be a number or a tensor."""
+    beta1, beta2 = group["betas"]
+    decay = group["weight_decay"]
+    return Hyper(
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=group["eps"],
+        eps_s=group.get("eps_s", 0.0),
+        weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
+        decoupled=group["decoupled_weight_decay"],
+        beta_mean=group.get("beta_mean"),
+        z_clip=group.get("z_clip"),
+        maximize=group["maximize"],
+    )
+
+
+def read_lr(group: Group, inputs: StepInputs) -> Any:
+    """The learning rate: a tensor only if the backend must not, or need not, read its value on the host."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return lr
+    as_tensor = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
+    if not as_tensor:
+        return lr.item()
+    wide = any(param.dtype == torch.float64 for param in inputs.params)  # else 1 - lr * weight_decay has 7 digits
+    return lr.squeeze().to(torch.float64) if wide else lr.squeeze()

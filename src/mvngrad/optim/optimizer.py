@@ -28,9 +28,9 @@ from mvngrad.optim.formats import (
     is_stored_as,
     parse_state_dtype,
 )
-from mvngrad.optim.inputs import Group, State, StepInputs, StepSums
+from mvngrad.optim.inputs import Group, State, StepInputs, StepSums, make_hyper, read_lr
 from mvngrad.optim.tensors import get_local, get_local_like, is_flat_shard
-from mvngrad.rule import CELLS, LEAN, Hyper, Rule
+from mvngrad.rule import CELLS, LEAN, Rule
 
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
 """Arguments that not every cell has, with their defaults in those that do."""
@@ -281,7 +281,8 @@ class RuleOptimizer(Optimizer):
 
         @functools.wraps(func)
         def step(self: RuleOptimizer, *args: Any, **kwargs: Any) -> Any:
-            if _has_profiler() or self._optimizer_step_pre_hooks or private.global_pre_hooks:
+            profiled = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+            if profiled or self._optimizer_step_pre_hooks or private.global_pre_hooks:
                 return recorded(self, *args, **kwargs)
             result = func(self, *args, **kwargs)
             for hook in chain(self._optimizer_step_post_hooks.values(), private.global_post_hooks.values()):
@@ -311,7 +312,7 @@ class RuleOptimizer(Optimizer):
         try:
             for number, (group, inputs) in enumerate(zip(groups, all_inputs, strict=True)):
                 if inputs.params:
-                    inputs.step_backend(inputs, make_hyper(group, _read_lr(group, inputs)))
+                    inputs.step_backend(inputs, make_hyper(group, read_lr(group, inputs)))
                     if inputs.sums:
                         self._new_sums.setdefault(number, []).extend(inputs.sums)
                 if inputs.sharded:  # autograd saw only their local parts change
@@ -443,39 +444,3 @@ class RuleOptimizer(Optimizer):
                 for name, value in self.state.get(param, {}).items():
                     if isinstance(value, checkpoint.RawTensor):
                         self.state[param][name] = value.value
-
-
-def _has_profiler() -> bool:
-    """Whether a profiler of torch is running."""
-    running: bool = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
-    return running
-
-
-def make_hyper(group: Group, lr: Any) -> Hyper:
-    """The hyper-parameters of a group, with a learning rate that may be a number or a tensor."""
-    beta1, beta2 = group["betas"]
-    decay = group["weight_decay"]
-    return Hyper(
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=group["eps"],
-        eps_s=group.get("eps_s", 0.0),
-        weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
-        decoupled=group["decoupled_weight_decay"],
-        beta_mean=group.get("beta_mean"),
-        z_clip=group.get("z_clip"),
-        maximize=group["maximize"],
-    )
-
-
-def _read_lr(group: Group, inputs: StepInputs) -> Any:
-    """The learning rate: a tensor only if the backend must not, or need not, read its value on the host."""
-    lr = group["lr"]
-    if not isinstance(lr, Tensor):
-        return lr
-    as_tensor = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
-    if not as_tensor:
-        return lr.item()
-    wide = any(param.dtype == torch.float64 for param in inputs.params)  # else 1 - lr * weight_decay has 7 digits
-    return lr.squeeze().to(torch.float64) if wide else lr.squeeze()

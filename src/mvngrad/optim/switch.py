@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim import checkpoint
-from mvngrad.optim.inputs import Group
-from mvngrad.optim.optimizer import RuleOptimizer, make_hyper
+from mvngrad.optim.inputs import Group, make_hyper
+from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.rule import ADAM, Hyper, Rule
 
 SHARED = ("lr", "betas", "eps", "weight_decay")
