@@ -146,6 +146,7 @@ def test_a_small_network_is_trained_until_it_diverges():
     assert math.isfinite(finished["test_loss"])
     diverged = mnist.train(bad, None)
     assert diverged["status"] == "diverged"
+    assert "validation_loss" not in diverged, "the best rate is chosen among finite losses"
     assert not math.isfinite(diverged["losses"][-1])
 
 

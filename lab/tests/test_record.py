@@ -230,6 +230,11 @@ def test_the_floor_runs_with_a_tuned_coupled_coefficient():
         log.replace("**", "")
     )
     assert f"by {row.value:.2f} points (95%: {interval})" in settings
+    four = {arm: arms[arm] for arm in ("adamw-none", "mvngradw-none", *tuned)}
+    for name, cell in (("Adam", "adam"), ("MVN-Grad", "mvngrad")):
+        effect = estimate_contrast(four, {f"{cell}w-none": 1, f"{cell}-tuned": -1})
+        of_cell = f"{effect.estimate:.2f} for {name} ({effect.interval()[0]:.2f} to {effect.interval()[1]:.2f})"
+        assert all(of_cell in page for page in (log, settings))
     grid = json.loads((ROOT / "results" / "floor-coupled-grid.json").read_text())["runs"]
     by = {tuple(row["settings"][k] for k in ("optimizer", "weight_decay", "lr")): row["metrics"] for row in grid}
     for coefficient, name in ((2e-5, "2e-5"), (6e-5, "6e-5"), (2e-4, "2e-4")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -74,8 +75,9 @@ def train(recipe: SpikedMnist, data: Path | None) -> dict[str, Any]:
             return {"status": "diverged", "losses": losses}
     with torch.no_grad():
         metrics = training_step.task.evaluate(training_step.model, final=True)
-    finite = all(map(math.isfinite, metrics.values()))
-    return {"status": "finished" if finite else "diverged", "losses": losses, **metrics}
+    if not all(map(math.isfinite, metrics.values())):
+        return {"status": "diverged", "losses": losses}
+    return {"status": "finished", "losses": losses, **metrics}
 
 
 def run(recipe: MnistSpikes, data: Path | None, tick: Tick) -> dict[str, Any]:
@@ -96,12 +98,8 @@ def run(recipe: MnistSpikes, data: Path | None, tick: Tick) -> dict[str, Any]:
         name: {cell: min(losses, key=losses.__getitem__) for cell, losses in of.items()} for name, of in tried.items()
     }
     queues = {
-        name: make_runs(
-            lambda cell, name=name, **settings: makers[name](cell, **{"lr": best[name][cell], **settings}),
-            INJECTIONS,
-            recipe.seeds,
-        )
-        for name in makers
+        name: make_runs(partial(_make_at_best, make, best[name]), INJECTIONS, recipe.seeds)
+        for name, make in makers.items()
     }
     everything = [each for queue in queues.values() for each in queue]
     runs |= train_all(everything, data, lambda done: tick(TUNING_SHARE + done * (1 - TUNING_SHARE)))
@@ -116,6 +114,11 @@ def run(recipe: MnistSpikes, data: Path | None, tick: Tick) -> dict[str, Any]:
     }
     source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
     return to_json(data=source, seeds=recipe.seeds, networks=len(runs), regimes=parts)
+
+
+def _make_at_best(make: Callable[..., SpikedMnist], rates: dict[str, float], cell: str, **settings: Any) -> SpikedMnist:
+    """The recipe of a cell, by default at its best rate."""
+    return make(cell, **{"lr": rates[cell], **settings})
 
 
 def train_all(recipes: list[SpikedMnist], data: Path | None, tick: Tick) -> dict[str, dict[str, Any]]:
