@@ -1,20 +1,22 @@
 """The largest GPT-2 that one GPU can train, with torch's AdamW and with small weights and state.
 
-    python -m benchmarks.largest [--out results]
+    python -m benchmarks.largest [--only NAME] [--out results]
 
 Width 4096, one sequence of 512 tokens, two training steps; the search is over the number of layers. Every size is tried
 in a process of its own, because torch may keep tensors after running out of memory in backward
-(https://github.com/pytorch/pytorch/issues/82218). Writes results/largest-cuda.json and .md after every optimizer.
+(https://github.com/pytorch/pytorch/issues/82218). Writes results/largest-cuda.json and .md after every optimizer,
+and keeps what the file says of the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -63,41 +65,59 @@ def run_in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 def find_largest(measure: Callable[[int], float], free: int) -> int:
     """The most layers that fit, where `measure` gives the bytes that a number of layers needs, or infinity.
 
-    Each layer needs about the same, so the search begins at what two small models predict.
+    Each layer needs about the same, so the next size to try is predicted from the largest that fits.
     """
-    measure = cache(measure)
-    low, high = measure(FEW), measure(MORE)
-    layers = MORE - 1
-    if high < math.inf:
-        layers = max(MORE, int(FEW + (free - low) * (MORE - FEW) / (high - low)))
-    while layers and measure(layers) == math.inf:
-        layers -= 1
-    while measure(layers + 1) < math.inf:
-        layers += 1
-    return layers
+    needs = {layers: measure(layers) for layers in (FEW, MORE)}
+    if needs[MORE] == math.inf:
+        return next((layers for layers in range(MORE - 1, 0, -1) if measure(layers) < math.inf), 0)
+    fails = math.inf
+    while True:
+        best = max(layers for layers, need in needs.items() if need < math.inf)
+        if best + 1 == fails:
+            return best
+        per_layer = (needs[best] - needs[FEW]) / (best - FEW)
+        layers = best + max(1, int((free - needs[best]) / per_layer))
+        if layers >= fails:
+            layers = int(fails - max(1, (fails - best) // 8))
+        needs[layers] = measure(layers)
+        if needs[layers] == math.inf:
+            fails = layers
 
 
 def make_markdown(results: dict[str, Any]) -> str:
-    rows = [[row["name"], str(row["layers"]), f"{row['parameters'] / 1e9:.1f}"] for row in results["largest"]]
-    table = markdown_table(["optimizer", "layers", "billion parameters"], rows)
-    parts = ["# The largest GPT-2", (__doc__ or "").partition("\n\n")[0], table]
-    return "\n\n".join([*parts, f"Environment: `{results['environment']}`"]) + "\n"
+    rows = [
+        [row["name"], str(row["layers"]), f"{row['parameters'] / 1e9:.1f}", row["environment"]["commit"]]
+        for row in results["largest"]
+    ]
+    table = markdown_table(["optimizer", "layers", "billion parameters", "commit"], rows)
+    machines = sorted(
+        {f"{env['device']}, torch {env['torch']}" for env in (row["environment"] for row in results["largest"])}
+    )
+    parts = ["# The largest GPT-2", (__doc__ or "").partition("\n\n")[0], table, f"Measured on: {'; '.join(machines)}."]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of: {'; '.join(NAMES)}"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("it measures the memory of a GPU, and there is none here")
-    results: dict[str, Any] = {"environment": run_in_process(environment, "cuda"), "largest": []}
+    path = args.out / "largest-cuda"
+    stored = json.loads(path.with_suffix(".json").read_text())["largest"] if path.with_suffix(".json").exists() else []
+    rows = {row["name"]: row for row in stored}
+    where = run_in_process(environment, "cuda")
     free = run_in_process(measure_free)
-    for name in NAMES:
+    for name in args.only:
         layers = find_largest(partial(run_in_process, measure_reserved, name), free)
         with torch.device("meta"):
             count = sum(param.numel() for param in GPT2(make_shape(layers)).parameters())
-        results["largest"].append({"name": name, "layers": layers, "parameters": count})
-        write(results, args.out / "largest-cuda", make_markdown(results))
+        rows[name] = {"name": name, "layers": layers, "parameters": count, "environment": where}
+        results = {"largest": [rows[each] for each in NAMES if each in rows]}
+        write(results, path, make_markdown(results))
     print(make_markdown(results))
 
 

@@ -169,8 +169,8 @@ def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
         )
 
 
-@pytest.mark.parametrize("free", [300, 801, 1000, 1099, 1100, 1101, 2500])
-@pytest.mark.parametrize("curve", [0, 0.5, -0.5])
+@pytest.mark.parametrize("free", [300, 801, 1000, 1099, 1100, 1101, 2500, 13_333])
+@pytest.mark.parametrize("curve", [0, 0.5, -0.15])
 def test_the_largest_model_is_found_whatever_the_prediction(free, curve):
     """A layer needs 100, and less or more the more layers there are."""
 

@@ -145,7 +145,11 @@ def test_the_times_and_bytes_against_other_implementations_are_those_of_results(
     without, release = results["training"][-2:]
     assert f"With release it takes {release['of_unreleased']:.3f} of the time without" in page
     saved = (without["peak_bytes"] - release["peak_bytes"]) / 1e6
-    assert f"lowers the peak by {saved:.0f} of the 249 MB" in " ".join(page.split())
+    words = " ".join(page.split())
+    assert f"lowers the peak by {saved:.0f} of the 249 MB" in words
+    largest = json.loads((ROOT / "results" / "largest-cuda.json").read_text())["largest"]
+    sizes = [f"{row['layers']} layers, {row['parameters'] / 1e9:.1f} billion" for row in largest]
+    assert f"float32 {sizes[0]} parameters; with lean `MVNGradW`, int8 and 24-bit masters {sizes[1]} (" in words
 
 
 def test_the_accuracies_of_smaller_state_at_200_epochs_are_those_of_results():

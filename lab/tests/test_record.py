@@ -134,7 +134,7 @@ def test_the_floor_runs_at_200_epochs():
     for kind, title in (("floor", "floor of 1e-3"), ("none", "no floor")):
         means = " | ".join(f"{fmean(arms[f'{cell}-{kind}'].values()):.2f}" for cell in cells)
         assert f"| {title} | {means} |" in settings
-    assert f"two seeds: {fmean(arms['sgd'].values()):.2f}" in settings
+    assert f"three seeds: {fmean(arms['sgd'].values()):.2f}" in settings
     for name, effect in compute_effects(tables["floor-table"]).items():
         low, high = effect.interval()
         assert f"| {name} | {effect.estimate:+.2f} | {low:+.2f} to {high:+.2f} |" in log
@@ -158,6 +158,25 @@ def test_the_floor_runs_at_200_epochs():
         best = [dial[cell][floor]["best"] for cell, floor in product(cells, floors)]
         assert f"{min(best):.1f}% to {max(best):.1f}% {where}" in settings
     assert f"{dial['sgd']['1']['best']:.1f}% with SGD" in settings
+
+
+def read_grid(queue):
+    """Test accuracy in a grid of weight decay, by optimizer, coefficient and rate."""
+    rows = json.loads((ROOT / "results" / f"floor-{queue}-grid.json").read_text())["runs"]
+    keys = ("optimizer", "weight_decay", "lr")
+    return {tuple(row["settings"][key] for key in keys): row["metrics"]["test_accuracy"] for row in rows}
+
+
+def make_grid_rows(queue, optimizers, coefficients):
+    """The rows of the log's table of a grid, a coefficient each."""
+    accuracies = read_grid(queue)
+    for coefficient in coefficients:
+        cells = (
+            " / ".join(f"{accuracies[optimizer, coefficient, lr]:.2f}" for optimizer in optimizers)
+            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
+        )
+        title = f"{coefficient:.0e}".replace("e-0", "e-") if coefficient < 1e-2 else f"{coefficient:g}"
+        yield f"| {title} | {' | '.join(cells)} |"
 
 
 def test_the_floor_runs_with_decoupled_decay_and_without_decay():
@@ -184,14 +203,8 @@ def test_the_floor_runs_with_decoupled_decay_and_without_decay():
         row = f"{floor:.2f} | {none:.2f} | {floor - none:+.2f} | {decayed[0] - decayed[1]:+.2f}"
         assert f"| {name} | {row} |" in log
         assert f"{none - floor:.1f}" in settings
-    grid = json.loads((ROOT / "results" / "floor-decoupled-grid.json").read_text())["runs"]
-    by = {tuple(row["settings"][k] for k in ("optimizer", "weight_decay", "lr")): row["metrics"] for row in grid}
-    for coefficient in (0.05, 0.2, 1.0, 5.0):
-        row = " | ".join(
-            " / ".join(f"{by[f'{cell}w', coefficient, lr]['test_accuracy']:.2f}" for cell in names)
-            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
-        )
-        assert f"| {coefficient:g} | {row} |" in log.replace("**", "")
+    for row in make_grid_rows("decoupled", ("adamw", "mvngradw"), (0.05, 0.2, 1.0, 5.0)):
+        assert row in log.replace("**", "")
     for (cell, name), floor in product(names.items(), ("none", "floor")):
         rows = [read_decays(cell, floor)[lr] for lr in (1e-4, 1e-3, 4e-3, 1e-2)]
         added = " | ".join(f"{decayed - plain:+.2f}" for plain, decayed in rows)
@@ -235,14 +248,49 @@ def test_the_floor_runs_with_a_tuned_coupled_coefficient():
         effect = estimate_contrast(four, {f"{cell}w-none": 1, f"{cell}-tuned": -1})
         of_cell = f"{effect.estimate:.2f} for {name} ({effect.interval()[0]:.2f} to {effect.interval()[1]:.2f})"
         assert all(of_cell in page for page in (log, settings))
-    grid = json.loads((ROOT / "results" / "floor-coupled-grid.json").read_text())["runs"]
-    by = {tuple(row["settings"][k] for k in ("optimizer", "weight_decay", "lr")): row["metrics"] for row in grid}
-    for coefficient, name in ((2e-5, "2e-5"), (6e-5, "6e-5"), (2e-4, "2e-4")):
-        row = " | ".join(
-            " / ".join(f"{by[cell, coefficient, lr]['test_accuracy']:.2f}" for cell in ("adam", "mvngrad"))
-            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
-        )
-        assert f"| {name} | {row} |" in log.replace("**", "")
+    for row in make_grid_rows("coupled", ("adam", "mvngrad"), (2e-5, 6e-5, 2e-4)):
+        assert row in log.replace("**", "")
+
+
+def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
+    """If this fails after new runs: the log's fifth part about the floor, and what the settings page says."""
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    part, log, settings = records["floor-dial"]["images"], read("log.md"), read("how-to/settings.md")
+    cells = {
+        name: {**part["cells"][name], **part["cells"]["sgd"]} for name in ("adam", "laprop", "adabelief", "mvngrad")
+    }
+    assert all(row["done"] == row["of"] for rows in cells.values() for row in rows.values())
+    titles = {
+        "0": "none", "1e-05": "1e-5", "0.0001": "1e-4", "0.001": "1e-3", "0.01": "1e-2", "1": "1, which is SGD",
+    }  # fmt: skip
+    for floor, title in titles.items():
+        found = [cells[cell][floor] for cell in cells]
+        rates = [f"{row['lr']:.0e}".replace("e-0", "e-") if row["lr"] < 1 else f"{row['lr']:g}" for row in found]
+        values = " | ".join(f"{row['best']:.2f} ({rate})" for row, rate in zip(found, rates, strict=True))
+        assert f"| {title} | {values} |" in log
+    by_floor = {floor: [cells[cell][floor]["best"] for cell in cells] for floor in titles}
+    assert all(rows["0.001"]["best"] == max(row["best"] for row in rows.values()) for rows in cells.values())
+    ranges = [f"{min(by_floor[floor]):.1f}% to {max(by_floor[floor]):.1f}%" for floor in ("0.001", "0")]
+    sgd = part["cells"]["sgd"]["1"]["best"]
+    assert "{}, against {} without a floor and {:.1f}% with SGD".format(*ranges, sgd) in settings
+    times = f"{1e-3 / part['gradient_rms']:.1f} times the root mean square of the gradient"
+    assert times in log
+    assert times in settings
+    verdict = find_judges()["floor-dial-images"](records["floor-dial"])
+    gains = ", ".join(f"{row.label} {row.value:.2f}" for row in verdict.strip.rows)
+    assert f"(`floor-dial-images`: {verdict.status}): {gains}." in log.replace("**", "")
+    for cell, gained in zip(cells, ("2.1", "2.1", "-0.0", "0.6"), strict=True):
+        assert f"{cells[cell]['0.0001']['best'] - cells[cell]['0']['best']:.1f}" == gained
+
+    for row in make_grid_rows("decoupled-floor", ("adamw", "mvngradw"), (0.05, 0.2, 0.5, 1.0)):
+        assert row in log.replace("**", "")
+    best = [
+        max(accuracy for (name, *_), accuracy in read_grid(queue).items() if name == optimizer)
+        for queue, optimizer in product(("decoupled-floor", "decoupled"), ("adamw", "mvngradw"))
+    ]
+    assert "Best {:.2f} and {:.2f}; without a floor {:.2f} and {:.2f}".format(*best) in log
+    more = f"AdamW {best[0] - best[2]:+.2f} points, MVN-GradW {best[1] - best[3]:+.2f}"
+    assert more in settings
 
 
 def test_smaller_state_on_cifar100_at_30_epochs():
