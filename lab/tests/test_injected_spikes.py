@@ -34,7 +34,7 @@ SMALL_TEXT = {
 
 
 def small_image_recipe(**settings):
-    return recipes.image_recipe("mvngrad", **{"seed": 1, **SMALL_IMAGES, **settings})
+    return recipes.image_recipe("mvngrad", **{"seed": 1, "lr": 1e-3, **SMALL_IMAGES, **settings})
 
 
 def plans(task, recipe):
@@ -44,13 +44,34 @@ def plans(task, recipe):
 
 
 def test_queues_pair_every_run_with_one_without_bad_batches():
-    for task, (count, kinds) in {"text": (240, 4), "images": (180, 3)}.items():
-        whole = recipes.make_queue(task)
+    rates = [recipe for name in ("text-rates", "text-short-rates") for recipe in recipes.make_queue(name, {})]
+    assert len({recipe.key for recipe in rates}) == 2 * 4 * 4
+    tuned = {recipe.key: {"status": "finished", "validation_loss": abs(recipe.lr - 1e-3)} for recipe in rates}
+    for task, (count, kinds) in {"text": (240, 4), "text-short": (96, 4), "images": (180, 3)}.items():
+        whole = recipes.make_queue(task, tuned)
+        assert sorted({recipe.lr for recipe in whole}) == pytest.approx([1e-3, 3e-3])
         keys = {recipe.key for recipe in whole}
         assert len(whole) == len(keys) == count
         assert len({recipe.injection for recipe in whole}) == kinds
         assert all(dataclasses.replace(recipe, injection="none").key in keys for recipe in whole)
         assert [recipe.seed for recipe in whole] == sorted(recipe.seed for recipe in whole)
+
+
+def test_each_cell_has_the_best_of_its_rates():
+    losses = {
+        recipe.key: {"status": "finished", "validation_loss": 4.0 + (recipe.lr != best)}
+        for recipe in recipes.make_queue("text-rates", {})
+        for best in [{"adam": 3e-4, "mvngrad": 1e-2}.get(recipe.optimizer, 3e-3)]
+    }
+    rates = {"adam": 3e-4, "laprop": 3e-3, "adabelief": 3e-3, "mvngrad": 1e-2}
+    assert recipes.find_best_rates("text", losses) == rates
+    assert {round(r.lr / rates[r.optimizer], 6) for r in recipes.make_queue("text", losses)} == {1, 3}
+    with pytest.raises(ValueError, match="run the queue text-short-rates first"):
+        recipes.make_queue("text-short", losses)
+    adam = [recipe.key for recipe in recipes.make_queue("text-rates", {}) if recipe.optimizer == "adam"]
+    losses[adam[0]] = {"status": "diverged", "validation_loss": math.nan}
+    losses[adam[2]]["validation_loss"] = 4.5
+    assert recipes.find_best_rates("text", losses)["adam"] == 3e-3
 
 
 @pytest.mark.parametrize("injection", ["labels", "scaled"])
@@ -155,7 +176,7 @@ def test_injection_changes_the_plan_of_bad_text_alone(tmp_path, injection):
     write_text(tmp_path / "words" / "a.txt", *(f"{n} words and {n * n} more" * 20 for n in range(60)))
     write_text(tmp_path / "words" / "validation.txt", "some words and more " * 10)
     name, _ = prepare_folder_tokens(tmp_path / "words", tmp_path / "data", workers=1)
-    recipe = recipes.text_recipe("adam", seed=1, **{**SMALL_TEXT, "text": name}, injection=injection)
+    recipe = recipes.text_recipe("adam", seed=1, lr=1e-3, **{**SMALL_TEXT, "text": name}, injection=injection)
     task = tasks.SpikedTextTask(recipe, tmp_path / "data", CPU)
     clean, bad = (plans(task, dataclasses.replace(recipe, injection=kind)) for kind in ("none", injection))
     events = recipes.find_events(1, 40)
@@ -176,7 +197,7 @@ def test_injection_changes_the_plan_of_bad_text_alone(tmp_path, injection):
 def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     kinds = ("none", "labels", "scaled")
     some = [small_image_recipe(injection=kind, **clip) for clip in ({}, {"clip": 0.1}) for kind in kinds]
-    monkeypatch.setattr(recipes, "make_queue", lambda task: some if task == "images" else [])
+    monkeypatch.setattr(recipes, "make_queue", lambda task, runs: some if task == "images" else [])
     options = {"device": "cpu", "task": tasks.SpikedImagesTask, "every_step": True}
     assert queue.train_queue(some, tmp_path, finished={}, stop_after=600, run_seconds=0, **options) == 0
     stored = records.read_runs(tmp_path)
@@ -221,7 +242,7 @@ def make_rows(recovery=None, damage=None, diverged=(), clipped=1.0, seed=0):
     """Rows of a whole images queue: by cell a mean, noise of 0.1, and damage multiplied by `clipped` under clipping."""
     rng = np.random.default_rng(seed)
     rows = []
-    for recipe in recipes.make_queue("images"):
+    for recipe in recipes.make_queue("images", {}):
         if recipe.injection == "none":
             continue
         protection = "z_clip" if recipe.z_clip else "norm clipping" if recipe.clip else "no clipping"

@@ -157,8 +157,8 @@ def draw_dial(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"The best of three rates at each floor, seed 0: ResNet-18 on CIFAR-100 after 30 epochs, GPT-2 30M on the "
         f"stand-in text after 1,000 steps. {result['done']} of {result['of']} runs are done; a point with a run to "
-        "come is left out. At a floor far above every gradient all four are SGD with momentum, the last point. With one "
-        "seed, differences below 1 point of accuracy may be chance."
+        "come is left out. At a floor far above every gradient all four are SGD with momentum, the last point. With "
+        "one seed, differences below 1 point of accuracy may be chance."
     )
     return [Figure("The dial: from a normalized gradient to SGD", caption, panels, tuple(MARKS.values()))]
 

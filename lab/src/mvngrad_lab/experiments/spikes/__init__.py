@@ -3,6 +3,6 @@
 from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
-    Experiment("spikes", "bad batches in real trainings", (7_000, 7_000), f"{__name__}.run", gpu=True),
+    Experiment("spikes", "bad batches in real trainings", (3_500, 3_500), f"{__name__}.run", gpu=True),
     Experiment("spikes-mnist", "bad batches on MNIST", (420, 36), f"{__name__}.mnist", jobs=760),
 )

@@ -56,4 +56,4 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
 
 
 MEASURES = ("recovery", "damage")
-FIGURES = {"spikes-text": draw, "spikes-images": draw, "spikes-mnist": draw_mnist}
+FIGURES = {"spikes-text": draw, "spikes-text-short": draw, "spikes-images": draw, "spikes-mnist": draw_mnist}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.spikes.compare import compare_all
-from mvngrad_lab.experiments.spikes.recipes import SpikedMnist, make_runs
+from mvngrad_lab.experiments.spikes.recipes import TUNING_SEED, SpikedMnist, make_runs
 from mvngrad_lab.experiments.spikes.tasks import SpikedMnistTask
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import COUPLED, Recipe, has_eps_s
@@ -24,8 +23,8 @@ from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.training.step import get_training_step
 
 INJECTIONS = ("none", "labels", "scaled")
-TUNING_SEED, TUNING_SHARE = 0, 0.1
-"""The seed that finds the best rates, and about the share of all networks that it takes."""
+TUNING_SHARE = 0.1
+"""About the share of all networks that finding the best rates takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +96,7 @@ def run(recipe: MnistSpikes, data: Path | None, tick: Tick) -> dict[str, Any]:
     best: dict[str, dict[str, float]] = {
         name: {cell: min(losses, key=losses.__getitem__) for cell, losses in of.items()} for name, of in tried.items()
     }
-    queues = {
-        name: make_runs(partial(_make_at_best, make, best[name]), INJECTIONS, recipe.seeds)
-        for name, make in makers.items()
-    }
+    queues = {name: make_runs(make, best[name], INJECTIONS, recipe.seeds) for name, make in makers.items()}
     everything = [each for queue in queues.values() for each in queue]
     runs |= train_all(everything, data, lambda done: tick(TUNING_SHARE + done * (1 - TUNING_SHARE)))
     parts = {
@@ -114,11 +110,6 @@ def run(recipe: MnistSpikes, data: Path | None, tick: Tick) -> dict[str, Any]:
     }
     source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
     return to_json(data=source, seeds=recipe.seeds, networks=len(runs), regimes=parts)
-
-
-def _make_at_best(make: Callable[..., SpikedMnist], rates: dict[str, float], cell: str, **settings: Any) -> SpikedMnist:
-    """The recipe of a cell, by default at its best rate."""
-    return make(cell, **{"lr": rates[cell], **settings})
 
 
 def train_all(recipes: list[SpikedMnist], data: Path | None, tick: Tick) -> dict[str, dict[str, Any]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import COUPLED, RULES, Bound, has_eps_s
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103
@@ -21,6 +24,8 @@ SCALE = 1e3
 """Factor of the loss in a scaled step."""
 CLIP, Z_CLIP = 1.0, 3.0
 SEEDS = (1, 2, 3)
+TUNING_SEED = 0
+"""The seed that finds the best rates."""
 RATE_FACTORS = (1.0, 3.0)
 """Of the best rate."""
 GUARD = {
@@ -86,49 +91,104 @@ def find_bad_steps(recipe: Spiked, steps: int) -> set[int]:
 
 
 def text_recipe(optimizer: Any, **settings: Any) -> SpikedText:
-    """GPT-2 30M on the stand-in text: 500 steps, at the best rate of each in `results/`."""
+    """GPT-2 30M on the stand-in text: 500 steps of 32 windows."""
     eps_s = 0.0 if has_eps_s(optimizer) else None
-    fixed = {"text": STAND_IN, "steps": 500, "warmup_steps": 100, "clip": None, "eps_s": eps_s}
-    return SpikedText(optimizer=optimizer, beta1=0.95, beta2=0.99, **{"lr": 3e-3, **fixed, **settings})
+    fixed = {"text": STAND_IN, "batch_size": 32, "micro_batch_size": 32, "steps": 500, "warmup_steps": 100}
+    betas = {"beta1": 0.95, "beta2": 0.99}
+    return SpikedText(optimizer=optimizer, eps_s=eps_s, **{**fixed, **betas, "clip": None, **settings})
 
 
 def image_recipe(optimizer: Any, **settings: Any) -> SpikedImages:
-    """ResNet-18 on CIFAR-100 without a floor: 12 epochs of 48 steps, at the best rate of each in `results/`."""
+    """ResNet-18 on CIFAR-100 without a floor: 12 epochs of 48 steps."""
     eps_s = 1e-16 if has_eps_s(optimizer) else None
     fixed = {"batch_size": 1024, "epochs": 12, "warmup_epochs": 1, "eps_s": eps_s}
-    return SpikedImages(optimizer=optimizer, beta1=0.9, beta2=0.99, **{"lr": 1e-3, **fixed, **settings})
+    return SpikedImages(optimizer=optimizer, beta1=0.9, beta2=0.99, **{**fixed, **settings})
 
 
+class Queue(NamedTuple):
+    """Runs with bad batches, in all four cells."""
+
+    make: Callable[..., Any]
+    """`make(optimizer, **settings)` returns a recipe."""
+    injections: tuple[str, ...]
+    rates: tuple[float, ...]
+    """The rates tried for each cell with seed 0, without bad batches, in a queue of their own; if one, it is known."""
+    clipped: bool = True
+    """Whether there are runs with clipping too."""
+
+
+TEXT = ("none", "shuffled", "repeated", "scaled")
+TEXT_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 TASKS = {
-    "text": (text_recipe, ("none", "shuffled", "repeated", "scaled")),
-    "images": (image_recipe, ("none", "labels", "scaled")),
+    "text": Queue(text_recipe, TEXT, TEXT_RATES),
+    "text-short": Queue(partial(text_recipe, beta1=0.9, beta2=0.7), TEXT, TEXT_RATES, clipped=False),
+    "images": Queue(image_recipe, ("none", "labels", "scaled"), (1e-3,)),
 }
+"""short: betas[1] < betas[0]^2, where the theorem on spikes bounds the updates of LaProp and MVN-Grad, but not those of
+Adam."""
+RATES = "-rates"
+QUEUES = tuple(name for task, queue in TASKS.items() for name in ([f"{task}{RATES}"] * (len(queue.rates) > 1) + [task]))
+"""In the order in which they can run."""
 
 
-def protections(optimizer: str) -> dict[str, dict[str, float | None]]:
+def protections(optimizer: str, clipped: bool = True) -> dict[str, dict[str, float | None]]:
     """What may stand between a bad batch and the weights, by name; only LaProp and MVN-Grad have a z_clip."""
-    choices: dict[str, dict[str, float | None]] = {"no clipping": {}, "norm clipping": {"clip": CLIP}}
-    if "z_clip" in RULES[optimizer].options:
+    choices: dict[str, dict[str, float | None]] = {"no clipping": {}}
+    if clipped:
+        choices["norm clipping"] = {"clip": CLIP}
+    if clipped and "z_clip" in RULES[optimizer].options:
         choices["z_clip"] = {"z_clip": Z_CLIP}
     return choices
 
 
-def make_queue(task: str) -> list[Any]:
-    """All runs of a task."""
-    return make_runs(*TASKS[task], SEEDS)
+def find_best_rates(task: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The rate of each cell with the lowest validation loss.
+
+    Raises:
+        ValueError: a run of the queue of rates is missing.
+    """
+    queue = TASKS[task]
+    if len(queue.rates) == 1:
+        return dict.fromkeys(COUPLED, queue.rates[0])
+    losses = dict[str, dict[float, float]]()
+    for recipe in _make_rate_runs(queue):
+        if recipe.key not in runs:
+            raise InvalidInput(f"run the queue {task}{RATES} first: {recipe.key} is missing")
+        run = runs[recipe.key]
+        loss = run["validation_loss"] if run["status"] == "finished" else math.inf
+        losses.setdefault(recipe.optimizer, {})[recipe.lr] = loss
+    return {cell: min(of_cell, key=of_cell.__getitem__) for cell, of_cell in losses.items()}
 
 
-def make_runs(make: Callable[..., Any], injections: Sequence[str], seeds: Sequence[int]) -> list[Any]:
-    """All runs of recipes that `make(optimizer, **settings)` returns, by default at the best rate.
+def _make_rate_runs(queue: Queue) -> list[Any]:
+    return [queue.make(cell, lr=lr, seed=TUNING_SEED) for cell in COUPLED for lr in queue.rates]
+
+
+def make_queue(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """All recipes of a queue; most depend on the runs of a queue of rates, which must be complete."""
+    queue = TASKS[name.removesuffix(RATES)]
+    if name.endswith(RATES):
+        return _make_rate_runs(queue)
+    return make_runs(queue.make, find_best_rates(name, runs), queue.injections, SEEDS, queue.clipped)
+
+
+def make_runs(
+    make: Callable[..., Any],
+    best_rates: Mapping[str, float],
+    injections: Sequence[str],
+    seeds: Sequence[int],
+    clipped: bool = True,
+) -> list[Any]:
+    """All runs of recipes that `make(optimizer, **settings)` returns, at multiples of the best rate of each cell.
 
     They go seed by seed, so that a queue that is cut leaves whole seeds. Runs that differ in rate and injection are
     neighbours: they share a captured step.
     """
     return [
-        make(cell, seed=seed, lr=factor * make(cell).lr, injection=injection, **settings)
+        make(cell, seed=seed, lr=factor * best_rates[cell], injection=injection, **settings)
         for seed in seeds
         for cell in COUPLED
-        for settings in protections(cell).values()
+        for settings in protections(cell, clipped).values()
         for factor in RATE_FACTORS
         for injection in injections
     ]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.compare import compare_all
-from mvngrad_lab.recipe import COUPLED
 from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.store import read_rows
 
@@ -28,7 +28,7 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
                 rows = read_rows(root / run.key / "metrics.jsonl")
                 losses = [loss for row in rows for loss in row.get("losses", [])]
                 runs[run.key] = {**run.result, "losses": losses}
-        for path in (root / get_file_name(queue) for queue in recipes.TASKS):
+        for path in (root / get_file_name(queue) for queue in recipes.QUEUES):
             for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
                 runs[row["key"]] = {"status": row["status"], **row["metrics"], "losses": row["losses"]}
     return runs
@@ -37,9 +37,12 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
 def collect(sources: Sources) -> list[TableResult]:
     runs, tables = read_runs(*sources.folders), []
     for task in recipes.TASKS:
-        queue, make = recipes.make_queue(task), recipes.TASKS[task][0]
+        try:
+            queue, best_rates = recipes.make_queue(task, runs), recipes.find_best_rates(task, runs)
+        except InvalidInput:  # the best rates are not known yet
+            continue
         done = tuple(recipe.key for recipe in queue if recipe.key in runs)
-        result = compare_all(queue, runs, task, {cell: make(cell).lr for cell in COUPLED})
+        result = compare_all(queue, runs, task.partition("-")[0], best_rates)
         if done:
             tables.append(TableResult(f"spikes-{task}", {}, {}, result, done, len(queue) - len(done)))
     return tables

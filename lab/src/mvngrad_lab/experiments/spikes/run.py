@@ -13,30 +13,36 @@ from pathlib import Path
 from typing import Any
 
 from mvngrad_lab import store
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.records import get_file_name, read_runs
-from mvngrad_lab.experiments.spikes.tasks import TASKS
+from mvngrad_lab.experiments.spikes.tasks import get_task
 from mvngrad_lab.training.queue import add_rows, make_row, read_finished, run_command, train_queue
 from mvngrad_lab.training.train import require_gpu
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    """Train both queues."""
-    require_gpu("spikes", "trains 420 networks")
-    for number, name in enumerate(recipes.TASKS, start=1):
+    """Train all queues, each after that of its rates."""
+    require_gpu("spikes", "trains some 550 networks")
+    for number, name in enumerate(recipes.QUEUES, start=1):
+        finished = read_runs(root, store.RESULTS)
         train_queue(
-            recipes.make_queue(name), root, finished=read_runs(root, store.RESULTS), stop_after=math.inf, run_seconds=0,
-            every_step=True, on_event=on_event, data=data, device="cuda", compile=True, task=TASKS[name],
+            recipes.make_queue(name, finished), root, finished=finished, stop_after=math.inf, run_seconds=0,
+            every_step=True, on_event=on_event, data=data, device="cuda", compile=True, task=get_task(name),
         )  # fmt: skip
-        tick(number / len(recipes.TASKS))
+        tick(number / len(recipes.QUEUES))
 
 
 def export(finished: Path, results: Path) -> dict[str, int]:
     """Add the runs among the lines of `finished` to results/spikes-QUEUE.json; returns how many each file has."""
     lines, counts = read_finished(finished), {}
-    for name in recipes.TASKS:
-        order = [recipe.key for recipe in recipes.make_queue(name)]
+    runs = {**read_runs(results), **{key: line["result"] for key, line in lines.items()}}
+    for name in recipes.QUEUES:
+        try:
+            order = [recipe.key for recipe in recipes.make_queue(name, runs)]
+        except InvalidInput:  # the best rates are not known yet
+            continue
         if new := {key: make_row(lines[key]) for key in order if key in lines}:
             path = results / get_file_name(name)
             counts[path.name] = add_rows(path, {"experiment": "spikes", "queue": name}, new, order)
@@ -45,10 +51,9 @@ def export(finished: Path, results: Path) -> dict[str, int]:
 
 def main() -> None:
     def get_options(queue: str) -> dict[str, Any]:
-        return {"every_step": True, "task": TASKS[queue]}
+        return {"every_step": True, "task": get_task(queue)}
 
-    names = tuple(recipes.TASKS)
-    run_command(__doc__, names, read_runs, lambda name, runs: recipes.make_queue(name), export, get_options)
+    run_command(__doc__, recipes.QUEUES, read_runs, recipes.make_queue, export, get_options)
 
 
 if __name__ == "__main__":

@@ -113,4 +113,6 @@ def _scales(recipe: Spiked, bad: list[int], steps: int) -> Tensor:
     return scales
 
 
-TASKS: dict[str, Any] = {"text": SpikedTextTask, "images": SpikedImagesTask}
+def get_task(queue: str) -> Any:
+    """The task that the recipes of a queue train."""
+    return SpikedImagesTask if queue == "images" else SpikedTextTask
