@@ -1,7 +1,9 @@
 """Bad batches in trainings: what is injected, how runs are compared, and verdicts on generated comparisons."""
 
 import dataclasses
+import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -223,6 +225,32 @@ def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     assert len(table.result["excess"]["1x"]["mvngrad"]) == 5
     (figure,) = draw(table)
     assert len(figure.table.rows) == 4
+
+
+def test_text_is_trained_at_the_best_rate_of_each_cell(tmp_path, monkeypatch):
+    """The command of the GPU queues, with a tiny model on a CPU."""
+    write_text(tmp_path / "words" / "a.txt", *(f"{n} words and {n * n} more" * 20 for n in range(60)))
+    write_text(tmp_path / "words" / "validation.txt", "some words and more " * 10)
+    name, _ = prepare_folder_tokens(tmp_path / "words", tmp_path / "data", workers=1)
+    size = {**SMALL_TEXT, "text": name, "batch_size": 1, "micro_batch_size": 1, "steps": 20}
+    small = recipes.Queue(partial(recipes.text_recipe, **size), ("none", "scaled"), (1e-9, 1e-2), clipped=False)
+    monkeypatch.setitem(recipes.TASKS, "text-short", small)
+    for key, value in (("COUPLED", ("mvngrad",)), ("SEEDS", (1,))):
+        monkeypatch.setattr(recipes, key, value)
+    folders = ["--runs", f"{tmp_path / 'runs'}", "--results", f"{tmp_path}", "--data", f"{tmp_path / 'data'}"]
+    monkeypatch.setattr("sys.argv", ["run", "text-short-rates", "text-short", "--device", "cpu", *folders])
+    run.main()
+    counts = {"spikes-text-short-rates.json": 2, "spikes-text-short.json": 4}
+    assert run.export(tmp_path / "runs" / queue.FINISHED, tmp_path) == counts
+    monkeypatch.setattr(compare, "SHOWN", 5)
+    (table,) = records.collect(Sources((tmp_path,), {}, warn=pytest.fail))
+    assert (table.name, table.result["done"], table.left) == ("spikes-text-short", 4, 0)
+    assert {row["rate"] for row in table.result["rows"]} == {"1x", "3x"}
+    assert {run["settings"]["lr"] for run in json.loads((tmp_path / "spikes-text-short.json").read_text())["runs"]} == {
+        1e-2, 3e-2,
+    }  # fmt: skip
+    (figure,) = draw(table)
+    assert len(figure.panels) == 2
 
 
 def test_runs_that_differ_in_clipping_share_what_is_compiled():

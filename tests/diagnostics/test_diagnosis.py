@@ -114,6 +114,21 @@ def noise_with_spike(t, size):
     return torch.randn(size) * (1e4 if t == 205 else 1)
 
 
+@pytest.mark.parametrize("make", [mvngrad.AdaBelief, mvngrad.MVNGrad])
+def test_a_floor_does_not_turn_signal_into_noise(make):
+    """A floor of 0.02 over deviations of 1e-3, and of 2e-5, which cannot be read beside it."""
+    (group,) = diagnose(train_with_monitor(make, lambda t, size: 1e-3 * signal(t, size), eps_s=8e-6)[2]).groups
+    assert group["epsilon floor"].numbers["share"] == 1
+    assert group["signal"].verdict == "signal-dominated"
+    records = train_with_monitor(make, lambda t, size: 1e-4 + 2e-5 * torch.randn(size), eps_s=8e-6)[2]
+    (group,) = diagnose(records).groups
+    assert group["signal"].verdict == group["normalizer"].verdict == "cannot tell"
+    assert group["signal"].because.startswith("The floor of eps_s (0.02) hides the noise of 100% of the coordinates: ")
+    for record in records:  # as an early version wrote it
+        del record["groups"][0]["noise_hidden"]
+    assert diagnose(records).groups[0]["signal"].verdict == "cannot tell"
+
+
 def test_spikes_that_momentum_explains_are_absorbed():
     (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, noise_with_spike)[2]).groups
     assert group["spikes"].verdict == "absorbed"
@@ -147,6 +162,8 @@ def test_two_records_are_not_judged():
     records = train_with_monitor(mvngrad.MVNGrad, signal)[2]
     (group,) = diagnose(records[-2:]).groups
     assert group["sign collapse"].verdict == "cannot tell"
+    assert group.finding == "Nothing can be judged yet."
+    assert group.action == "There are 2 records; at least 3 are needed."
     assert diagnose([]).steps is None
 
 

@@ -46,6 +46,10 @@ def noisy_gradient(mean, size=4000):
     return lambda t: mean + torch.randn(size)
 
 
+def small_gradient(mean):
+    return lambda t: 1e-3 * noisy_gradient(mean)(t)
+
+
 # Measures
 
 
@@ -65,6 +69,38 @@ def test_signal_to_noise_matches_the_gradients(make, rho):
     assert entry["ratio"]["0.5"] == pytest.approx(expected, rel=0.05)
     if rho == 4.0 and variance:  # the quantiles show the noise of m itself
         assert entry["snr"]["0.95"] - entry["snr"]["0.05"] > 2 * 1.64 * m_noise
+
+
+@pytest.mark.parametrize(
+    ("make", "floor", "options"),
+    [
+        (mvngrad.MVNGrad, 1, {}),
+        (mvngrad.AdaBelief, 10, {}),
+        (mvngrad.MVNGrad, 3, {"lean": True}),
+        (mvngrad.AdaBelief, 1, {"state_dtype": "bf16"}),
+        (mvngrad.MVNGrad, 1, {"state_dtype": "int8"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rho", [0.0, 4.0])
+def test_a_floor_is_not_taken_for_noise(rho, make, floor, options):
+    """The deviation of the gradients is 1e-3, and the floor up to ten times that."""
+    entry = last_entry(make, small_gradient(rho), eps_s=(1e-3 * floor) ** 2 * 0.01, **options)
+    median = rho if rho else 0.6745 * entry["mean_noise"]
+    assert entry["floor"] == pytest.approx(1e-3 * floor)
+    assert entry["noise_hidden"] < 0.05
+    assert entry["snr"]["0.5"] == pytest.approx(median, rel=0.1)
+    assert entry["layers"][0]["snr"] == pytest.approx(median, rel=0.1)
+    assert entry["ratio"]["0.5"] < 0.8 * entry["snr"]["0.5"] / (0.9 * math.sqrt(2 / 1.9)), (
+        "the ratio is that of the step"
+    )
+
+
+@pytest.mark.parametrize(("options", "floor"), [({}, 100), ({"state_dtype": "bf16"}, 4), ({"state_dtype": "int8"}, 4)])
+def test_noise_far_below_a_floor_is_called_hidden(options, floor):
+    entry = last_entry(mvngrad.MVNGrad, small_gradient(1.0), eps_s=(1e-3 * floor) ** 2 * 0.01, **options)
+    assert entry["noise_hidden"] > 0.5
+    assert entry["snr"]["0.5"] < 1, "a lower bound"
 
 
 def test_quantiles_of_a_mixture_show_each_part():

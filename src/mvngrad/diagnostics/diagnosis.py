@@ -187,6 +187,8 @@ def _summarize(
             f"{collapse.numbers['share']:.0%} of the coordinates step by lr whatever their gradient (sign collapse).",
             "Normalize by the variance (AdaBelief, MVN-Grad), or raise eps.",
         )
+    if floor.verdict == CANNOT_TELL:
+        return "Nothing can be judged yet.", floor.because
     if signal.verdict == CANNOT_TELL:
         more = f"Whether noise or signal dominates cannot be told. {signal.because}"
         return "Nothing in these records calls for a change.", more
@@ -208,8 +210,14 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
     snr = median(medians)
     noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
-    numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to}
+    numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
     text = f"from {SIGNAL:g} on signal dominates, and up to {noise_to:.2g} it may all be noise."
+    if numbers["hidden"] >= FLOOR and snr < SIGNAL:
+        because = (
+            f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates: "
+            f"the median of |mu|/sigma is {snr:.3g} or more; {text}"
+        )
+        return Statement("signal", CANNOT_TELL, because, numbers)
     if last["t"] >= SETTLED / (1 - last["beta2"]):
         because = f"The median of |mu|/sigma over coordinates is {snr:.3g}; {text}"
         return Statement("signal", _name_regime(snr, noise_to), because, numbers)
@@ -222,6 +230,12 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
         because += f" The averages still contain their start; that takes {needed:.0f} steps."
         return Statement("signal", CANNOT_TELL, because, numbers | {"needed": needed})
     return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
+
+
+def _get_hidden(entry: Record) -> float:
+    """The share of coordinates whose noise is hidden by the floor; of early records, all of those at the floor."""
+    hidden = entry.get("noise_hidden", entry["epsilon_floor"] if entry["floor"] > entry["eps"] else 0.0)
+    return hidden or 0.0
 
 
 def _name_regime(snr: float, noise_to: float) -> str:

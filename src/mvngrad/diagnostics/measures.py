@@ -26,6 +26,13 @@ smaller bound would be lost in the noise of m, whose deviation at beta1 = 0.9 an
 AT_FLOOR = 2.0
 """A coordinate is at the floor of eps_s if s is at most this multiple of it: at least half of s is epsilon."""
 
+NEAR_FLOOR = 10.0
+"""If no root is below this multiple of the floor, epsilon is at most 1% of each s and is not subtracted."""
+
+RESOLVED, COARSELY_RESOLVED = 1e-3, 0.25
+"""The smallest variance, as a share of the squared floor, that can be read from s in float32, and from s in bf16 or
+int8, which rounds at random in every step. A smaller one is hidden by the floor."""
+
 LAYER = 8
 """The smallest number of sampled coordinates for which a parameter has values of its own."""
 
@@ -65,11 +72,17 @@ def signal_to_noise(rule: Rule, hyper: Hyper, ratio: Tensor) -> Tensor:
 
 
 def measure_sample(
-    rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor], names: Sequence[str], counts: Sequence[int]
+    rule: Rule,
+    hyper: Hyper,
+    averages: Mapping[str, Tensor],
+    names: Sequence[str],
+    counts: Sequence[int],
+    resolved: float = RESOLVED,
 ) -> dict[str, Any]:
     """The measures of a sample of averages; None for those that this cell's state does not give.
 
-    The sample has `counts` coordinates of parameters with these `names`.
+    The sample has `counts` coordinates of parameters with these `names`. `resolved` is the smallest variance that can
+    be read beside the floor; where it is smaller, this bound stands for it, and `snr` is too small.
     """
     average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
     live_counts, sampled = list(counts), average.numel()
@@ -78,25 +91,31 @@ def measure_sample(
         averages = {k: values[live] for k, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
-    ratio = snr = None
+    deviation, hidden = root, 0.0 if len(root) else None
+    if rule.centered and bool((root <= NEAR_FLOOR * hyper.floor).any()):
+        variance, least = averages["s"] - hyper.floor**2, resolved * hyper.floor**2
+        deviation, hidden = variance.clamp(min=least).sqrt(), _share(variance < least)
+    mean = snr = None
     if rule.lean:
-        ratio = update * (root + hyper.eps) / root  # m is rebuilt from u as in the rule: u (sqrt(s) + eps)
+        mean = update * (root + hyper.eps)  # m is rebuilt from u as in the rule
     elif "m" in averages:
-        ratio = averages["m"].abs() / root
-    saturation = update
-    if ratio is not None:
-        snr = signal_to_noise(rule, hyper, ratio)
+        mean = averages["m"].abs()
+    saturation, rows = update, [update]
+    if mean is not None:
+        rows += [mean / root] if deviation is root else [mean / root, mean / deviation]
+        snr = signal_to_noise(rule, hyper, rows[-1])
         if rule.centered:
             saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
     at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
     floor_share = _share(at_floor)
-    sizes, *ratios = find_quantiles([update] if ratio is None else [update, ratio])
+    sizes, *ratios = find_quantiles(rows)
     by_layer = [values.split_with_sizes(live_counts) for values in (at_floor, update, update if snr is None else snr)]
     return {
         "sampled": sampled,
         "dead": (sampled - len(root)) / sampled,
         "ratio": _name_quantiles(ratios[0]) if ratios else None,
-        "snr": _name_quantiles(signal_to_noise(rule, hyper, ratios[0])) if ratios else None,  # grows with the ratio
+        "snr": _name_quantiles(signal_to_noise(rule, hyper, ratios[-1])) if ratios else None,  # grows with the ratio
+        "noise_hidden": hidden,
         "sign_collapse": _share((saturation - 1).abs() <= SATURATION),
         "sign_collapse_is": "implied" if rule.centered else "measured",
         "epsilon_floor": floor_share,

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from mvngrad.diagnostics.measures import correct_bias, finite_or_none, measure_sample, update_sizes
+from mvngrad.diagnostics.measures import (
+    COARSELY_RESOLVED,
+    RESOLVED,
+    correct_bias,
+    finite_or_none,
+    measure_sample,
+    update_sizes,
+)
 from mvngrad.diagnostics.records import Record
 from mvngrad.diagnostics.sinks import Sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
@@ -291,6 +298,7 @@ class _Group:
         self.noted = []
         finite = sorted(filter(math.isfinite, norms))
         averages = correct_bias(hyper, {k: host[k] for k in view.names}, self.sample.per_coordinate(host["t"]))
+        counts = [count for *_, count in self.sample.pieces]
         return {
             "group": self.number,
             "cell": rule.name,
@@ -303,11 +311,17 @@ class _Group:
             "mean_noise": math.sqrt((1 - hyper.mean_decay) / (1 + hyper.mean_decay)),  # |m|/sigma without signal
             "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
             "coordinates": self.sample.population,
-            **measure_sample(rule, hyper, averages, self.layer_names, [count for *_, count in self.sample.pieces]),
+            **measure_sample(rule, hyper, averages, self.layer_names, counts, self._get_resolution()),
             "gradient_norm": {"median": finite[len(finite) // 2], "max": finite[-1]} if finite else None,
             "gradients_not_finite": len(norms) - len(finite),
             "spikes": self.spikes.pop_spikes(),
         }
+
+    def _get_resolution(self) -> float:
+        """The smallest variance that the state can hold beside a floor."""
+        state = self.monitor.optimizer.state[self.sample.pieces[0][0]]
+        wide = all(state[name].dtype in (torch.float32, torch.float64) for name in self.view.names.values())
+        return RESOLVED if wide else COARSELY_RESOLVED
 
     def _get_all_sums(self) -> list[StepSums]:
         """Those of the noted steps, each once."""

@@ -133,6 +133,7 @@ GROUP = {
     "dead": _optional(_is_share),
     "ratio": _optional(_has_numbers("0.5")),
     "snr": _optional(_has_numbers("0.5")),
+    "noise_hidden": _optional(_is_share),
     "sign_collapse": _optional(_is_share),
     "sign_collapse_is": _is_text,
     "epsilon_floor": _optional(_is_share),
@@ -153,7 +154,7 @@ GROUP = {
     "layers": [{"name": _is_text, "sampled": _is_count, "epsilon_floor": _optional(_is_share)}],
 }
 RECORD = {"step": _is_count, "optimizer": _is_text, "groups": [GROUP], "logged": _has_numbers()}
-NOT_IN_ALL = ("optimizer", "logged", "floor_divisor", "recovered", "layers")
+NOT_IN_ALL = ("optimizer", "logged", "noise_hidden", "floor_divisor", "recovered", "layers")
 """Fields that early versions did not write, or that only some records have."""
 
 
