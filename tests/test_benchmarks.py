@@ -173,12 +173,15 @@ def test_the_monitor_benchmark_writes_every_arm_of_every_optimizer(tmp_path):
 @pytest.mark.parametrize("curve", [0, 0.5, -0.15])
 def test_the_largest_model_is_found_whatever_the_prediction(free, curve):
     """A layer needs 100, and less or more the more layers there are."""
+    tried = []
 
     def measure(layers):
+        tried.append(layers)
         need = layers * 100 + curve * layers**2
         return need if need <= free else math.inf
 
     found = largest.find_largest(measure, free)
+    assert len(tried) == len(set(tried)) <= 16
     assert measure(found) < math.inf == measure(found + 1)
 
 

@@ -298,7 +298,7 @@ def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
     assert JUDGES["floor-dial-images"](dial.result).status == NOT_RUN
     (figure,) = draw(dial)
     description = figure.panels[0].svg
-    assert "20 of 126 runs are done" in figure.caption
+    assert "20 of 126 runs of both tasks are done" in figure.caption
     assert description.count("72 at 0.001;") + description.count("72 at 0.001.") == 2, "AdaBelief and MVN-Grad"
 
 

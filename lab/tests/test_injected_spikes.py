@@ -74,6 +74,8 @@ def test_each_cell_has_the_best_of_its_rates():
     losses[adam[0]] = {"status": "diverged", "validation_loss": math.nan}
     losses[adam[2]]["validation_loss"] = 4.5
     assert recipes.find_best_rates("text", losses)["adam"] == 3e-3
+    with pytest.raises(ValueError, match="all runs of text-rates with adam diverged; try lower rates"):
+        recipes.find_best_rates("text", {**losses, **{key: {"status": "diverged"} for key in adam}})
 
 
 @pytest.mark.parametrize("injection", ["labels", "scaled"])

@@ -152,13 +152,17 @@ def _format_betas(arm: str, settings: dict[str, Any]) -> str:
 
 def draw_dial(result: dict[str, Any]) -> list[Figure]:
     """From no floor to SGD, on images and on language. A point whose rates are not all done is left out."""
-    parts = {"images": ("test accuracy, %", "CIFAR-100"), "language": ("validation loss", "GPT-2 30M")}
-    panels = tuple(draw_dial_panel(result[task], *words) for task, words in parts.items() if has_points(result[task]))
+    parts = {
+        "images": ("test accuracy, %", "CIFAR-100", "ResNet-18 on CIFAR-100 after 30 epochs"),
+        "language": ("validation loss", "GPT-2 30M", "GPT-2 30M on the stand-in text after 1,000 steps"),
+    }
+    shown = [(result[task], *words) for task, words in parts.items() if has_points(result[task])]
+    panels = tuple(draw_dial_panel(part, y, title) for part, y, title, _ in shown)
     caption = (
-        f"The best of three rates at each floor, seed 0: ResNet-18 on CIFAR-100 after 30 epochs, GPT-2 30M on the "
-        f"stand-in text after 1,000 steps. {result['done']} of {result['of']} runs are done; a point with a run to "
-        "come is left out. At a floor far above every gradient all four are SGD with momentum, the last point. With "
-        "one seed, differences below 1 point of accuracy may be chance."
+        f"The best of three rates at each floor, seed 0: {', '.join(what for *_, what in shown)}. {result['done']} of "
+        f"{result['of']} runs of both tasks are done; a point with a run to come is left out. At a floor far above "
+        "every gradient all four are SGD with momentum, the last point. With one seed, differences below 1 point of "
+        "accuracy may be chance."
     )
     return [Figure("The dial: from a normalized gradient to SGD", caption, panels, tuple(MARKS.values()))]
 

@@ -226,8 +226,8 @@ def _fill_dial(
 ) -> dict[str, Any]:
     """For each cell and floor the best of its rates; at the last floor, SGD, one run is all four cells.
 
-    `gradient_rms` is the median over epochs of the runs at the lowest floor that kept it, or None if none did: the
-    stored language runs without a floor are older and did not.
+    `gradient_rms` is the median over epochs of the best runs of all cells at the lowest floor at which they kept it,
+    or None if none did: most stored runs without a floor are older and did not.
     """
     chunks = iter(recipes)  # in the order of arms.dial: floors, cells, rates
     cells: dict[str, dict[str, Any]] = {cell: {} for cell in (*COUPLED, "sgd")}
@@ -235,8 +235,8 @@ def _fill_dial(
     for floor, rates in floors.items():
         for cell in COUPLED if floor < 1 else ("sgd",):
             some = [next(chunks) for _ in rates]
-            cells[cell][f"{floor:g}"] = _best(runs, some, metric)
-            kept = [runs[recipe.key].gradient_rms for recipe in some if recipe.key in runs]
+            best = cells[cell][f"{floor:g}"] = _best(runs, some, metric)
+            kept = [runs[recipe.key].gradient_rms for recipe in some if recipe.lr == best["lr"] and recipe.key in runs]
             sizes[floor] += [size for each in kept for size in each if size is not None]
     lowest = next((of for of in sizes.values() if of), None)
     return {"cells": cells, "gradient_rms": median(lowest) if lowest else None}

@@ -117,18 +117,18 @@ class Queue(NamedTuple):
     """Whether there are runs with clipping too."""
 
 
-TEXT = ("none", "shuffled", "repeated", "scaled")
+TEXT_INJECTIONS = ("none", "shuffled", "repeated", "scaled")
 TEXT_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 TASKS = {
-    "text": Queue(text_recipe, TEXT, TEXT_RATES),
-    "text-short": Queue(partial(text_recipe, beta1=0.9, beta2=0.7), TEXT, TEXT_RATES, clipped=False),
+    "text": Queue(text_recipe, TEXT_INJECTIONS, TEXT_RATES),
+    "text-short": Queue(partial(text_recipe, beta1=0.9, beta2=0.7), TEXT_INJECTIONS, TEXT_RATES, clipped=False),
     "images": Queue(image_recipe, ("none", "labels", "scaled"), (1e-3,)),
 }
 """short: betas[1] < betas[0]^2, where the theorem on spikes bounds the updates of LaProp and MVN-Grad, but not those of
 Adam."""
-RATES = "-rates"
-QUEUES = tuple(name for task, queue in TASKS.items() for name in ([f"{task}{RATES}"] * (len(queue.rates) > 1) + [task]))
+QUEUES = ("text-rates", "text", "text-short-rates", "text-short", "images")
 """In the order in which they can run."""
+RATES_SUFFIX = "-rates"
 
 
 def protections(optimizer: str, clipped: bool = True) -> dict[str, dict[str, float | None]]:
@@ -145,7 +145,7 @@ def find_best_rates(task: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[st
     """The rate of each cell with the lowest validation loss.
 
     Raises:
-        ValueError: a run of the queue of rates is missing.
+        ValueError: a run of the queue of rates is missing, or all of a cell diverged.
     """
     queue = TASKS[task]
     if len(queue.rates) == 1:
@@ -153,10 +153,12 @@ def find_best_rates(task: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[st
     losses = dict[str, dict[float, float]]()
     for recipe in _make_rate_runs(queue):
         if recipe.key not in runs:
-            raise InvalidInput(f"run the queue {task}{RATES} first: {recipe.key} is missing")
+            raise InvalidInput(f"run the queue {task}{RATES_SUFFIX} first: {recipe.key} is missing")
         run = runs[recipe.key]
-        loss = run["validation_loss"] if run["status"] == "finished" else math.inf
-        losses.setdefault(recipe.optimizer, {})[recipe.lr] = loss
+        if run["status"] == "finished" and math.isfinite(run["validation_loss"]):
+            losses.setdefault(recipe.optimizer, {})[recipe.lr] = run["validation_loss"]
+    if lost := [cell for cell in COUPLED if cell not in losses]:
+        raise InvalidInput(f"all runs of {task}{RATES_SUFFIX} with {', '.join(lost)} diverged; try lower rates")
     return {cell: min(of_cell, key=of_cell.__getitem__) for cell, of_cell in losses.items()}
 
 
@@ -166,8 +168,8 @@ def _make_rate_runs(queue: Queue) -> list[Any]:
 
 def make_queue(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """All recipes of a queue; most depend on the runs of a queue of rates, which must be complete."""
-    queue = TASKS[name.removesuffix(RATES)]
-    if name.endswith(RATES):
+    queue = TASKS[name.removesuffix(RATES_SUFFIX)]
+    if name.endswith(RATES_SUFFIX):
         return _make_rate_runs(queue)
     return make_runs(queue.make, find_best_rates(name, runs), queue.injections, SEEDS, queue.clipped)
 

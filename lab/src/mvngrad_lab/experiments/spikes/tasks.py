@@ -115,4 +115,4 @@ def _scales(recipe: Spiked, bad: list[int], steps: int) -> Tensor:
 
 def get_task(queue: str) -> Any:
     """The task that the recipes of a queue train."""
-    return SpikedImagesTask if queue == "images" else SpikedTextTask
+    return {"text": SpikedTextTask, "images": SpikedImagesTask}[queue.partition("-")[0]]
