@@ -382,7 +382,7 @@ def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tm
     write_runs(tmp_path, table_results(6, floor=1.8))
     sentence, caption = get_first_screen(tmp_path)
     assert sentence.startswith("**The epsilon floor does the work**")
-    assert "(200 epochs, 6 seeds)" in sentence
+    assert "(CIFAR-100, 200 epochs, 6 seeds)" in sentence
     assert "200 epochs, 6 seeds." in caption
     write_runs(tmp_path, [(r, m) for r, m in table_results(6, floor=1.8) if not (r.seed > 4 and r.eps_s == 0.01)])
     assert all("200 epochs, 6 seeds, SGD 4" in text for text in get_first_screen(tmp_path))

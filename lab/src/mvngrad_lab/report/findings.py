@@ -20,6 +20,9 @@ from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, REPRODUCED, STATUSES, Verdict
 
+MOST = 4
+"""Sentences on the first screen of the report."""
+
 THEORY = ("thm:", "lem:", "cor:", "prop:", "rem:", "eq:")
 """Labels of statements that have a proof."""
 

@@ -95,7 +95,9 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
         version=version,
         made=made,
         docs=docs,
-        found=[(f.text, _find_anchor(f.target, groups, judged)) for f in findings.find(judged, by_name)],
+        found=[
+            (f.text, _find_anchor(f.target, groups, judged)) for f in findings.find(judged, by_name)[: findings.MOST]
+        ],
         lead=findings.draw_lead(by_name),
         counts=findings.count(judged),
         groups=groups,

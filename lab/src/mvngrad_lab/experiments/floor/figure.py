@@ -244,7 +244,7 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         return ""
     low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
     with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
-    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} ({runs})"
+    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} (CIFAR-100, {runs})"
     if "selected" not in result:
         words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
@@ -345,5 +345,5 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
 
 
 FIGURES = {"floor-mnist": draw_mnist, "floor": draw, "floor-table": draw_effects, "floor-dial": draw_dial}
-FINDINGS = {"floor": (20, describe), "floor-table": (20, describe)}
+FINDINGS = {"floor": (10, describe), "floor-table": (10, describe)}
 LEAD = {"floor-table": draw_lead, "floor": draw_lead}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -10,6 +11,7 @@ from mvngrad_lab.experiments.spikes.judge import NAMES, get_number, index_rows
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_curve, make_axes, number
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, Verdict
 
 
 def draw(result: dict[str, Any], where: str = "") -> list[Figure]:
@@ -55,5 +57,29 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     return figures
 
 
+def describe_mnist(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
+    """How fast each cell recovers at the betas at which the theory separates them, and at usual ones."""
+    short, usual = (verdicts[f"spikes-mnist-{regime}-recovery"] for regime in ("short", "usual"))
+    if short.strip is None:
+        return ""
+    words = {
+        REPRODUCED: "**momentum after normalizing recovers in fewer steps**",
+        CAVEAT: "**momentum after normalizing recovers in fewer steps**, in part",
+        NOT_REPRODUCED: "**momentum after normalizing does not recover in fewer steps**",
+    }.get(short.status, "it is **undecided** whether momentum after normalizing recovers in fewer steps")
+    steps = ", ".join(f"{row.label} {row.value:.0f}" for row in short.strip.rows)
+    first, second = result["regimes"]["short"]["betas"]
+    text = (
+        f"After a bad batch on MNIST {words} at betas ({first:g}, {second:g}), where the theory separates LaProp and "
+    )
+    text += f"MVN-Grad from Adam: {steps} (n\u00a0=\u00a0{short.strip.rows[0].n})"
+    if usual.strip is not None:
+        first, second = result["regimes"]["usual"]["betas"]
+        all_steps = sorted({f"{row.value:.0f}" for row in usual.strip.rows}, key=int)
+        text += f"; at ({first:g}, {second:g}) all four take {' to '.join(all_steps[:: max(1, len(all_steps) - 1)])}"
+    return f"{text}."
+
+
 MEASURES = ("recovery", "damage")
+FINDINGS = {"spikes-mnist": (20, describe_mnist)}
 FIGURES = {"spikes-text": draw, "spikes-text-short": draw, "spikes-images": draw, "spikes-mnist": draw_mnist}

@@ -252,5 +252,5 @@ def describe(export: SweepExport, verdicts: Mapping[str, Verdict]) -> str:
     return f"{head}: of {claims}, {', '.join(f'{n} are {status}' for status, n in counts.most_common())}."
 
 
-FINDINGS = {"sweep-cifar100-bs1024-scaled": (30, describe)}
+FINDINGS = {"sweep-cifar100-bs1024-scaled": (50, describe)}
 FIGURES = {"sweep-*": draw, "engine": draw_engine}
