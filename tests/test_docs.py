@@ -1,5 +1,7 @@
 """The documentation's examples run, and what it cites exists."""
 
+import ast
+import inspect
 import json
 import re
 import statistics
@@ -10,6 +12,8 @@ from statistics import fmean
 
 import pytest
 from vision import torchvision
+
+import mvngrad
 
 ROOT = Path(__file__).parents[1]
 TESTS = [path for folder in ("tests", "lab/tests") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -27,6 +31,18 @@ def test_the_python_blocks_of_a_page_run_in_order(page):
     namespace = {"__name__": "__main__"}
     for block in BLOCK.finditer(page.read_text()):
         exec(compile(block.group(1), str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdaBelief", "LaProp", "MVNGrad"])
+def test_the_signature_on_its_page_has_every_option(name):
+    cell = getattr(mvngrad, name)
+    (block,) = re.findall(rf"^{name}\((.*?)^\)", (ROOT / f"docs/optimizers/{name.lower()}.md").read_text(), re.M | re.S)
+    arguments = ast.parse(f"def {name}({block}): ...").body[0].args
+    shown = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+    only = {"eps_s": cell.rule.centered, "beta_mean": name == "MVNGrad", "lean": name == "MVNGrad"}
+    only |= {"decouple_lr": name == "MVNGrad", "z_clip": "z_clip" in cell.rule.options}
+    options = inspect.signature(cell).parameters
+    assert sorted(shown) == sorted(option for option in options if only.get(option, True))
 
 
 def test_every_test_that_the_docs_name_exists():

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from family import PLAIN, each_cell, each_narrow_dtype, each_optimizer, equal, everything, parameters, train
+from family import PLAIN, each_cell, each_narrow_dtype, each_optimizer, equal, everything, parameters, tensors, train
 
 import mvngrad
 from mvngrad.optim.backends import choose_backend
@@ -309,6 +309,29 @@ def test_a_captured_step_with_rounded_state_equals_an_eager_one(make, state_dtyp
 @each_narrow_dtype
 def test_eager_steps_between_replays_do_not_disturb_a_graph_with_rounded_state(state_dtype):
     test_eager_steps_between_replays_do_not_disturb_the_graph(partial(mvngrad.MVNGrad, state_dtype=state_dtype))
+
+
+@pytest.mark.parametrize("options", [{}, {"state_dtype": "int8"}, {"state_dtype": "int8", "lean": True}], ids=str)
+@pytest.mark.parametrize("bits", [24, 32])
+def test_a_captured_step_with_masters_equals_an_eager_one(bits, options):
+    runs = []
+    for captured in (False, True):
+        (x,) = parameters((5000,), dtype=torch.bfloat16, device="cuda")
+        lr = torch.tensor(1e-2, device="cuda")
+        optimizer = mvngrad.MVNGradW([x], lr=lr, capturable=True, fused=True, master_bits=bits, **options)
+        x.grad = torch.ones_like(x)
+        optimizer.step()
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+        for seed in range(6):
+            x.grad.copy_(tensors((5000,), seed=seed)[0])
+            graph.replay() if captured else optimizer.step()
+        torch.cuda.synchronize()
+        runs.append(everything(optimizer))
+    assert equal(*runs)
 
 
 def test_a_captured_step_draws_new_random_bits_at_every_replay():
