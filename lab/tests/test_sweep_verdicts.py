@@ -16,6 +16,7 @@ from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.page import render
 from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
+from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
 
 SCALED = "cifar100-bs1024-scaled"
@@ -26,7 +27,7 @@ SCALED = "cifar100-bs1024-scaled"
 
 def test_every_claim_about_a_sweep_waits_for_it():
     swept = [claim for claim in load_claims() if claim.target.startswith(PREFIX)]
-    assert len(swept) == 14
+    assert len(swept) == 18
     assert {verdict.status for claim, verdict in judge([]) if claim in swept} == {NOT_RUN}
     for claim in swept:
         name = claim.target.removeprefix(PREFIX)
@@ -88,6 +89,35 @@ def test_the_papers_grids_are_judged_by_their_rules(read_export, name, claims, c
             for kind, c in zip(("test", "train"), claims, strict=True)
         ] == [1, 1]
     assert by_claim["sweep-scaled-best"].status == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("name", "claim", "w"),
+    [
+        (SCALED, "sweep-scaled-selected", ""),
+        ("cifar100-bs1024", "sweep-cifar-1024-selected", ""),
+        ("openwebtext", "sweep-openwebtext-selected", "w"),
+    ],
+)
+def test_selected_settings_are_compared_with_the_best(read_export, name, claim, w):
+    selected = JUDGES[claim].keywords["selected"]
+    by_optimizer = dict(zip([f"{each}{w}" for each in OPTIMIZERS.values()], selected.values(), strict=True))
+    better = -0.2 if w else 2.0  # a loss, or points of accuracy
+
+    def judge_with(*lost):
+        def change(optimizer, settings):
+            chosen = (
+                tuple(settings.get(field) for field in ("lr", "beta1", "beta2", "eps_s")) == by_optimizer[optimizer]
+            )
+            return chosen * (-better if optimizer.removesuffix("w") in lost else better)
+
+        return samples.judge_by_claim(read_export(samples.sweep(change, name=name)))[claim]
+
+    assert judge_with().status == CAVEAT
+    assert all(row.value == row.reference for row in judge_with().strip.rows)
+    assert judge_with("adam").status == UNDECIDED
+    assert judge_with("adam", "mvngrad").status == NOT_REPRODUCED
+    assert judge_with("adam", "mvngrad").note.endswith(f"Adam{w.upper()}, MVN-Grad{w.upper()}.")
 
 
 def test_an_error_is_no_measurement(read_export):

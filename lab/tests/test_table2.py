@@ -161,6 +161,17 @@ def test_better_rates_are_noted():
     assert "no best one for Adam, LaProp, AdaBelief, MVN-Grad" in get_stand_in_verdicts(missing)["adam"].note
 
 
+def test_the_selected_rate_is_compared_with_the_best():
+    assert get_verdicts(runs())["stand-in-selected"].status == CAVEAT
+    verdict = get_verdicts(runs(best="0.003"))["stand-in-selected"]
+    assert verdict.status == NOT_REPRODUCED
+    assert verdict.measured == "best rates: Adam 0.003, LaProp 0.003, AdaBelief 0.003, MVN-Grad 0.003"
+    lost = next(r for r in rates() if (r.optimizer, r.lr) == ("adam", 1e-3))
+    some_runs = [run(lost, status="diverged") if each.key == lost.key else each for each in runs()]
+    assert get_verdicts(some_runs)["stand-in-selected"].status == UNDECIDED
+    assert get_verdicts([each for each in runs() if each.key != lost.key])["stand-in-selected"].status == NOT_RUN
+
+
 def test_missing_runs_are_named():
     verdicts = get_stand_in_verdicts([each for each in runs() if each.recipe["optimizer"] != "laprop"])
     assert [verdict.status for verdict in verdicts.values()] == [CAVEAT, NOT_RUN, NOT_RUN, NOT_RUN]
@@ -286,7 +297,7 @@ def test_every_table_figure_and_verdict_on_the_page_says_stand_in():
     assert section.count("On the stand-in and for 3,000 steps") == 6
     assert "Rule, written after a first look at our numbers" in section, "a pilot came before the rules"
     tables = re.findall(r"<table.*?</table>", section, flags=re.DOTALL)
-    assert len(tables) == 4 + 6
+    assert len(tables) == 4 + 7
     for table in tables:
         assert "stand-in" in table
     not_run = page[page.index('<section id="not-run"') :]

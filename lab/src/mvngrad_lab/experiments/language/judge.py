@@ -40,6 +40,9 @@ STAND_IN = (
     "On the stand-in and for 3,000 steps, not on the paper's text for 100,000: optimizer with optimizer, no number "
     "with the paper's."
 )
+SHORT = "On the stand-in and for 1,000 steps, not on the paper's text for 100,000, where lower rates may be better."
+NEAR = 0.03
+"""In validation loss: about twice the deviation of a difference of two runs."""
 NOT_BEST = "These runs are not at the best rate of the sweep for each, or the sweep is not done."
 CUT_SHORT = Verdict(NOT_RUN, "", "`python -m benchmarks.language` was cut short before this part.")
 COMMON_RATE = f"{table2()[0].lr:g}"
@@ -101,6 +104,24 @@ judges("stand-in-order")(partial(judge_below, low=["MVN-Grad"], high=OTHERS))
 judges("stand-in-variance")(partial(judge_below, low=VARIANCE, high=SECOND_MOMENT))
 judges("stand-in-tuned-order")(partial(judge_below, low=["MVN-Grad"], high=OTHERS, table="tuned"))
 judges("stand-in-tuned-variance")(partial(judge_below, low=VARIANCE, high=SECOND_MOMENT, table="tuned"))
+
+
+@judges("stand-in-selected")
+def judge_selected_rate(result: dict[str, Any]) -> Verdict:
+    """Whether the paper's learning rate is near the best of those tried, for each optimizer."""
+    rows, far = list[Estimate](), list[str]()
+    for cell, tried in result["rates"].items():
+        if left := count_runs(tried, "to_come"):
+            return Verdict(NOT_RUN, "", f"Runs of {cell} to come: {left}.")
+        losses = {rate: values[0] for rate, values in get_losses(tried).items() if values}
+        if COMMON_RATE not in losses:
+            return Verdict(UNDECIDED, "", f"{cell} diverged at {COMMON_RATE}.")
+        best = min(losses.values())
+        rows.append(Estimate(cell, losses[COMMON_RATE], None, 1, best))
+        far += [cell] * (losses[COMMON_RATE] - best > NEAR)
+    best_rates = ", ".join(f"{cell} {rate}" for cell, rate in result["best_rate"].items())
+    strip = Strip(f"validation loss on the stand-in at {COMMON_RATE}", tuple(rows), 4, "best")
+    return decide_transferred(not far, len(far) >= 2, f"best rates: {best_rates}", f"{SHORT} One seed.", strip)
 
 
 @judges("stand-in-spread")
