@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import math
 import operator
 import re
 import statistics
@@ -31,6 +32,7 @@ import mvngrad
 from benchmarks.candidates import describe_error
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from benchmarks.step import make_parameters
+from benchmarks.targets import verdict
 from benchmarks.timing import graph_seconds, time_step
 from benchmarks.traffic import state_bytes
 from mvngrad_lab.tasks.language.model import GPT2, GPT2_30M, GPT2_124M, GPT2_TINY, Shape
@@ -65,20 +67,22 @@ def _ours(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
 
 SMALL = {"state_dtype": "int8", "master_bits": 24}
 TORCH = "torch AdamW fused, float32"
-LEAN = "MVNGradW lean int8, 24-bit masters"
+FLASH = "FlashAdamW, 24-bit masters"
+MASTERS, LEAN = "MVNGradW int8, 24-bit masters", "MVNGradW lean int8, 24-bit masters"
+RELEASE = f"{LEAN}, release"
 ARMS = [
     Arm(TORCH, partial(torch.optim.AdamW, lr=1e-6, fused=True), torch.float32, ours=False),
     Arm("torch AdamW fused, bf16", partial(torch.optim.AdamW, lr=1e-6, fused=True), ours=False),
-    Arm("FlashAdamW, 24-bit masters", _peer("flashoptim", "FlashAdamW"), ours=False),
+    Arm(FLASH, _peer("flashoptim", "FlashAdamW"), ours=False),
     Arm("torchao AdamW8bit, bf16", _peer("torchao.optim", "AdamW8bit"), ours=False),
     Arm("bitsandbytes AdamW8bit, bf16", _peer("bitsandbytes.optim", "AdamW8bit"), ours=False),
     Arm("AdamW int8, 24-bit masters", lambda params: mvngrad.AdamW(params, lr=1e-6, **SMALL)),
     Arm("MVNGradW, float32", _ours(), torch.float32),
     Arm("MVNGradW int8, bf16 rounded at random", _ours(state_dtype="int8", stochastic_rounding=True)),
     Arm("MVNGradW int8, 32-bit masters", _ours(state_dtype="int8", master_bits=32)),
-    Arm("MVNGradW int8, 24-bit masters", _ours(**SMALL)),
+    Arm(MASTERS, _ours(**SMALL)),
     Arm(LEAN, _ours(lean=True, **SMALL)),
-    Arm(f"{LEAN}, release", _ours(lean=True, **SMALL), release=True),
+    Arm(RELEASE, _ours(lean=True, **SMALL), release=True),
 ]
 
 
@@ -262,6 +266,39 @@ def free_memory(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
+def judge_targets(results: dict[str, Any]) -> list[list[str]]:
+    """A line for each target: what, its bound, what was measured and the verdict."""
+    steps, training = ({row["name"]: row for row in results[part]} for part in ("steps", "training"))
+
+    def get(rows: dict[str, Any], name: str, key: str) -> float:
+        value = rows.get(name, {}).get(key)
+        return math.nan if value is None else float(value)
+
+    shape, _, _ = SHAPES[results["model"]]
+    with torch.device("meta"):
+        gradients = 2 * sum(param.numel() for param in GPT2(shape).parameters())
+    saved = get(training, LEAN, "peak_bytes") - get(training, RELEASE, "peak_bytes")
+    flash = get(steps, FLASH, "milliseconds")
+    found = [(f"{name}: `step()` over torch's", 0.60, get(steps, name, "of_torch")) for name in (MASTERS, LEAN)]
+    found += [
+        (f"{each}: over FlashAdamW's", 0.20, get(steps, each, "milliseconds") / flash) for each in (MASTERS, LEAN)
+    ]
+    found += [("MVNGradW: bytes of a parameter", 6.1, get(steps, MASTERS, "bytes"))]
+    found += [("MVNGradW lean: bytes of a parameter", 5.1, get(steps, LEAN, "bytes"))]
+    found += [("release: training step over that without", 1.03, get(training, RELEASE, "of_unreleased"))]
+    lines = [
+        [what, f"at most {bound:g}", f"{value:.4g}", verdict(value, bound, at_least=False)]
+        for what, bound, value in found
+        if not math.isnan(value)
+    ]
+    if not math.isnan(saved):
+        share = saved / gradients
+        lines += [
+            ["release: peak saved, of the gradients", "at least 1", f"{share:.4g}", verdict(share, 1, at_least=True)]
+        ]
+    return lines
+
+
 def make_markdown(results: dict[str, Any]) -> str:
     def number(value: float | None, digits: int) -> str:
         return "" if value is None else f"{value:.{digits}f}"
@@ -288,7 +325,14 @@ def make_markdown(results: dict[str, Any]) -> str:
             for row in results["training"]
         ],
     )  # fmt: skip
-    parts = [f"# {results['model']}: bytes and time", (__doc__ or "").partition("\n\n    ")[0], steps, training]
+    targets = markdown_table(["target, for GPT-2 124M on an H200", "", "measured", "verdict"], judge_targets(results))
+    parts = [
+        f"# {results['model']}: bytes and time",
+        (__doc__ or "").partition("\n\n    ")[0],
+        steps,
+        training,
+        targets,
+    ]
     parts += ["\n".join(f"- {note}" for note in results["notes"]), f"Environment: `{results['environment']}`"]
     return "\n\n".join(filter(None, parts)) + "\n"
 

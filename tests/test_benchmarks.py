@@ -195,6 +195,16 @@ def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
     results["training"] = memory.measure_training(arms, "gpt2-tiny", "cpu", 2, [])
     assert [row["name"] for row in results["training"]] == [arm.name for arm in arms]
     assert "- a note" in memory.make_markdown(results)
+    assert [line[-1] for line in memory.judge_targets(results)][-1] in ("met", "missed")
+
+
+def test_the_targets_of_memory_are_judged_from_the_stored_run():
+    stored = json.loads((memory.RESULTS / "memory-cuda.json").read_text())
+    assert (memory.RESULTS / "memory-cuda.md").read_text() == memory.make_markdown(stored)
+    judged = {line[0]: line[1:] for line in memory.judge_targets(stored)}
+    assert judged["release: peak saved, of the gradients"] == ["at least 1", "0.6057", "missed"]
+    assert judged["release: training step over that without"][-1] == "met"
+    assert [verdict for *_, verdict in judged.values()].count("missed") == 3
 
 
 def test_the_table_of_torch_versions_is_that_of_the_records():
