@@ -14,7 +14,7 @@ reproduce: $(READY)
 	$(BIN)/mvngrad reproduce
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -51,7 +51,7 @@ torch-floor torch-pinned torch-newest:
 	$(VENV)-$@/bin/pip install --quiet --disable-pip-version-check --upgrade '$(RELEASE)'
 	$(VENV)-$@/bin/pip install --quiet --disable-pip-version-check '$(RELEASE)' --editable '.[dev]' --editable ./lab
 	version=$$($(VENV)-$@/bin/python -c 'import torch; print(torch.__version__.partition("+")[0])'); \
-	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest tests src -n auto --dist worksteal --record results/torch-$$version.json; \
+	$(VENV)-$@/bin/python -m pytest tests src -n auto --dist worksteal --record results/torch-$$version.json; \
 	status=$$?; $(VENV)-$@/bin/python -m benchmarks.versions; exit $$status
 
 clean:

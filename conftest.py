@@ -9,6 +9,8 @@ from pathlib import Path
 
 # bfloat16 matrix products end in SIGILL on some CPUs that advertise AMX without having it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+# Tests run side by side, and some compare bits with those of a process that has one thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch.compile would start processes that import torch, for graphs of a few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
