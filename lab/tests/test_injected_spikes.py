@@ -72,6 +72,7 @@ def test_each_cell_has_the_best_of_its_rates():
         recipes.make_queue("text-short", losses)
     adam = [recipe.key for recipe in recipes.make_queue("text-rates", {}) if recipe.optimizer == "adam"]
     losses[adam[0]] = {"status": "diverged", "validation_loss": math.nan}
+    losses[adam[1]]["validation_loss"] = None
     losses[adam[2]]["validation_loss"] = 4.5
     assert recipes.find_best_rates("text", losses)["adam"] == 3e-3
     with pytest.raises(ValueError, match="all runs of text-rates with adam diverged; try lower rates"):

@@ -212,19 +212,22 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
     numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
     text = f"from {SIGNAL:g} on signal dominates, and up to {noise_to:.2g} it may all be noise."
-    if numbers["hidden"] >= FLOOR and snr < SIGNAL:
+    more = " or more" if numbers["hidden"] >= FLOOR else ""
+    if more and snr < SIGNAL:
         because = (
             f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates: "
-            f"the median of |mu|/sigma is {snr:.3g} or more; {text}"
+            f"the median of |mu|/sigma over coordinates is {snr:.3g} or more."
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
     if last["t"] >= SETTLED / (1 - last["beta2"]):
-        because = f"The median of |mu|/sigma over coordinates is {snr:.3g}; {text}"
+        because = f"The median of |mu|/sigma over coordinates is {snr:.3g}{more}; {text}"
         return Statement("signal", _name_regime(snr, noise_to), because, numbers)
     corrected = median(map(_remove_start, medians, known))
     numbers |= {"snr_corrected": corrected, "t": last["t"]}
     low, high = sorted((snr, corrected))
-    because = f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {low:.3g} to {high:.3g}; {text}"
+    because = (
+        f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {low:.3g} to {high:.3g}{more}; {text}"
+    )
     if _name_regime(low, noise_to) != _name_regime(high, noise_to):
         needed = SETTLED / (1 - last["beta2"])
         because += f" The averages still contain their start; that takes {needed:.0f} steps."
@@ -272,6 +275,10 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
         return Statement(topic, CANNOT_TELL, "No coordinate has had a gradient.")
     share, last = median(shares), entries[-1]
     numbers = {"share": share, "bound": bound}
+    hidden = median(map(_get_hidden, entries))
+    if key == "sign_collapse" and last["sign_collapse_is"] == "implied" and share < bound and hidden >= FLOOR:
+        because = f"It is computed from the noise, which the floor of eps_s hides for {hidden:.0%} of the coordinates."
+        return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})
     if key == "epsilon_floor":
         above, below = "active", "not active"
         because = (

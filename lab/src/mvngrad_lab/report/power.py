@@ -1,4 +1,4 @@
-"""The power of Welch's one-sided test, by which most claims of the paper are judged: simulated.
+"""The power of Welch's one-sided test, by which optimizers are mostly compared over seeds: simulated.
 
     python -m mvngrad_lab.report.power
 

@@ -155,8 +155,9 @@ def find_best_rates(task: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[st
         if recipe.key not in runs:
             raise InvalidInput(f"run the queue {task}{RATES_SUFFIX} first: {recipe.key} is missing")
         run = runs[recipe.key]
-        if run["status"] == "finished" and math.isfinite(run["validation_loss"]):
-            losses.setdefault(recipe.optimizer, {})[recipe.lr] = run["validation_loss"]
+        loss = run.get("validation_loss") if run["status"] == "finished" else None
+        if loss is not None and math.isfinite(loss):
+            losses.setdefault(recipe.optimizer, {})[recipe.lr] = loss
     if lost := [cell for cell in COUPLED if cell not in losses]:
         raise InvalidInput(f"all runs of {task}{RATES_SUFFIX} with {', '.join(lost)} diverged; try lower rates")
     return {cell: min(of_cell, key=of_cell.__getitem__) for cell, of_cell in losses.items()}

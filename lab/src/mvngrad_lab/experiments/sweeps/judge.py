@@ -200,11 +200,11 @@ def judge_selected(export: SweepExport, selected: Mapping[str, tuple[Any, ...]],
             if (value := export.value(row, export.metric)) is not None
         }
         if (chosen := values.get(settings)) is None:
-            return Verdict(NOT_RUN, "", f"The sweep {export.sweep} has no run of {cell} at the paper's settings.")
+            return Verdict(UNDECIDED, "", f"The sweep {export.sweep} has no run of {cell} at the paper's settings.")
         ordered = sorted(values.values(), reverse=export.higher)
         rows.append(Estimate(cell, chosen, None, 1, ordered[0]))
         ranks.append(f"{cell} {ordered.index(chosen) + 1} of {len(ordered)}")
-        if abs(ordered[0] - chosen) > margin:
+        if not abs(ordered[0] - chosen) <= margin:  # nan if all diverged
             far.append(cell)
     note = f"{note} One seed." + f" Farther than {margin:g}: {', '.join(far)}." * bool(far)
     strip = Strip(
