@@ -235,8 +235,7 @@ def test_parameters_that_are_not_bfloat16_are_refused():
     assert not optimizer.state[param]
 
 
-@each_state
-@each_width
+@pytest.mark.parametrize(("bits", "options"), [(32, STATE[0]), (24, STATE[0]), (24, STATE[1]), (24, STATE[3])], ids=str)
 def test_torch_compile_traces_a_step_with_masters_into_one_graph(bits, options):
     counter = CompileCounter()
     twins = []
