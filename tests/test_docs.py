@@ -137,6 +137,12 @@ def test_the_readmes_steps_are_those_of_results():
     assert f"on 2 CPU cores `MVNGradW` takes {ratio:.2f} (GPT-2 30M)" in words
 
 
+def test_the_first_step_is_that_of_results():
+    log = " ".join((ROOT / "docs" / "log.md").read_text().split())
+    seconds = json.loads((ROOT / "results" / "first-step-cpu.json").read_text())["seconds"]["with compilation"]
+    assert f"The first step with compilation takes {statistics.median(seconds):.2f} s" in log
+
+
 def test_the_times_and_bytes_against_other_implementations_are_those_of_results():
     page = (ROOT / "docs" / "how-to" / "memory.md").read_text()
     results = json.loads((ROOT / "results" / "memory-cuda.json").read_text())
