@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.memory import ARMS, LEAN, TORCH, draw_tokens, start_training
+from benchmarks.memory import ARMS, LEAN, RELEASE, TORCH, draw_tokens, start_training
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad_lab.tasks.language.model import GPT2, Shape
 
-NAMES = (TORCH, LEAN, f"{LEAN}, release")
+NAMES = (TORCH, LEAN, RELEASE)
 FEW, MORE = 4, 8
 """Layers of the two models by which the largest is predicted."""
 
@@ -78,7 +78,7 @@ def find_largest(measure: Callable[[int], float], free: int) -> int:
             return best
         per_layer = (needs[best] - needs[FEW]) / (best - FEW)
         layers = best + max(1, int((free - needs[best]) / per_layer))
-        if layers >= fails:  # predictions are some percent too high at most
+        if layers >= fails:  # a prediction is too high by some percent at most
             layers = int(fails - max(1, (fails - best) // 8))
         needs[layers] = measure(layers)
         if needs[layers] == math.inf:

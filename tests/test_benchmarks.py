@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import candidates, largest, memory, monitor, step, versions
+from benchmarks import candidates, first_step, largest, memory, monitor, step, versions
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
@@ -196,6 +196,12 @@ def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
     assert [row["name"] for row in results["training"]] == [arm.name for arm in arms]
     assert "- a note" in memory.make_markdown(results)
     assert [line[-1] for line in memory.judge_targets(results)][-1] in ("met", "missed")
+
+
+@pytest.mark.parametrize(("benchmark", "stem"), [(first_step, "first-step-cpu"), (largest, "largest-cuda")])
+def test_the_stored_page_is_that_of_the_stored_numbers(benchmark, stem):
+    stored = json.loads((memory.RESULTS / f"{stem}.json").read_text())
+    assert (memory.RESULTS / f"{stem}.md").read_text() == benchmark.make_markdown(stored)
 
 
 def test_the_targets_of_memory_are_judged_from_the_stored_run():

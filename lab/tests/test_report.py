@@ -19,11 +19,10 @@ from browser import Browser, Page, chromium
 
 from mvngrad.diagnostics import diagnose
 from mvngrad_lab import report
-from mvngrad_lab.report import load_records, page
+from mvngrad_lab.report import page
 from mvngrad_lab.report.claims import KINDS, Claim, load_claims
 from mvngrad_lab.report.figures import style
-from mvngrad_lab.report.findings import draw_lead, summarize
-from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict, find_latest, judge
+from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict
 from mvngrad_lab.store import FinishedRun
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -255,57 +254,6 @@ print(sweep.count("<figure"), html.count('class="verdict reproduced'), diagnosis
     assert in_sweep == 4
     assert reproduced > 0
     assert in_diagnosis > 0
-
-
-def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
-    """From the runs in results/, whatever they say: each number of a sentence is that of its verdict or record."""
-    records = load_records(RESULTS, warn=pytest.fail)
-    judged = judge(records)
-    html = render(judged, records)
-    found = re.findall(r'<li>(.*?) <a href="#([^"]+)"', html.split('<ol class="found">')[1].split("</ol>")[0])
-    assert len(found) == 4
-    ids = re.findall(r'\bid="([^"]*)"', html)
-    assert all(anchor in ids for _, anchor in found)
-    by_claim = {claim.id: verdict for claim, verdict in judged}
-    floor, spikes, _, table = (words(text) for text, _ in found)
-    assert floor.startswith("An epsilon floor")
-    for row in by_claim["spikes-mnist-short-recovery"].strip.rows:
-        assert f"{row.label} {row.value:.0f}" in spikes
-    for batch in ("128", "1024"):
-        value = next(row.value for row in by_claim[f"cifar-test-{batch}"].strip.rows if row.label == "MVN-Grad")
-        assert f"{value:.2f}% at batch {batch}" in table
-    statuses = {by_claim[f"cifar-order-{batch}"].status for batch in ("128", "1024")}
-    assert ("too few seeds to decide" in table) == (statuses == {"undecided"})
-    assert "no optimizer is shown to be ahead" in words(html)
-    for claim, status, said in (
-        ("stand-in-order", "reproduced", "MVN-Grad is ahead"),
-        ("spikes-mnist-short-recovery", "not reproduced", "does not recover in fewer steps"),
-        ("spikes-mnist-short-recovery", "undecided", "it is undecided whether"),
-    ):
-        other = dataclasses.replace(by_claim[claim], status=status)
-        changed = [(each, other if each.id == claim else verdict) for each, verdict in judged]
-        assert said in "\n".join(summarize(changed, find_latest(records)))
-        assert said not in "\n".join(summarize(judged, find_latest(records)))
-    assert re.match(r"\d+ claims, the paper's: ", summarize(judged, find_latest(records))[0])
-
-
-def test_the_readmes_figure_and_sentence_are_those_of_results():
-    """If this fails after new runs: `make pictures`, and what the README says they found."""
-    lead = draw_lead(find_latest(load_records(RESULTS, warn=pytest.fail)))
-    readme = " ".join((RESULTS.parent / "README.md").read_text().split())
-    (runs,) = re.findall(r"CIFAR-100, (batch.*?)\. Filled", lead.caption)
-    assert runs in readme
-    for theme, colors in (("light", style.LIGHT), ("dark", style.DARK)):
-        stored = (RESULTS.parent / "docs" / "img" / f"floor-{theme}.svg").read_text()
-        assert len(stored) < 20_000
-        assert colors["mvngrad"] in stored
-        assert words_of(stored) == words_of(lead.panels[0].svg)
-    for name in ("report.png", "diagnosis.png"):
-        assert 0 < (RESULTS.parent / "docs" / "img" / name).stat().st_size < 150_000
-
-
-def words_of(svg):
-    return [text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_command_ends_with_counts_findings_and_the_path_and_opens_it(runs, tmp_path):

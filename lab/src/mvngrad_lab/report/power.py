@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.01
+from mvngrad_lab.report.statistics import LEVEL
+
 SEEDS = (3, 5, 6)
 DIFFERENCES = (1, 2, 3, 4, 6)
 """Of the two means, in deviations over seeds."""
