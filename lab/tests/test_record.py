@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import pytest
 
@@ -298,6 +298,37 @@ def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
     assert more in settings
 
 
+def test_decoupled_decay_with_a_floor_at_200_epochs():
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    result, log, settings = records["floor-decay"], read("log.md"), read("how-to/settings.md")
+    for cell, name in (("adamw", "AdamW"), ("mvngradw", "MVN-GradW")):
+        for kind, title in (("floor", "floor"), ("none", "no floor")):
+            values = list(result["arms"][f"{cell}-{kind}"].values())
+            row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
+            assert f"| {name}, {title} | {row} |" in log
+        values = list(result["arms"][f"{cell}-floor"].values())
+        assert f"{name} {'reaches ' * (cell == 'adamw')}{fmean(values):.2f} (`lr=" in settings
+    verdict = find_judges()["floor-decay-floor"](result)
+    (row,) = verdict.strip.rows
+    gain, interval = f"{row.value:.2f} points", "{:.2f} to {:.2f}".format(*row.interval)
+    p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
+    assert f"adds {gain} (95%: {interval}; p = {p}; `floor-decay-floor`: {verdict.status})" in log.replace("**", "")
+    assert f"together {gain} more than without (95%: {interval};" in settings
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"[still adds {row.value:.1f} points]" in readme
+    assert f"a floor still adds [{row.value:.1f} points]" in read("index.md")
+    best = [
+        [
+            f"{pair[which]['best']:.2f}"
+            for kind, pair in records["floor-beta-mean"]["pairs"].items()
+            if kind != "language"
+        ]
+        for which in ("changed", "default")
+    ]
+    sentence = "{} with a floor and {} without, where the paper's faster mean has {} and {}"
+    assert sentence.format(*best[0], *best[1]) in log
+
+
 def test_smaller_state_on_cifar100_at_30_epochs():
     records = load_records(ROOT / "results", warn=pytest.fail)
     result = next(each.result for each in records if each.name == "state-precision-images")
@@ -322,9 +353,7 @@ def test_smaller_state_on_cifar100_at_30_epochs():
 
 def test_bad_batches_on_mnist():
     (result,) = (run["result"] for run in RUNS if run["name"] == "spikes-mnist")
-    log, settings, readme = (
-        read("log.md"), read("how-to/settings.md"), " ".join((ROOT / "README.md").read_text().split())
-    )  # fmt: skip
+    log, settings = read("log.md"), read("how-to/settings.md")
     judges, found = find_judges(), {}
     for regime, claim in product(("short", "usual"), ("recovery", "damage", "clipping")):
         verdict = judges[f"spikes-mnist-{regime}-{claim}"](result)
@@ -338,8 +367,7 @@ def test_bad_batches_on_mnist():
         " and ".join(f"{found['short', 'recovery'][1][name]:.0f}" for name in pair)
         for pair in (("Adam", "AdaBelief"), ("LaProp", "MVN-Grad"))
     )
-    for page in (settings, readme):
-        assert f"recover in {last} steps, Adam and AdaBelief in {first}" in page
+    assert f"recover in {last} steps, Adam and AdaBelief in {first}" in settings
     statuses = [verdict.status for verdict, _ in found.values()]
     assert statuses == [REPRODUCED, REPRODUCED, CAVEAT, UNDECIDED, NOT_REPRODUCED, REPRODUCED]
     for (regime, claim), p_values in {("short", "damage"): ["0.0078"], ("usual", "damage"): ["0.016", "0.027"]}.items():
@@ -355,6 +383,60 @@ def test_bad_batches_on_mnist():
     rows = [row for regime in result["regimes"].values() for row in regime["rows"]]
     assert not any(row["diverged"] for row in rows)
     assert len(rows) == 640
+
+
+def test_bad_batches_in_a_language_model():
+    """If this fails after new runs: the log's entry, the settings page and the README."""
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    result = records["spikes-text-short"]
+    log, settings, readme = (
+        read("log.md"), read("how-to/settings.md"), " ".join((ROOT / "README.md").read_text().split())
+    )  # fmt: skip
+    cells = ("adam", "laprop", "adabelief", "mvngrad")
+    for injection, title in {
+        "shuffled": "tokens shuffled", "repeated": "one token repeated", "scaled": "loss times 1,000",
+    }.items():  # fmt: skip
+        for rate in ("1x", "3x"):
+            found = [
+                [
+                    row
+                    for row in result["rows"]
+                    if (row["injection"], row["rate"], row["cell"]) == (injection, rate, cell)
+                ]
+                for cell in cells
+            ]
+            texts = [
+                "{:.1f}, {:.3f}".format(*(median(row[name] for row in of) for name in ("recovery", "damage")))
+                for of in found
+            ]
+            assert f"| {f'{title} ' * (rate == '1x')}| {rate} | {' | '.join(texts)} |" in log
+    verdicts = {claim: find_judges()[f"spikes-text-short-{claim}"](result) for claim in ("recovery", "damage")}
+    values = {claim: {row.label: row.value for row in verdict.strip.rows} for claim, verdict in verdicts.items()}
+    pairs = (("LaProp", "MVN-Grad"), ("Adam", "AdaBelief"))
+    last, first = (" and ".join(f"{values['recovery'][name]:.0f}" for name in pair) for pair in pairs)
+    for page in (settings, readme):
+        assert f"recover in {last} steps, Adam and AdaBelief in {first}" in page
+    last, first = (" and ".join(f"{values['damage'][name]:.3f}" for name in pair) for pair in pairs)
+    assert f"they lose {last}, Adam and AdaBelief {first}" in settings
+    for claim, verdict in verdicts.items():
+        p_values = re.findall(r"(?:Adam|AdaBelief) ([\d.e-]+) and", verdict.measured)
+        assert "p = {} and {}; `spikes-text-short-{}`: {}".format(*p_values, claim, verdict.status) in log
+    assert not any(row["diverged"] for row in result["rows"])
+    runs = json.loads((ROOT / "results" / "spikes-text-short.json").read_text())["runs"]
+    best = {"adam": 1e-3, "laprop": 3e-3, "adabelief": 1e-3, "mvngrad": 1e-3}
+    clean = {
+        cell: fmean(
+            run["metrics"]["validation_loss"]
+            for run in runs
+            if (run["settings"]["injection"], run["settings"]["optimizer"], run["settings"]["lr"]) == ("none", cell, lr)
+        )
+        for cell, lr in best.items()
+    }
+    assert min(clean, key=clean.__getitem__) == "adabelief"
+    sentence = (
+        "ends at {adabelief:.3f} (mean over three seeds), LaProp at {laprop:.3f}, Adam at {adam:.3f}, MVN-Grad at"
+    )
+    assert f"{sentence.format(**clean)} {clean['mvngrad']:.3f}." in log
 
 
 def read_decays(cell, floor):

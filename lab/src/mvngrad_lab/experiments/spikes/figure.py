@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -57,29 +57,39 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     return figures
 
 
+def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
+    """How fast each cell recovers in a language model, at the betas at which the theory separates them."""
+    text = _describe_recovery(verdicts["spikes-text-short-recovery"], "in GPT-2 30M", result["betas"])
+    return f"{text}." if text else ""
+
+
 def describe_mnist(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """How fast each cell recovers at the betas at which the theory separates them, and at usual ones."""
     short, usual = (verdicts[f"spikes-mnist-{regime}-recovery"] for regime in ("short", "usual"))
-    if short.strip is None:
+    text = _describe_recovery(short, "on MNIST", result["regimes"]["short"]["betas"])
+    if text and usual.strip is not None:
+        first, second = result["regimes"]["usual"]["betas"]
+        low, *_, high = sorted(row.value for row in usual.strip.rows)
+        text += f"; at ({first:g}, {second:g}) all four take {low:.0f}" + f" to {high:.0f}" * (high > low)
+    return f"{text}." if text else ""
+
+
+def _describe_recovery(verdict: Verdict, where: str, betas: Sequence[float]) -> str:
+    """The median steps of each cell; empty if nothing was compared."""
+    if verdict.strip is None:
         return ""
     words = {
         REPRODUCED: "**momentum after normalizing recovers in fewer steps**",
         CAVEAT: "**momentum after normalizing recovers in fewer steps**, in part",
         NOT_REPRODUCED: "**momentum after normalizing does not recover in fewer steps**",
-    }.get(short.status, "it is **undecided** whether momentum after normalizing recovers in fewer steps")
-    steps = ", ".join(f"{row.label} {row.value:.0f}" for row in short.strip.rows)
-    first, second = result["regimes"]["short"]["betas"]
-    text = (
-        f"After a bad batch on MNIST {words} at betas ({first:g}, {second:g}), where the theory separates LaProp and "
+    }.get(verdict.status, "it is **undecided** whether momentum after normalizing recovers in fewer steps")
+    steps = ", ".join(f"{row.label} {row.value:.0f}" for row in verdict.strip.rows)
+    return (
+        f"After a bad batch {where} {words} at betas ({betas[0]:g}, {betas[1]:g}), where the theory separates LaProp "
+        f"and MVN-Grad from Adam: {steps} (n\u00a0=\u00a0{verdict.strip.rows[0].n})"
     )
-    text += f"MVN-Grad from Adam: {steps} (n\u00a0=\u00a0{short.strip.rows[0].n})"
-    if usual.strip is not None:
-        first, second = result["regimes"]["usual"]["betas"]
-        low, *_, high = sorted(row.value for row in usual.strip.rows)
-        text += f"; at ({first:g}, {second:g}) all four take {low:.0f}" + f" to {high:.0f}" * (high > low)
-    return f"{text}."
 
 
 MEASURES = ("recovery", "damage")
-FINDINGS = {"spikes-mnist": (20, describe_mnist)}
+FINDINGS = {"spikes-text-short": (20, describe_text), "spikes-mnist": (45, describe_mnist)}
 FIGURES = {"spikes-text": draw, "spikes-text-short": draw, "spikes-images": draw, "spikes-mnist": draw_mnist}

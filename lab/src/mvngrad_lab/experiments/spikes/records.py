@@ -42,7 +42,10 @@ def collect(sources: Sources) -> list[TableResult]:
         except InvalidInput:  # the best rates are not known yet
             continue
         done = tuple(recipe.key for recipe in queue if recipe.key in runs)
-        result = compare_all(queue, runs, task.partition("-")[0], best_rates)
+        result = {
+            "betas": [queue[0].beta1, queue[0].beta2],
+            **compare_all(queue, runs, task.partition("-")[0], best_rates),
+        }
         if done:
             tables.append(TableResult(f"spikes-{task}", {}, {}, result, done, len(queue) - len(done)))
     return tables
