@@ -386,6 +386,12 @@ def test_checkpoints_come_at_their_interval(run, tmp_path, monkeypatch):
     assert saved[1:] == list(range(1, 22))
 
 
+def test_a_finished_run_may_keep_no_checkpoint(run, tmp_path):
+    kept, not_kept = run(Tiny()), run(Tiny(), "other", checkpoint_every=0, keep_last=False)
+    assert not_kept.result["weights"] == kept.result["weights"]
+    assert [(folder(tmp_path, Tiny(), *where) / "checkpoints").exists() for where in ((), ("other",))] == [True, False]
+
+
 def test_training_works_outside_the_main_thread(run):
     """Where signals cannot be handled."""
     runs = []

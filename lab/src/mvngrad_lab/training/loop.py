@@ -50,6 +50,7 @@ class Trainer:
         training_step: TrainingStep,
         folder: Path,
         checkpoint_every: float,
+        keep_last: bool,
         on_event: Callable[[Event], Any],
         observe: Observer | None,
         signals: list[int],
@@ -57,7 +58,8 @@ class Trainer:
         environment: dict[str, Any],
     ) -> None:
         self.recipe, self.training_step, self.checkpoints = recipe, training_step, folder / checkpoint.FOLDER
-        self.checkpoint_every, self.on_event, self.observe = checkpoint_every, on_event, observe
+        self.checkpoint_every, self.keep_last = checkpoint_every, keep_last
+        self.on_event, self.observe = on_event, observe
         self.signals, self.check = signals, check
         self.steps_per_epoch = training_step.task.steps_per_epoch
         self.steps = recipe.epochs * self.steps_per_epoch
@@ -125,7 +127,8 @@ class Trainer:
         if None in metrics.values():
             return self._diverged_result(self.steps)
         result = {"status": "finished", **metrics, "steps": self.steps, "seconds": self.seconds}
-        self._save(keep=1)
+        if self.keep_last:
+            self._save(keep=1)
         model, optimizer = self.training_step.model, self.training_step.optimizer
         result["parameters"] = sum(p.numel() for p in model.parameters())
         states = [value for state in optimizer.state.values() for value in state.values()]

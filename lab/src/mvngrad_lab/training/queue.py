@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,6 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
-from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import Event
 from mvngrad_lab.training.step import TrainingStep
 from mvngrad_lab.training.train import train
@@ -49,16 +47,16 @@ def train_queue(
     waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
     while waiting and time.monotonic() + run_seconds <= deadline:
         recipe, sizes = waiting.pop(0), dict[int, float]()
-        run = train(recipe, root=root, on_event=on_event, observe=partial(measure_gradient, sizes), **options)
-        folder = root / recipe.key
+        run = train(
+            recipe, root=root, keep_last=False, on_event=on_event, observe=partial(measure_gradient, sizes), **options
+        )
         curve = [
             {name: value for name, value in row.items() if every_step or not isinstance(value, list)}
             | {"gradient_rms": sizes.get(row["epoch"])}
-            for row in read_rows(folder / "metrics.jsonl")
+            for row in read_rows(root / recipe.key / "metrics.jsonl")
         ]
         with (root / FINISHED).open("a", encoding="utf-8") as file:
             file.write(json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve}) + "\n")
-        shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
         print(store.timestamp(), len(waiting), "left", recipe.key, _describe(run), flush=True)
     return len(waiting)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -46,6 +47,7 @@ def train(
     capture: bool | None = None,
     parallel: distributed.Mode | None = None,
     checkpoint_every: float = 60.0,
+    keep_last: bool = True,
     on_event: Callable[[Event], Any] = print_event,
     observe: Observer | None = None,
     task: Callable[..., Task] | None = None,
@@ -70,6 +72,7 @@ def train(
             model in each, "fsdp" with a shard. The data and its order are those of one process, and so are the
             results, to rounding. A checkpoint can be resumed with a different world size.
         checkpoint_every: seconds between checkpoints; 0 writes one after every step.
+        keep_last: write a checkpoint after the last step; otherwise a finished run keeps none.
         on_event: called with an `EpochEnd`, a `StepProgress` or a `Message`.
         observe: called after each epoch, before it is in a checkpoint; its time does not count as training.
         task: the class that trains the recipe, by default that of its folder in `mvngrad_lab.tasks`.
@@ -108,12 +111,15 @@ def train(
             on_event = lambda event: None  # noqa: E731
         distributed.barrier()
         trainer = Trainer(
-            recipe, training_step, folder.path, checkpoint_every, on_event, observe, signals, check, measured_on
-        )
+            recipe, training_step, folder.path, checkpoint_every, keep_last, on_event, observe, signals, check,
+            measured_on,
+        )  # fmt: skip
         result = {**trainer.train(), "setup_seconds": trainer.started - started}
         if first:
             check()
             folder.finish(result)
+            if not keep_last:
+                shutil.rmtree(trainer.checkpoints, ignore_errors=True)
         distributed.barrier()
     return FinishedRun(recipe.key, recipe.name, recipe.settings, stamped, result)
 
