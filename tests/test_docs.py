@@ -171,7 +171,7 @@ def test_the_times_and_bytes_against_other_implementations_are_those_of_results(
     assert f"lowers the peak by {saved:.0f} of the 249 MB" in words
     largest = json.loads((ROOT / "results" / "largest-cuda.json").read_text())["largest"]
     sizes = [f"{row['layers']} layers, {row['parameters'] / 1e9:.1f} billion" for row in largest]
-    sentence = "float32 {} parameters; with lean `MVNGradW`, int8 and 24-bit masters {}; with release too {} ("
+    sentence = "float32 {} parameters; with lean `MVNGradW`, int8 and 24-bit masters {}; with release as well {} ("
     assert sentence.format(*sizes) in words
 
 

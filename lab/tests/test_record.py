@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pytest
+from scipy import stats
 
 from mvngrad.diagnostics import read_records
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
@@ -299,34 +300,58 @@ def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
 
 
 def test_decoupled_decay_with_a_floor_at_200_epochs():
+    """If this fails after new runs: the log's sixth part about the floor, the settings page, index and README."""
     records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
-    result, log, settings = records["floor-decay"], read("log.md"), read("how-to/settings.md")
-    for cell, name in (("adamw", "AdamW"), ("mvngradw", "MVN-GradW")):
-        for kind, title in (("floor", "floor"), ("none", "no floor")):
-            values = list(result["arms"][f"{cell}-{kind}"].values())
-            row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
-            assert f"| {name}, {title} | {row} |" in log
-        values = list(result["arms"][f"{cell}-floor"].values())
-        assert f"{name} {'reaches ' * (cell == 'adamw')}{fmean(values):.2f} (`lr=" in settings
+    result, log, settings = records["floor-decay"], read("log.md").replace("**", ""), read("how-to/settings.md")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    arms = {
+        f"{cell}-{kind}": list(result["arms"][f"{cell}-{kind}"].values())
+        for cell, kind in product(("adamw", "mvngradw"), ("floor", "none"))
+    }
+    for (cell, name), (kind, title) in product(
+        (("adamw", "AdamW"), ("mvngradw", "MVN-GradW")), (("floor", "floor"), ("none", "no floor"))
+    ):
+        values = arms[f"{cell}-{kind}"]
+        row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
+        assert f"| {name}, {title} | {row} |" in log
+    means = fmean(arms["adamw-floor"]), fmean(arms["mvngradw-floor"])
+    assert f"AdamW reaches {means[0]:.2f} (`lr=1e-2, betas" in settings
+    assert f"MVN-GradW {means[1]:.2f} (`lr=4e-3, betas" in settings
+    assert f"reached as much ({means[0]:.2f} and {means[1]:.2f})" in settings
+
     verdict = find_judges()["floor-decay-floor"](result)
     (row,) = verdict.strip.rows
     gain, interval = f"{row.value:.2f} points", "{:.2f} to {:.2f}".format(*row.interval)
     p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
-    assert f"adds {gain} (95%: {interval}; p = {p}; `floor-decay-floor`: {verdict.status})" in log.replace("**", "")
-    assert f"together {gain} more than without (95%: {interval};" in settings
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"adds {gain} (95%: {interval}; p = {p}; `floor-decay-floor`: {verdict.status})" in log
+    assert f"on average {gain} more than without (95%: {interval};" in settings
     assert f"[still adds {row.value:.1f} points]" in readme
     assert f"a floor still adds [{row.value:.1f} points]" in read("index.md")
-    best = [
-        [
-            f"{pair[which]['best']:.2f}"
-            for kind, pair in records["floor-beta-mean"]["pairs"].items()
-            if kind != "language"
-        ]
-        for which in ("changed", "default")
-    ]
-    sentence = "{} with a floor and {} without, where the paper's faster mean has {} and {}"
-    assert sentence.format(*best[0], *best[1]) in log
+    effects = {
+        name: estimate_contrast(arms, {f"{name.replace('-', '').lower()}-{kind}": sign for kind, sign in SIGNS.items()})
+        for name in ("AdamW", "MVN-GradW")
+    }
+    for name, effect in effects.items():
+        low, high = effect.interval()
+        assert f"{effect.estimate:.2f} for {name} ({low:.2f} to {high:.2f})" in log
+    adamw, mvngradw = (effect.estimate for effect in effects.values())
+    assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
+    assert f", {adamw:.1f} for AdamW and {mvngradw:.1f} for MVN-GradW." in readme
+    by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
+    p = stats.ttest_1samp(by_seed, 0, alternative="greater").pvalue
+    sentence = "By seed it is {:+.2f}, {:+.2f} and {:+.2f}; a t-test on these three means alone has p = {:.3f}"
+    assert sentence.format(*by_seed, p) in log
+
+
+SIGNS = {"floor": 1.0, "none": -1.0}
+
+
+def test_beta_mean_on_cifar100():
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    pairs = [pair for kind, pair in records["floor-beta-mean"]["pairs"].items() if kind != "language"]
+    best = [pair[which]["best"] for which in ("changed", "default") for pair in pairs]
+    sentence = "{:.2f} with a floor and {:.2f} without, where the paper's faster mean has {:.2f} and {:.2f}"
+    assert sentence.format(*best) in read("log.md")
 
 
 def test_smaller_state_on_cifar100_at_30_epochs():
@@ -388,55 +413,60 @@ def test_bad_batches_on_mnist():
 def test_bad_batches_in_a_language_model():
     """If this fails after new runs: the log's entry, the settings page and the README."""
     records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
-    result = records["spikes-text-short"]
-    log, settings, readme = (
-        read("log.md"), read("how-to/settings.md"), " ".join((ROOT / "README.md").read_text().split())
-    )  # fmt: skip
-    cells = ("adam", "laprop", "adabelief", "mvngrad")
-    for injection, title in {
-        "shuffled": "tokens shuffled", "repeated": "one token repeated", "scaled": "loss times 1,000",
-    }.items():  # fmt: skip
-        for rate in ("1x", "3x"):
-            found = [
-                [
-                    row
-                    for row in result["rows"]
-                    if (row["injection"], row["rate"], row["cell"]) == (injection, rate, cell)
-                ]
-                for cell in cells
-            ]
-            texts = [
-                "{:.1f}, {:.3f}".format(*(median(row[name] for row in of) for name in ("recovery", "damage")))
-                for of in found
-            ]
-            assert f"| {f'{title} ' * (rate == '1x')}| {rate} | {' | '.join(texts)} |" in log
-    verdicts = {claim: find_judges()[f"spikes-text-short-{claim}"](result) for claim in ("recovery", "damage")}
-    values = {claim: {row.label: row.value for row in verdict.strip.rows} for claim, verdict in verdicts.items()}
-    pairs = (("LaProp", "MVN-Grad"), ("Adam", "AdaBelief"))
-    last, first = (" and ".join(f"{values['recovery'][name]:.0f}" for name in pair) for pair in pairs)
-    for page in (settings, readme):
-        assert f"recover in {last} steps, Adam and AdaBelief in {first}" in page
-    last, first = (" and ".join(f"{values['damage'][name]:.3f}" for name in pair) for pair in pairs)
-    assert f"they lose {last}, Adam and AdaBelief {first}" in settings
-    for claim, verdict in verdicts.items():
+    result, log, settings = records["spikes-text-short"], read("log.md").replace("**", ""), read("how-to/settings.md")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    def measure(name, cell, rate, injection):
+        wanted = {"cell": cell, "rate": rate, "injection": injection}
+        return median(row[name] for row in result["rows"] if wanted.items() <= row.items())
+
+    titles = {"shuffled": "tokens shuffled ", "repeated": "one token repeated ", "scaled": "loss times 1,000 "}
+    for injection, rate in product(titles, ("1x", "3x")):
+        texts = [
+            f"{measure('recovery', cell, rate, injection):.1f}, {measure('damage', cell, rate, injection):.3f}"
+            for cell in ("adam", "laprop", "adabelief", "mvngrad")
+        ]
+        title = titles[injection] if rate == "1x" else ""
+        assert f"| {title}| {rate} | {' | '.join(texts)} |" in log
+
+    for claim, digits in (("recovery", 0), ("damage", 3)):
+        verdict = find_judges()[f"spikes-text-short-{claim}"](result)
+        value = {row.label: f"{row.value:.{digits}f}" for row in verdict.strip.rows}
+        medians = f"{value['LaProp']} and {value['Adam']}, {value['MVN-Grad']} and {value['AdaBelief']}"
         p_values = re.findall(r"(?:Adam|AdaBelief) ([\d.e-]+) and", verdict.measured)
-        assert "p = {} and {}; `spikes-text-short-{}`: {}".format(*p_values, claim, verdict.status) in log
+        status = f"`spikes-text-short-{claim}`: {verdict.status}"
+        assert "{}; p = {} and {}; {}".format(medians, *p_values, status) in log
     assert not any(row["diverged"] for row in result["rows"])
+
+    names = {"adam": "Adam", "adabelief": "AdaBelief", "mvngrad": "MVN-Grad", "laprop": "LaProp"}
+    adam, *others = (f"{measure('damage', cell, '1x', 'scaled'):.2f} with {name}" for cell, name in names.items())
+    scaled = [adam.replace(" with", " nats with"), *others]
+    assert f"{', '.join(scaled)};" in settings
+    assert f"[{', '.join(scaled[:3])} and {scaled[3]}]" in readme
+    repeated = (f"{measure('damage', cell, '1x', 'repeated'):.2f}" for cell in names)
+    assert "costs {}, {}, {} and {}, and shuffled tokens".format(*repeated) in settings
+    assert max(measure("damage", cell, "1x", "shuffled") for cell in names) < 0.03
+
     runs = json.loads((ROOT / "results" / "spikes-text-short.json").read_text())["runs"]
     best = {"adam": 1e-3, "laprop": 3e-3, "adabelief": 1e-3, "mvngrad": 1e-3}
-    clean = {
-        cell: fmean(
-            run["metrics"]["validation_loss"]
-            for run in runs
-            if (run["settings"]["injection"], run["settings"]["optimizer"], run["settings"]["lr"]) == ("none", cell, lr)
-        )
-        for cell, lr in best.items()
-    }
+
+    def mean_loss(cell, injection, factor=1):
+        wanted = {"optimizer": cell, "lr": factor * best[cell], "injection": injection}
+        found = [run["metrics"]["validation_loss"] for run in runs if wanted.items() <= run["settings"].items()]
+        assert len(found) == 3
+        return fmean(found)
+
+    clean = {cell: mean_loss(cell, "none") for cell in best}
     assert min(clean, key=clean.__getitem__) == "adabelief"
-    sentence = (
-        "ends at {adabelief:.3f} (mean over three seeds), LaProp at {laprop:.3f}, Adam at {adam:.3f}, MVN-Grad at"
+    first = "it ends at {adabelief:.3f} (mean over three seeds), LaProp at {laprop:.3f}, Adam at {adam:.3f}, "
+    assert f"{first.format(**clean)}MVN-Grad at {clean['mvngrad']:.3f}." in log
+    small, large = (
+        [f"{mean_loss(cell, injection):.3f}" for cell in ("adabelief", "mvngrad") for injection in of]
+        for of in (("shuffled", "repeated"), ("scaled",))
     )
-    assert f"{sentence.format(**clean)} {clean['mvngrad']:.3f}." in log
+    assert "still below MVN-Grad ({} and {}; {} and {})".format(*small) in log
+    assert "above ({}; {})".format(*large) in log
+    assert f"LaProp trains worse by {mean_loss('laprop', 'none', 3) - clean['laprop']:.2f}" in log
 
 
 def read_decays(cell, floor):

@@ -250,8 +250,8 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         return f"{words}, but one seed decides nothing: {numbers}."
     statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
     shares = get_shares_closed(verdicts["floor-decay-decoupled"], verdicts["floor-decay-strength"])
-    with_decoupled = verdicts["floor-decay-floor"]
-    gain = with_decoupled.strip.rows[0].value if with_decoupled.strip and with_decoupled.status == REPRODUCED else 0.0
+    decoupled = verdicts["floor-decay-floor"]
+    gain = decoupled.strip.rows[0].value if decoupled.strip and decoupled.status == REPRODUCED else None
     return f"{_describe_effects(statuses, shares, gain)}: {numbers}."
 
 
@@ -269,10 +269,10 @@ def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
     return [1 - each / gap for each in left] if still_open < gap / 2 else []
 
 
-def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float], gain: float) -> str:
+def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float], gain: float | None) -> str:
     """What the rules about the floor, the variance, the order and decay say, and no more.
 
-    `gain` is what a floor adds with decoupled decay, 0 if nothing was shown.
+    `gain` is what a floor adds with decoupled decay, if that is shown.
     """
     if statuses["floor-main"] == NOT_REPRODUCED:
         return "An epsilon floor is worth **less than 1 point**"
@@ -289,7 +289,8 @@ def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float
         share, *tuned = (f"{share:.0%}" for share in shares_closed)
         parts = [f"{parts[0]}, and **decoupled weight decay without one closes {share} of that gap**"]
         parts[0] += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
-        parts += [f"with decoupled decay a floor still adds {gain:.1f} points"] * bool(gain)
+        if gain is not None:
+            parts.append(f"with decoupled decay a floor still adds {gain:.1f} points")
     elif not different + undecided:
         parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)

@@ -59,23 +59,21 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
 
 def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """How fast each cell recovers in a language model, at the betas at which the theory separates them."""
-    text = _describe_recovery(verdicts["spikes-text-short-recovery"], "in GPT-2 30M", result["betas"])
-    return f"{text}." if text else ""
+    seeds = len({row["seed"] for row in result["rows"]})
+    recovery, usual = verdicts["spikes-text-short-recovery"], verdicts["spikes-mnist-usual-recovery"]
+    return _describe_recovery(recovery, "in GPT-2 30M", result["betas"], f"pairs, {seeds} seeds", usual, "on MNIST")
 
 
 def describe_mnist(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """How fast each cell recovers at the betas at which the theory separates them, and at usual ones."""
     short, usual = (verdicts[f"spikes-mnist-{regime}-recovery"] for regime in ("short", "usual"))
-    text = _describe_recovery(short, "on MNIST", result["regimes"]["short"]["betas"])
-    if text and usual.strip is not None:
-        first, second = result["regimes"]["usual"]["betas"]
-        low, *_, high = sorted(row.value for row in usual.strip.rows)
-        text += f"; at ({first:g}, {second:g}) all four take {low:.0f}" + f" to {high:.0f}" * (high > low)
-    return f"{text}." if text else ""
+    return _describe_recovery(short, "on MNIST", result["regimes"]["short"]["betas"], "seeds", usual)
 
 
-def _describe_recovery(verdict: Verdict, where: str, betas: Sequence[float]) -> str:
-    """The median steps of each cell; empty if nothing was compared."""
+def _describe_recovery(
+    verdict: Verdict, where: str, betas: Sequence[float], of_what: str, usual: Verdict, where_usual: str = ""
+) -> str:
+    """The median steps of each cell, and those at usual betas; empty if nothing was compared."""
     if verdict.strip is None:
         return ""
     words = {
@@ -84,10 +82,14 @@ def _describe_recovery(verdict: Verdict, where: str, betas: Sequence[float]) -> 
         NOT_REPRODUCED: "**momentum after normalizing does not recover in fewer steps**",
     }.get(verdict.status, "it is **undecided** whether momentum after normalizing recovers in fewer steps")
     steps = ", ".join(f"{row.label} {row.value:.0f}" for row in verdict.strip.rows)
-    return (
+    text = (
         f"After a bad batch {where} {words} at betas ({betas[0]:g}, {betas[1]:g}), where the theory separates LaProp "
-        f"and MVN-Grad from Adam: {steps} (n\u00a0=\u00a0{verdict.strip.rows[0].n})"
+        f"and MVN-Grad from Adam: {steps} ({verdict.strip.rows[0].n} {of_what})"
     )
+    if usual.strip is not None:
+        low, *_, high = sorted(row.value for row in usual.strip.rows)
+        text += f"; at usual betas all four take {low:.0f}{f' to {high:.0f}' * (high > low)} {where_usual}".rstrip()
+    return f"{text}."
 
 
 MEASURES = ("recovery", "damage")
