@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from mvngrad_lab.experiments.floor import arms, records
+from mvngrad_lab.experiments.floor.figure import draw_effects
 from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.recipe import RULES
 from mvngrad_lab.report import Sources, findings, load_records
@@ -147,6 +148,10 @@ def test_effects_are_those_of_a_least_squares_fit(tmp_path):
     fitted, (rss,), *_ = np.linalg.lstsq(x, y, rcond=None)
     freedom = len(y) - x.shape[1]
     errors = np.sqrt(rss / freedom * np.diag(np.linalg.inv(x.T @ x)))
+    (analysis,) = (each for each in draw_effects(result) if each.title == "Analysis of variance")
+    assert analysis.table.head == ("effect", "points", "F(1, 21)", "p")
+    f_values = {row[0]: row[2] for row in analysis.table.rows}
+    assert list(f_values.values()) == [f"{value:.1f}" for value in (fitted[1:8] / errors[1:8]) ** 2]
     for column, name, scale in ((1, "floor", 2), (4, "floor x variance", 4), (7, "floor x variance x order", 8)):
         effect = effects[name]
         assert effect.freedom == freedom == 21
@@ -357,7 +362,8 @@ def test_beta_mean_is_compared_with_the_default(tmp_path):
 
 def test_forest_plot_shows_every_effect_and_arm(tmp_path):
     write_runs(tmp_path, table_results(6, floor=1.8))
-    (figure,) = draw(collect(tmp_path)["floor-table"])
+    figure, analysis = draw(collect(tmp_path)["floor-table"])
+    assert len(analysis.table.rows) == 7
     assert "floor x variance x order" in figure.panels[0].svg
     assert len(figure.table.rows) == 9 + 2, "nine arms, and the paper's settings where others were selected"
     write_runs(tmp_path, table_results(2, floor=1.8))
@@ -433,7 +439,7 @@ def test_curves_are_means_over_the_seeds_that_kept_them(tmp_path):
         row["curve"] = [{"epoch": 10, "loss": 1.0}, {"epoch": 100, "test_accuracy": 60.0}]
         row["curve"].append({"epoch": 200, "test_accuracy": last})
     path.write_text(json.dumps({"runs": rows}))
-    _, curves = draw(collect(tmp_path)["floor-table"])
+    *_, curves = draw(collect(tmp_path)["floor-table"])
     (panel,) = curves.panels
     assert "At the end: Adam 78.50 (n = 2)." in panel.svg
     (row,) = (row for row in rows if row["key"] == arms.long_run(best["adam-floor"], 3).key)

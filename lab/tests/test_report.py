@@ -21,7 +21,7 @@ from mvngrad.diagnostics import diagnose
 from mvngrad_lab import report
 from mvngrad_lab.report import page
 from mvngrad_lab.report.claims import KINDS, Claim, load_claims
-from mvngrad_lab.report.figures import style
+from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict
 from mvngrad_lab.store import FinishedRun
 
@@ -223,6 +223,21 @@ def test_a_diagnosis_has_the_regime_the_pick_and_the_statements(records):
         for statement in group.statements:
             assert statement.verdict in text
     assert "No record, no diagnosis" in words(page.render_diagnosis([], diagnose([]), source="empty.jsonl"))
+
+
+def test_heat_maps_show_what_each_layer_does_over_steps(records):
+    layers = [{"name": name, "sampled": 64, "epsilon_floor": 0.0, "update": 0.1, "snr": None} for name in "ab"]
+    entries = [
+        (step, {**records[0]["groups"][0], "layers": [{**layer, "update": step * layer["update"]} for layer in layers]})
+        for step in (10, 20, 30)
+    ]
+    (figure,) = (each for each in monitor.draw("group", entries) if each.title == "Layers, over steps")
+    assert [panel.title for panel in figure.panels] == ["|update| / lr, 1 to 3"], "no coordinate is at the floor"
+    for layer in entries[-1][1]["layers"]:
+        layer["epsilon_floor"] = 0.25
+    (figure,) = (each for each in monitor.draw("group", entries) if each.title == "Layers, over steps")
+    assert [panel.title for panel in figure.panels] == ["At epsilon's floor", "|update| / lr, 1 to 3"]
+    assert len(re.findall(r"opacity[:=]\W*0?\.25", figure.panels[0].svg)) == 2
 
 
 def test_pages_are_drawn_without_torch(runs, records, tmp_path):

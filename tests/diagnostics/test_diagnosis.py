@@ -110,6 +110,13 @@ def test_the_epsilon_floor_is_reported():
     assert "choose it with care" in group["normalizer"].because or group["normalizer"].verdict != "variance"
 
 
+def test_a_floor_under_a_part_of_the_coordinates_is_in_the_lead():
+    scale = torch.where(torch.arange(1000) < 300, 1e-12, 1.0)
+    (group,) = diagnose(train_with_monitor(mvngrad.Adam, lambda t, size: noise(t, size) * scale)[2]).groups
+    assert group.finding.endswith("30% of the coordinates are stepped as by SGD with momentum.")
+    assert "if it grows beyond a half" in group.action
+
+
 def noise_with_spike(t, size):
     return torch.randn(size) * (1e4 if t == 205 else 1)
 
@@ -147,7 +154,7 @@ def test_spikes_that_return_are_carried_over():
     assert adam["order"].verdict == "after"
     assert laprop["spikes"].verdict == "absorbed"
     assert laprop["spikes"].numbers["update"] < 10
-    assert "rem:adam_bound" in laprop["order"].because  # another order would not have absorbed it
+    assert "Remark 3.1" in laprop["order"].because  # another order would not have absorbed it
 
 
 def test_only_unbounded_spikes_decide_the_order():
@@ -155,7 +162,7 @@ def test_only_unbounded_spikes_decide_the_order():
     short, usual = (0.95, 0.6), (0.9, 0.98)
     for gradient, betas in ((noise_with_spike, usual), (noise, short)):
         (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, gradient, betas=betas)[2]).groups
-        assert "rem:adam_bound" not in group["order"].because
+        assert "Remark 3.1" not in group["order"].because
 
 
 def test_two_records_are_not_judged():

@@ -180,7 +180,7 @@ def _summarize(
         return (
             f"{spikes.numbers['carried_over']} of {spikes.numbers['count']} spikes of the gradient came back in later "
             "updates.",
-            "Bound them with z_clip, or use momentum after normalizing (LaProp, MVN-Grad).",
+            "Clip the norm of the gradient, or use momentum after normalizing (LaProp, MVN-Grad), which has z_clip.",
         )
     if collapse.verdict == "present":
         return (
@@ -192,8 +192,11 @@ def _summarize(
     if signal.verdict == CANNOT_TELL:
         more = f"Whether noise or signal dominates cannot be told. {signal.because}"
         return "Nothing in these records calls for a change.", more
-    tune, measure = "Tune lr before the cell.", "Measure the order of momentum with variance_gap."
+    tune, measure = "Tune lr before you change the optimizer.", "Measure the order of momentum with variance_gap."
     finding = f"Gradients are {signal.verdict}, and nothing in these records calls for a change."
+    if floor.verdict == "active":
+        finding = f"Gradients are {signal.verdict}. {share:.0%} of the coordinates are stepped as by SGD with momentum."
+        tune = measure = "Follow that share: if it grows beyond a half, epsilon decides the steps."
     return finding, tune if signal.verdict == "noise-dominated" else measure
 
 
@@ -225,9 +228,8 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     corrected = median(map(_remove_start, medians, known))
     numbers |= {"snr_corrected": corrected, "t": last["t"]}
     low, high = sorted((snr, corrected))
-    because = (
-        f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {low:.3g} to {high:.3g}{more}; {text}"
-    )
+    values = " to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}")))
+    because = f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {values}{more}; {text}"
     if _name_regime(low, noise_to) != _name_regime(high, noise_to):
         needed = SETTLED / (1 - last["beta2"])
         because += f" The averages still contain their start; that takes {needed:.0f} steps."
@@ -328,7 +330,7 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
 
 def _judge_normalizer(signal: Statement, collapse: Statement, floor: Statement) -> Statement:
     if collapse.verdict in ("present", "avoided") or signal.verdict == "signal-dominated":
-        because = "thm:separation: with more signal than noise, a second moment leaves little but the sign."
+        because = "Theorem 3.4 of the paper: with more signal than noise, a second moment leaves little but the sign."
         if floor.verdict == "active":
             because += (
                 " But many divisors are mostly epsilon, and the bound for a variance grows with 1/epsilon: choose it "
@@ -344,10 +346,13 @@ def _judge_normalizer(signal: Statement, collapse: Statement, floor: Statement) 
 def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: VarianceGap | None) -> Statement:
     beta1, beta2 = last["beta1"], last["beta2"]
     if spikes.verdict == "carried over":
-        because = "thm:spike: normalized first, a spike enters momentum at a bounded size."
+        because = "Theorem 3.3 of the paper: normalized first, a spike enters momentum at a bounded size."
         return Statement("order", "after", because)
     if spikes.numbers.get("count") and beta1**2 >= beta2:
-        because = f"rem:adam_bound: beta1^2 = {beta1**2:.3g} is not below beta2 = {beta2:.3g}, and there are spikes."
+        because = (
+            f"Remark 3.1 of the paper bounds Adam only if beta1^2 < beta2. Here beta1^2 = {beta1**2:.3g} and beta2 = "
+            f"{beta2:.3g}, and there are spikes."
+        )
         return Statement("order", "after", because, {"beta1^2": beta1**2, "beta2": beta2})
     if gap is not None and gap.cells[0] == ADABELIEF.name:  # the theorem does not cover Adam and LaProp
         numbers = {"gap": gap.gap, "relative": gap.relative, "error": gap.error}
@@ -357,11 +362,11 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
             return Statement("order", CANNOT_TELL, f"Measured: {gap}. Take more batches.", numbers)
         return Statement("order", "after" if gap.gap > 0 else "before", f"Measured: {gap}.", numbers)
     if signal.verdict == "signal-dominated":
-        because = "thm:var_adabelief_mvngrad: the gap grows with m^2, and m is large; measure it with variance_gap."
+        because = "Theorem 3.1 of the paper: the gap grows with m^2, and m is large; measure it with variance_gap."
         return Statement("order", "after", because)
     if signal.verdict == "noise-dominated":
         seen = "spikes were not followed" if spikes.verdict == CANNOT_TELL else "no spike was carried over"
-        because = f"The gap of thm:var_adabelief_mvngrad grows with m^2, and m is small; {seen}."
+        because = f"The gap of the paper's Theorem 3.1 grows with m^2, and m is small; {seen}."
         return Statement("order", "either", because)
     return Statement("order", CANNOT_TELL, "Measure it with variance_gap.")
 

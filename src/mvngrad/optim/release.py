@@ -32,9 +32,9 @@ class ReleasedGradient(Tensor):
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         raise RuntimeError(
             f"{func}: this gradient was used and freed in backward (release_gradients). Clipping by norm, gradient "
-            "scaling and accumulation over several backward passes need all gradients at once: use z_clip, which needs "
-            "no norm; bfloat16, which needs no scaling; optimizer.step() after every backward. Or call remove() on "
-            "what release_gradients returned"
+            "scaling and accumulation over several backward passes need all gradients at once: use z_clip (LaProp, "
+            "MVN-Grad), which needs no norm; bfloat16, which needs no scaling; optimizer.step() after every backward. "
+            "Or call remove() on what release_gradients returned"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -183,8 +183,9 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
     possible, as for every optimizer in backward.
 
     Refused with an error, because they need all gradients at once: accumulation over several backward passes, gradient
-    scaling, clipping by norm (use `z_clip`), DistributedDataParallel. Also refused: a batch that is skipped after
-    backward, gradients or options such as lr that are set between backward and `step`, and capture in a CUDA graph.
+    scaling, clipping by norm (use `z_clip`, which LaProp and MVN-Grad have), DistributedDataParallel. Also refused: a
+    batch that is skipped after backward, gradients or options such as lr that are set between backward and `step`, and
+    capture in a CUDA graph.
     FSDP2 works: a gradient is stepped when it has been reduced, and unsharded gradients can be accumulated before that.
 
     Args:

@@ -145,6 +145,9 @@ def run_command(
     parser.add_argument("queue", nargs="+", choices=(*queues, "export"), metavar="queue", help=", ".join(queues))
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
     parser.add_argument("--results", type=Path, default=store.RESULTS, help="results of earlier runs")
+    parser.add_argument(
+        "--again", action="store_true", help="also train runs that results/ has; not those in the store"
+    )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
@@ -171,8 +174,9 @@ def run_command(
                 raise
             print(f"{name}: {error}", flush=True)
             continue
+        finished = read_runs(args.runs) if args.again else runs
         left = train_queue(
-            queue, args.runs, finished=runs, stop_after=deadline - time.monotonic(), data=args.data,
+            queue, args.runs, finished=finished, stop_after=deadline - time.monotonic(), data=args.data,
             run_seconds=seconds, device=args.device, compile=args.device != "cpu", **get_options(name),
         )  # fmt: skip
         print(left, "runs of", name, "are left", flush=True)

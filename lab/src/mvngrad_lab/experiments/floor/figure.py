@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
-from mvngrad_lab.experiments.floor.judge import MARGIN, compute_effects
+from mvngrad_lab.experiments.floor.judge import MARGIN, ORDER, VARIANCE as NORMALIZER, compute_effects
 from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
 from mvngrad_lab.report.figures.style import (
     BOUND,
@@ -22,7 +22,7 @@ from mvngrad_lab.report.figures.style import (
     number,
 )
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
-from mvngrad_lab.report.statistics import mean_and_deviation
+from mvngrad_lab.report.statistics import Contrast, mean_and_deviation
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
 
@@ -119,7 +119,23 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
     )
     table = Table("Test accuracy of each arm as selected, %", head, tuple(rows))
     forest = Figure("What the floor, the variance and the order are worth", caption, panels, (), table)
-    return [forest, *_draw_curves(result["curves"])]
+    return [forest, *_make_analysis(effects), *_draw_curves(result["curves"])]
+
+
+def _make_analysis(effects: Mapping[str, Contrast]) -> list[Figure]:
+    """The analysis of variance of the eight arms, as a table."""
+    rows = [
+        (name, str(effect), f"{(effect.estimate / effect.error) ** 2:.1f}", f"{effect.p_different():.2g}")
+        for name, effect in effects.items()
+        if name in ("floor", NORMALIZER, ORDER) or " x " in name
+    ]
+    if not rows:
+        return []
+    head = ("effect", "points", f"F(1, {effects['floor'].freedom})", "p")
+    caption = "Three factors and all their interactions, seeds as blocks. These p are not corrected for their number."
+    return [
+        Figure("Analysis of variance", caption, (), (), Table("Of the eight arms at 200 epochs", head, tuple(rows)))
+    ]
 
 
 def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> list[Figure]:

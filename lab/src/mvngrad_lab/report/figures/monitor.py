@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -32,6 +33,14 @@ SPIKE = Mark("spike, as high as its norm", "mvngrad", marker="^", line=False)
 
 LAYERS, COLUMNS = 24, 60
 """The most rows and columns of a heat map."""
+
+SHARES = ("epsilon_floor",)
+LAYER_MAPS = (
+    ("epsilon_floor", "At epsilon's floor", "The share of coordinates whose divisor is mostly epsilon."),
+    ("update", "|update| / lr", "The median size of a step in a layer."),
+    ("snr", "|mu| / sigma", "The median signal to noise in a layer."),
+)
+"""What heat maps show: the name in a record, a title and a description."""
 
 Entries = Sequence[tuple[int, dict[str, Any]]]
 """(step, a group's entry) of each record."""
@@ -72,12 +81,10 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
         if losses:
             panel = _draw_loss(mark, losses)
             figures.insert(0, Figure("Loss", "The mean of all steps since the last record.", (panel,)))
-        if heat_map := _draw_layers(entries):
-            caption = (
-                "Parameters from the input to the output, those with most sampled coordinates. Darker: more of the "
-                "coordinates have a divisor that is mostly epsilon, and are stepped as by SGD."
-            )
-            figures.insert(-1, Figure("Layers at epsilon's floor", caption, (heat_map,)))
+        maps = tuple(filter(None, (_draw_layers(entries, *what) for what in LAYER_MAPS)))
+        if maps:
+            caption = "Parameters from the input to the output, those with most sampled coordinates. Darker is more."
+            figures.insert(-1, Figure("Layers, over steps", caption, maps))
         return [figure for figure in figures if figure.panels]
 
 
@@ -147,29 +154,35 @@ def _draw_loss(mark: Mark, losses: Sequence[tuple[int, float]]) -> Panel:
     return make_panel(at, "Loss", f"From {number(values[0])} to {number(values[-1])}.")
 
 
-def _draw_layers(entries: Entries) -> Panel | None:
-    """A row for each layer and a column for each record, as dark as the share of coordinates at epsilon's floor."""
+def _draw_layers(entries: Entries, key: str, title: str, words: str) -> Panel | None:
+    """A row for each layer and a column for each record, as dark as the value under `key` is large; None if all are 0.
+
+    Shares are as dark as they are. Other values are on a logarithmic scale, from the smallest to the largest shown.
+    """
     shown = [entries[i] for i in sorted({round(i) for i in np.linspace(0, len(entries) - 1, COLUMNS)})]
     columns = [{layer["name"]: layer for layer in entry.get("layers", ())} for _, entry in shown]
     largest = sorted(columns[-1].values(), key=lambda layer: -layer["sampled"])[:LAYERS]
     names = [name for name in columns[-1] if columns[-1][name] in largest]
-    if len(names) < 2:
+    table = np.array([[column.get(name, {}).get(key) or np.nan for column in columns] for name in names], dtype=float)
+    if len(names) < 2 or not np.isfinite(table).any():
         return None
+    low, high = np.nanmin(table), np.nanmax(table)
+    if key in SHARES:
+        darkness = table
+    else:
+        darkness = 0.05 + 0.95 * np.log(table / low) / np.log(high / low) if high > low else np.full_like(table, 0.5)
+        title = f"{title}, {number(low)} to {number(high)}"
     longest = max(map(len, names))
     at = make_axes("step", "", size=(SIZE[0], 0.9 + 0.19 * len(names)), left=min(2.2, 0.4 + 0.075 * longest))
     edges = [0, *_steps(shown)]
-    for row, name in enumerate(names):
-        for left, right, column in zip(edges, edges[1:], columns, strict=False):
-            share = column.get(name, {}).get("epsilon_floor")
-            if share:
+    for row, of_layer in enumerate(darkness):
+        for (left, right), dark in zip(pairwise(edges), of_layer, strict=True):
+            if np.isfinite(dark):
                 at.bar(
-                    left, 0.86, right - left, row - 0.43, align="edge", color=LIGHT["mvngrad"], alpha=share, linewidth=0
+                    left, 0.86, right - left, row - 0.43, align="edge", color=LIGHT["mvngrad"], alpha=dark, linewidth=0
                 )
     at.set_xlim(0, edges[-1])
     at.set_ylim(len(names) - 0.5, -0.5)
     at.set_yticks(range(len(names)), names)
     at.grid(visible=False)
-    last = columns[-1]
-    above = sum((last[name]["epsilon_floor"] or 0) >= 0.5 for name in names)
-    words = f"At the end, {above} of {len(names)} layers have most of their coordinates at the floor."
-    return make_panel(at, "Share of coordinates at the floor", words)
+    return make_panel(at, title, words)
