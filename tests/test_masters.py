@@ -288,3 +288,13 @@ def train_sharded(folder):
 
 def test_sharded_parameters_have_masters(tmp_path):
     on_two_ranks(train_sharded, tmp_path)
+
+
+def test_masters_of_frozen_parameters_are_loaded_too():
+    """They may be trained later."""
+    model = torch.nn.Linear(4, 4, bias=False)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.bfloat16().requires_grad_(False)
+    optimizer = mvngrad.MVNGradW(model.parameters(), master_bits=32)
+    mvngrad.load_master_state_dict(model, optimizer, weights)
+    assert torch.equal(mvngrad.get_master_state_dict(model, optimizer)["weight"], weights["weight"])

@@ -252,6 +252,38 @@ def test_gradients_and_options_set_after_backward_are_refused():
         handle.remove()
 
 
+@pytest.mark.parametrize(
+    "regroup",
+    [
+        lambda groups: groups.pop(0),
+        lambda groups: groups[1]["params"].append(groups[0]["params"].pop(0)),
+        lambda groups: groups[0]["params"].__setitem__(0, torch.nn.Parameter(torch.ones(1))),
+    ],
+    ids=["a group removed", "a parameter moved", "a parameter replaced"],
+)
+def test_parameters_in_other_groups_than_at_first_are_refused(regroup):
+    a, b, c = (torch.nn.Parameter(torch.ones(1)) for _ in range(3))
+    groups = [{"params": [a], "lr": 1.0}, {"params": [b], "lr": 0.1}, {"params": [c], "lr": 1e-3}]
+    optimizer = mvngrad.AdamW(groups, weight_decay=0.0)
+    release = release_gradients(optimizer)
+    regroup(optimizer.param_groups)
+    with pytest.raises(RuntimeError, match=r"taken out of their groups .* call remove"):
+        (a + b).sum().backward()
+    assert a.item() == b.item() == 1.0
+    a.grad = b.grad = None
+    release.remove()
+
+
+def test_a_model_may_be_cast_after_release():
+    model = make_model()
+    optimizer = mvngrad.MVNGradW(model.parameters(), stochastic_rounding=True)
+    release_gradients(optimizer)
+    model.bfloat16()
+    before = [param.detach().clone() for param in model.parameters()]
+    train(model, optimizer, steps=2)
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_remove_works_after_the_optimizer_is_gone():
     model = make_model()
     release = release_gradients(mvngrad.MVNGradW(model.parameters()))

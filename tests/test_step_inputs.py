@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import warnings
 import weakref
 
 import pytest
@@ -262,3 +263,70 @@ def test_a_steady_state_step_runs_code_of_at_most_four_files(device, options):
     finally:
         sys.setprofile(None)
     assert len(files) <= 4, sorted(files)
+
+
+# What a kernel would read or write beyond the end of a tensor
+
+
+def resize_parameter(optimizer, param):
+    param.data = torch.ones(12, 7, device=param.device)
+    param.grad = torch.ones_like(param)
+
+
+def resize_gradient(optimizer, param):
+    param.data = torch.ones(12, 7, device=param.device)
+    optimizer.state.clear()
+
+
+def resize_state(optimizer, param):
+    optimizer.state[param]["u"] = optimizer.state[param]["u"][:2].clone()
+
+
+def widen_one_state(optimizer, param):
+    optimizer.state[param]["u"] = optimizer.state[param]["u"].double()
+
+
+@each_device
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (resize_parameter, r"m has the shape \(6, 7\) and its parameter \(12, 7\).*del optimizer.state"),
+        (resize_gradient, r"gradient has the shape \(6, 7\) and its parameter \(12, 7\)"),
+        (resize_state, r"u has the shape \(2, 7\) and its parameter \(6, 7\)"),
+        (widen_one_state, "float32, torch.float64; all of it must have one dtype"),
+    ],
+)
+def test_kernels_refuse_tensors_that_do_not_fit_their_parameter(change, message, device, kernel_options):
+    param = torch.nn.Parameter(torch.ones(6, 7, device=device))
+    optimizer = mvngrad.MVNGrad([param], **kernel_options)
+    for _ in range(2):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    change(optimizer, param)
+    before = param.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert torch.equal(param, before)
+
+
+@each_device
+@pytest.mark.parametrize("name", ["weight_decay", "eps", "eps_s", "z_clip"])
+def test_an_option_that_is_a_tensor_has_its_current_value(name, device, options):
+    """Also if it is changed in place between two steps."""
+    results = []
+    for as_tensor in (False, True):
+        value = torch.tensor(0.5, dtype=torch.float64) if as_tensor else 0.5
+        param = torch.nn.Parameter(torch.ones(5, device=device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # eps_s is large
+            optimizer = mvngrad.MVNGradW([param], lr=0.1, **{name: value}, **options)
+        for step in range(3):
+            if step == 2:
+                if as_tensor:
+                    value.fill_(2.0)
+                else:
+                    optimizer.param_groups[0][name] = 2.0
+            param.grad = torch.linspace(-1, 3, 5, device=device) * (1 + step)
+            optimizer.step()
+        results.append(param.detach().clone())
+    assert torch.equal(*results)

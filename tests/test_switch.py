@@ -232,3 +232,29 @@ def test_what_is_not_a_state_dict_or_optimizer_is_named():
         mvngrad.convert_state_dict(ours, "int8")
     with pytest.raises(ValueError, match=r"load mvngrad\.from_adamw"):
         ours.load_state_dict(theirs.state_dict())  # before its first step
+
+
+def test_a_one_cycle_schedule_goes_on_after_a_switch():
+    """It keeps its max_lr in the groups, as decouple_lr keeps one of its own."""
+    param = torch.nn.Parameter(torch.ones(3))
+
+    def start(make, **options):
+        optimizer = make([param])
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20, **options)
+
+    def take_step(optimizer, scheduler):
+        param.grad = torch.ones(3)
+        optimizer.step()
+        scheduler.step()
+        return optimizer.param_groups[0]["lr"]
+
+    ours, schedule = start(mvngrad.MVNGradW)
+    take_step(ours, schedule)
+    adamw, its_schedule = start(torch.optim.AdamW)
+    adamw.load_state_dict(mvngrad.to_adamw(ours))
+    its_schedule.load_state_dict(schedule.state_dict())
+    assert take_step(adamw, its_schedule) == take_step(ours, schedule)
+    back, _ = start(mvngrad.MVNGradW)
+    back.load_state_dict(mvngrad.from_adamw(back, adamw.state_dict()))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(back, max_lr=0.1, total_steps=20, last_epoch=1)
+    assert take_step(back, schedule) == take_step(adamw, its_schedule)

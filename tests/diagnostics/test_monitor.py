@@ -748,3 +748,28 @@ def test_wrong_arguments_are_named(tmp_path):
     for value in (torch.ones(2), "0.3", None):
         with pytest.raises(ValueError, match=r"Monitor.log: loss must be one number, not"):
             monitor.log(loss=value)
+
+
+def test_gradients_that_are_conjugate_views_are_read():
+    """Autograd makes them, and optimizers step by them."""
+    weight = torch.nn.Parameter(torch.randn(3, dtype=torch.complex64))
+    optimizer, records = mvngrad.MVNGrad([weight]), []
+    with Monitor(optimizer, every=1, sink=records.append):
+        torch.view_as_real(weight.conj().resolve_conj()).sum().backward()
+        assert weight.grad.is_conj()
+        norm = weight.grad.norm().item()
+        optimizer.step()
+    assert records[0]["groups"][0]["gradient_norm"]["max"] == pytest.approx(norm)
+
+
+def test_norms_of_half_and_double_gradients_in_one_group():
+    """Also if the double parameter gets its first gradient later; the norm of the other overflows in float16."""
+    half, double = torch.nn.Parameter(torch.zeros(4).half()), torch.nn.Parameter(torch.zeros(3).double())
+    optimizer, records = mvngrad.Adam([half, double]), []
+    with Monitor(optimizer, every=1, sink=records.append):
+        for step in range(2):
+            half.grad = torch.full_like(half, 6e4)
+            double.grad = torch.ones_like(double) if step else None
+            optimizer.step()
+    norms = [record["groups"][0]["gradient_norm"]["max"] for record in records]
+    assert norms == pytest.approx([1.2e5, (1.44e10 + 3) ** 0.5], rel=1e-3)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from mvngrad.diagnostics.state import GroupView, load_state, view_group
 from mvngrad.optim.backends.eager import OUT_OF_PLACE
-from mvngrad.optim.tensors import get_local, get_local_like, view_as_real
+from mvngrad.optim.tensors import get_local, get_local_like, resolve_bits, view_as_real
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD, Rule
 
 Loss = Callable[[Any], "Tensor | Sequence[Tensor | None]"]
@@ -101,7 +101,7 @@ class _FrozenParameter:
         The contribution comes from squared Helmert contrasts of the updates with those before them. They are
         independent and have the variance as their mean; the first is 0.
         """
-        g = self.sign * view_as_real(get_local_like(grad, self.param)).to(self.dtype)
+        g = self.sign * view_as_real(resolve_bits(get_local_like(grad, self.param))).to(self.dtype)
         if self.decay:
             g = g + self.decay * view_as_real(get_local(self.param)).to(self.dtype)
         updates = torch.stack(

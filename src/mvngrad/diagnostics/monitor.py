@@ -26,7 +26,7 @@ from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
 from mvngrad.optim.inputs import StepSums
 from mvngrad.optim.optimizer import RuleOptimizer
-from mvngrad.optim.tensors import get_local, view_as_real
+from mvngrad.optim.tensors import get_local, resolve_bits, view_as_real
 
 FOLLOWED, TENSORS = 512, 4
 """Coordinates whose updates are followed at every step for spikes, and the number of tensors they are drawn from."""
@@ -216,7 +216,6 @@ class _Group:
         self.noted: list[_NotedStep] = []
         self.names: dict[str, str] = {}
         """The state names in the rows of the noted steps."""
-        self.norm_dtype: torch.dtype | None = None
         self.devices: set[torch.device] = set()
 
     @property
@@ -242,9 +241,6 @@ class _Group:
         view = self.view
         self.names = {k: name for k, name in view.names.items() if k == "u" or not view.rule.momentum_last}
         self.devices = {get_local(param).device for param in params}
-        dtypes = {param.dtype for param in params}
-        half = dtypes & {torch.float16, torch.bfloat16}  # a norm can overflow in these
-        self.norm_dtype = torch.float32 if half and dtypes <= half | {torch.float32} else None
 
     def note_step(self) -> None:
         """Store this step's sums, or its gradient norms and followed coordinates, on their device."""
@@ -259,10 +255,15 @@ class _Group:
         optimizer = self.monitor.optimizer
         if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
             self.refresh_samples()
-        grads = [view_as_real(get_local(param.grad)) for param in self.group["params"] if param.grad is not None]
+        grads = [param.grad for param in self.group["params"] if param.grad is not None]
         if not grads:
             return
-        norms = torch._foreach_norm(grads, 2, dtype=self.norm_dtype)
+        grads = [view_as_real(resolve_bits(get_local(grad))) for grad in grads]
+        dtypes = {grad.dtype for grad in grads}
+        half = dtypes & {torch.float16, torch.bfloat16}  # a norm can overflow in these
+        if half and torch.float64 in dtypes:
+            grads, half = [grad.float() if grad.dtype in half else grad for grad in grads], set()
+        norms = torch._foreach_norm(grads, 2, dtype=torch.float32 if half else None)
         if len(self.devices) > 1:
             device = next((device for device in self.devices if device.type != "cpu"), norms[0].device)
             norms = tuple(norm.to(device, non_blocking=True) for norm in norms)

@@ -99,8 +99,8 @@ class AdaBeliefW(AdaBelief):
 
 
 class Adam(RuleOptimizer):
-    r"""Momentum, normalized by the root mean square; for comparison. It equals torch.optim.Adam, on the eager and
-    foreach paths bit for bit.
+    r"""Momentum, normalized by the root mean square; for comparison. It equals torch.optim.Adam: for
+    real parameters and an lr that is a number, bit for bit on the eager and foreach paths.
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1-\beta_1) g_t \\

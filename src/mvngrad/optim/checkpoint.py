@@ -434,6 +434,9 @@ def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, sta
     """
     model.load_state_dict(state_dict)
     optimizer.init_state()
+    for group in optimizer.param_groups:
+        for param in group["params"] if group["master_bits"] else ():  # frozen ones too: they may be trained later
+            optimizer.get_state(param, group)
     with torch.no_grad():
         for name, param in model.named_parameters():
             low = optimizer.state.get(param, {}).get("low")

@@ -265,19 +265,31 @@ class StepInputs:
 
 
 def make_hyper(group: Group, lr: Any) -> Hyper:
-    """The hyper-parameters of a group, with a learning rate that may be a number or a tensor."""
+    """The hyper-parameters of a group, with a learning rate that may be a number or a tensor.
+
+    Other options are numbers: of a tensor or an array, the value that it has now. Autograd may need the tensor itself.
+    """
+    options = [
+        group["eps"],
+        group.get("eps_s", 0.0),
+        group["weight_decay"],
+        group.get("beta_mean"),
+        group.get("z_clip"),
+    ]
+    if not group["differentiable"]:
+        options = [option.item() if hasattr(option, "item") else option for option in options]
+    eps, eps_s, decay, beta_mean, z_clip = options
     beta1, beta2 = group["betas"]
-    decay = group["weight_decay"]
     return Hyper(
         lr=lr,
         beta1=beta1,
         beta2=beta2,
-        eps=group["eps"],
-        eps_s=group.get("eps_s", 0.0),
+        eps=eps,
+        eps_s=eps_s,
         weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
         decoupled=group["decoupled_weight_decay"],
-        beta_mean=group.get("beta_mean"),
-        z_clip=group.get("z_clip"),
+        beta_mean=beta_mean,
+        z_clip=z_clip,
         maximize=group["maximize"],
     )
 

@@ -218,9 +218,9 @@ class RuleOptimizer(Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.requires_grad:
-                    self._get_state(param, group)
+                    self.get_state(param, group)
 
-    def _get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
+    def get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
         group["state_dtype"] = parse_state_dtype(group["state_dtype"])  # a name, if ZeroRedundancyOptimizer loaded it
         if group["master_bits"] and param.dtype != torch.bfloat16:
@@ -228,17 +228,17 @@ class RuleOptimizer(Optimizer):
                 f"{type(self).__name__}: master_bits is for bfloat16 parameters; here is one of {param.dtype}: cast "
                 "it, or give it a group of its own with master_bits=None"
             )
+        if group["stochastic_rounding"] and param.dtype == torch.float16:
+            raise ValueError(
+                f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 one: "
+                "leave it out for this group, or train in bfloat16"
+            )
         state: dict[str, Tensor] = self.state[param]
         if not state:
             if param.is_floating_point() and param.dtype.itemsize < 2:
                 raise ValueError(
                     f"{type(self).__name__} steps parameters of 16 bits and more; here is one of {param.dtype}: step a "
                     "bfloat16 or float32 copy of it"
-                )
-            if group["stochastic_rounding"] and param.dtype == torch.float16:
-                raise ValueError(
-                    f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 "
-                    "one: leave it out for this group, or train in bfloat16"
                 )
             if group["state_dtype"] == "int8" and is_flat_shard(param):
                 raise ValueError(
@@ -377,7 +377,7 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__} needs dense gradients, not {grad.layout}; use sparse=False in the "
                     "embedding, or torch.optim.SparseAdam for these parameters"
                 )
-            state = self._get_state(param, group)
+            state = self.get_state(param, group)
             indices.append(i)
             params.append(param if whole else get_local(param))
             grads.append(grad if whole else get_local_like(grad, param))

@@ -139,14 +139,27 @@ class GradientRelease:
             for group in self.optimizer.param_groups
         ]
         for param, group, number, _ in members:
+            if not self._is_in_group(param, group, number):
+                raise RuntimeError(
+                    "release_gradients: parameters were moved or taken out of their groups since it was called; call "
+                    "remove() on what it returned, and release_gradients again"
+                )
             groups[group]["params"].append(param)
             groups[group]["param_indices"].append(number)
         with torch.no_grad():
             self.optimizer.step_groups(groups, self._inputs.setdefault(positions, []))
-        for param, *_, placeholder in members:
+        for position, (param, *_, placeholder) in zip(positions, members, strict=True):
+            if (placeholder.dtype, placeholder.device) != (param.dtype, param.device):  # the model was cast or moved
+                placeholder = ReleasedGradient(param)
+                every[position] = every[position]._replace(placeholder=placeholder)
             param.grad = placeholder
         self._released.update(positions)
         self._used = self._used or groups
+
+    def _is_in_group(self, param: Tensor, group: int, number: int) -> bool:
+        groups = self.optimizer.param_groups
+        params = groups[group]["params"] if group < len(groups) else []
+        return number < len(params) and params[number] is param
 
     def add(self, position: int, param: Tensor) -> None:
         """Put a member that got its gradient into the bucket, and step the bucket if it is full.

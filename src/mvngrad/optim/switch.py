@@ -75,7 +75,8 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
         _check_group(optimizer, saved, own)
         group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
         group |= {name: saved[name] for name in (*SHARED, "params")}
-        group |= {name: value for name, value in saved.items() if name not in (*own, "amsgrad", "max_lr")}
+        dropped = ("amsgrad", "max_lr") if saved.get("decouple_lr") else ("amsgrad",)  # OneCycleLR has a max_lr too
+        group |= {name: value for name, value in saved.items() if name not in (*own, *dropped)}
         decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)
         group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
         new_groups.append(group)
@@ -99,7 +100,8 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     state_dict = optimizer.state_dict()
     states, groups = {}, []
     for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        extra = {name: value for name, value in saved.items() if name not in (*optimizer.defaults, "max_lr")}
+        dropped = (*optimizer.defaults, "max_lr") if own["decouple_lr"] else tuple(optimizer.defaults)
+        extra = {name: value for name, value in saved.items() if name not in dropped}
         shared = {name: saved[name] for name in (*SHARED, "maximize", "capturable", "decoupled_weight_decay")}
         shared["weight_decay"] = make_hyper(own, 0.0).weight_decay
         unset = {"amsgrad": False, "foreach": None, "fused": None, "differentiable": False}

@@ -60,13 +60,8 @@ class Batch:
         self.indices = inputs.indices if batch is None else [inputs.indices[i] for i in batch]
         params, grads, state, _ = self.select(inputs)
         self.device, self.count = params[0].device, len(params)
+        self._check_tensors(params, grads, state)
         self.sizes = torch.tensor([param.numel() for param in params], device="cpu")
-        other_devices = {str(tensor.device) for tensors in state.values() for tensor in tensors} - {str(self.device)}
-        if other_devices:
-            raise ValueError(
-                f"state is on {', '.join(other_devices)} and its parameter on {self.device}: move the model before the "
-                "first step, or load the state again after moving it"
-            )
         # Kernels walk memory in order, so all tensors of a parameter need the strides of its state.
         self.strides = [get_dense_strides(tensor) for tensor in state[self.rule.state_names[0]]]
         self.copied = [
@@ -77,6 +72,29 @@ class Batch:
             if tensor.stride() != strides
         ]
         """The tensors with other strides; the kernel works on copies of them."""
+
+    def _check_tensors(self, params: list[Tensor], grads: list[Tensor], state: State) -> None:
+        """Raise a ValueError for state on another device, and for tensors that a kernel would read beyond their end."""
+        other_devices = {str(tensor.device) for tensors in state.values() for tensor in tensors} - {str(self.device)}
+        if other_devices:
+            raise ValueError(
+                f"state is on {', '.join(other_devices)} and its parameter on {self.device}: move the model before the "
+                "first step, or load the state again after moving it"
+            )
+        wholes = {"gradient": grads} | {name: state[name] for name in (*self.rule.state_names, "low") if name in state}
+        for name, tensors in wholes.items():
+            for tensor, param in zip(tensors, params, strict=True):
+                if tensor.shape != param.shape:
+                    raise ValueError(
+                        f"{name} has the shape {tuple(tensor.shape)} and its parameter {tuple(param.shape)}: a "
+                        "parameter that was resized needs a gradient and a state of its own; remove the old state "
+                        "(del optimizer.state[param]), or make a new optimizer"
+                    )
+        dtypes = {tensor.dtype for name in self.rule.state_names for tensor in state[name]}
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"the state of a parameter is in {', '.join(sorted(map(str, dtypes)))}; all of it must have one dtype"
+            )
 
     def select(self, inputs: StepInputs) -> tuple[list[Tensor], list[Tensor], State, list[Tensor]]:
         """Parameters, gradients, state and step counts of this batch."""
