@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,8 @@ from benchmarks import candidates, first_step, largest, memory, monitor, step, v
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
+
+ROOT = Path(__file__).parents[1]
 from benchmarks.timing import profile_host
 from benchmarks.traffic import bytes_needed, state_bytes
 
@@ -228,3 +234,25 @@ def test_failures_are_named_under_the_table_of_torch_versions(tmp_path):
     page = versions.make_page(tmp_path)
     assert "| 2.11.0+cpu | 3.11.7 | 1,200 | 1 | 3 | `tests -q`, cpu |" in page
     assert page.endswith("- torch 2.11.0+cpu: `tests/test_a.py::test_b`\n")
+
+
+@pytest.mark.usefixtures("triton")
+def test_instructions_are_those_of_the_kernel_compiled_for_an_h200(tmp_path):
+    """In a process of its own, because the kernels of this one may be interpreted."""
+    command = [sys.executable, "-m", "benchmarks.instructions", "--only", "MVNGradW fused bf16", "--out", str(tmp_path)]
+    subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, cwd=ROOT, check=True, capture_output=True)
+    (row,) = json.loads((tmp_path / "instructions.json").read_text())["steps"]
+    assert row["bytes"] == 3 * 4 + 2 * 6
+    assert 2 <= row["kinds"]["special"] < 3, "a root and a reciprocal"
+    assert sum(row["kinds"].values()) == row["instructions"] < 100
+
+
+def test_the_counts_of_instructions_in_the_log_are_those_of_results():
+    stored = json.loads((ROOT / "results" / "instructions.json").read_text())["steps"]
+    log = " ".join((ROOT / "docs" / "log.md").read_text().split())
+    (row,) = (each for each in stored if each["name"] == "MVNGradW int8, 24-bit masters")
+    counts = f"{row['instructions']:.0f} instructions for each coordinate, of which {row['kinds']['integer']:.0f} need"
+    assert counts in log
+    times = row["milliseconds"]
+    assert f"{times['integers']:.3f} of the measured {times['measured']:.3f} ms" in log
+    assert f"Moving the bytes takes {times['bytes']:.3f}." in log
