@@ -16,11 +16,10 @@ from benchmarks import candidates, first_step, largest, memory, monitor, step, v
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
-
-ROOT = Path(__file__).parents[1]
 from benchmarks.timing import profile_host
 from benchmarks.traffic import bytes_needed, state_bytes
 
+ROOT = Path(__file__).parents[1]
 SHAPES = [(64, 32), (1000,)]
 SIZE = 64 * 32 + 1000
 
