@@ -258,3 +258,11 @@ def test_a_one_cycle_schedule_goes_on_after_a_switch():
     back.load_state_dict(mvngrad.from_adamw(back, adamw.state_dict()))
     schedule = torch.optim.lr_scheduler.OneCycleLR(back, max_lr=0.1, total_steps=20, last_epoch=1)
     assert take_step(back, schedule) == take_step(adamw, its_schedule)
+
+
+def test_arguments_in_the_wrong_order_are_named():
+    param = torch.nn.Parameter(torch.ones(2))
+    ours, adamw = MVNGradW([param]), torch.optim.AdamW([param])
+    for arguments in ((ours, adamw), (adamw.state_dict(), ours), (adamw, ours.state_dict())):
+        with pytest.raises(TypeError, match=r"pass an optimizer of mvngrad, then the state_dict\(\) of the AdamW"):
+            from_adamw(*arguments)

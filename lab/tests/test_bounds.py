@@ -126,7 +126,7 @@ def test_bounded_fields_exist():
     ],
 )
 def test_an_invalid_choice_is_refused_with_the_valid_ones(name, value, valid):
-    with pytest.raises(ValueError, match=f"^{name}='{value}' is invalid; choose of {valid}$"):
+    with pytest.raises(ValueError, match=f"^{name}='{value}' is invalid; choose from {valid}$"):
         replace(DIGITS, **{name: value})
 
 

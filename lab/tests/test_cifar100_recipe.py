@@ -93,9 +93,10 @@ def test_settings_are_the_papers():
         (partial(small, beta_mean=1.0), "beta_mean=1.0 is invalid"),
         (partial(small, optimizer="adabelief", lean=True), "lean=True does not go with.*mvngrad: leave it False"),
         (partial(small, lean=True, beta_mean=0.9), "beta_mean=0.9 does not go with lean"),
-        (partial(small, optimizer="sgd"), "optimizer='sgd' is invalid; choose of mvngrad"),
+        (partial(small, optimizer="sgd"), "optimizer='sgd' is invalid; choose from mvngrad"),
+        (partial(small, optimizer="mvngrad,lean=True"), "options of ours are settings of their own, as --lean"),
         (partial(small, warmup_epochs=2), "warmup_epochs=2 does not fit epochs=2"),
-        (partial(small, precision="float16"), "precision='float16' is invalid; choose of bf16, float32"),
+        (partial(small, precision="float16"), "precision='float16' is invalid; choose from bf16, float32"),
         (partial(small, batch_size=0), "batch_size=0 is invalid"),
     ],
 )
@@ -392,3 +393,7 @@ def test_every_setting_changes_the_key():
     keys = {dataclasses.replace(recipe, **{name: value}).key for name, value in changed.items()}
     assert len(keys | {recipe.key}) == 1 + len(changed)
     assert isinstance(recipe, Cifar100)
+
+
+def test_an_optimizer_may_be_named_as_in_python():
+    assert small(optimizer="MVNGradW") == small(optimizer="mvngradw")

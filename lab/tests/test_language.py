@@ -117,7 +117,7 @@ def test_runs_on_the_stand_in():
         (partial(small, epoch_steps=0), "epoch_steps=0 is invalid"),
         (partial(small, warmup_steps=8), "warmup_steps=8 does not fit steps=8"),
         (partial(small, eval_windows=0), "eval_windows=0 is invalid"),
-        (partial(small, model="1B"), "model='1B' is invalid; choose of 30M, 124M, tiny"),
+        (partial(small, model="1B"), "model='1B' is invalid; choose from 30M, 124M, tiny"),
         (partial(small, decayed="none"), "decayed='none' is invalid"),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_site_builds_without_a_warning_and_every_page_is_whole_in_a_browser(
     assert "--storage URL" in commands
 
 
-@pytest.mark.parametrize("name", ["spike", "decay", "digits", "regime"])
+@pytest.mark.parametrize("name", ["spike", "decay", "digits", "regime", "resume"])
 def test_an_example_prints_what_its_page_shows(name, capsys):
     """Up to the numbers, which differ between machines; the digits with one seed."""
     module = runpy.run_path(str(DOCS / "examples" / f"{name}.py"))

@@ -108,7 +108,7 @@ def test_recipes_that_a_store_cannot_keep_are_refused():
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nothing", "choose of cifar100-bs128"),
+        ("nothing", "choose from cifar100-bs128"),
         ("no.where:x", "No module"),
         ("sweep_toy:nothing", "no attribute 'nothing'"),
         ("sweep_toy:kill", "TypeError: kill"),

@@ -43,7 +43,7 @@ def do(tmp_path, monkeypatch, capfd):
 def test_the_commands_from_the_first_to_the_last(do, tmp_path):
     runs = ("--runs", tmp_path / "runs", "--device", "cpu")
     assert "there is no sweep in" in do("status", code=2)
-    assert "there is no sweep 'mnist-7k'; choose of" in do("init", "mnist-7k", code=2)
+    assert "there is no sweep 'mnist-7k'; choose from" in do("init", "mnist-7k", code=2)
     assert not (tmp_path / "sweeps.db").exists()
     assert "8 configurations are new" in do("init", "sweep_toy:staged", "--heartbeat", "1")
     assert "has no sweep 'mnist' (it has: sweep_toy:staged)" in do("select", "mnist", code=2)

@@ -195,10 +195,12 @@ class TrainingRecipe(Recipe, ABC):
     """Valid values of fields that are not None; a subclass adds its own."""
 
     def __post_init__(self) -> None:
+        if str(self.optimizer).lower() in get_args(OptimizerName):  # such as MVNGradW, its name in Python
+            object.__setattr__(self, "optimizer", self.optimizer.lower())
         for name, kind in _field_types(type(self)).items():
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
-                raise InvalidInput(f"{name}={value!r} is invalid; choose of {', '.join(get_args(kind))}")
+                raise InvalidInput(f"{name}={value!r} is invalid; choose from {', '.join(get_args(kind))}")
             if isinstance(value, int) and float in (kind, *get_args(kind)):
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are equal and must have the same key
             if isinstance(value, int) and abs(value) >= 2**31 and name != "seed":
@@ -216,8 +218,12 @@ class TrainingRecipe(Recipe, ABC):
             return
         if self.optimizer not in get_args(OptimizerName):
             names = ", ".join(get_args(OptimizerName))
+            if self.optimizer.partition(",")[0] in get_args(OptimizerName):
+                raise InvalidInput(
+                    f"optimizer={self.optimizer!r}: options of ours are settings of their own, as --lean"
+                )
             raise InvalidInput(
-                f"optimizer={self.optimizer!r} is invalid; choose of {names}, torch:NAME, zoo:NAME and "
+                f"optimizer={self.optimizer!r} is invalid; choose from {names}, torch:NAME, zoo:NAME and "
                 "package.module:CLASS"
             )
         for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):

@@ -61,6 +61,8 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     >>> sorted(optimizer.state[x])
     ['m', 's', 'step', 'u']
     """
+    if not isinstance(optimizer, RuleOptimizer) or isinstance(state_dict, torch.optim.Optimizer):
+        raise TypeError("from_adamw: pass an optimizer of mvngrad, then the state_dict() of the AdamW that it replaces")
     if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
         return state_dict  # load_state_dict says what is wrong
     renamed = checkpoint.rename_torch_state(state_dict)

@@ -23,5 +23,5 @@ def find_sweep(name: str) -> Sweep:
     if name in sweeps:
         return sweeps[name]()
     if ":" not in name:
-        raise InvalidInput(f"there is no sweep {name!r}; choose of {', '.join(sweeps)}, or package.module:function")
+        raise InvalidInput(f"there is no sweep {name!r}; choose from {', '.join(sweeps)}, or package.module:function")
     return load_sweep(name)
