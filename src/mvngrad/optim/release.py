@@ -138,28 +138,31 @@ class GradientRelease:
             {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.get_rounding_seed(group)}
             for group in self.optimizer.param_groups
         ]
+        if not self._are_in_their_groups(members):
+            raise RuntimeError(
+                "release_gradients: parameters were moved or taken out of their groups since it was called; call "
+                "remove() on what it returned, and release_gradients again"
+            )
         for param, group, number, _ in members:
-            if not self._is_in_group(param, group, number):
-                raise RuntimeError(
-                    "release_gradients: parameters were moved or taken out of their groups since it was called; call "
-                    "remove() on what it returned, and release_gradients again"
-                )
             groups[group]["params"].append(param)
             groups[group]["param_indices"].append(number)
         with torch.no_grad():
             self.optimizer.step_groups(groups, self._inputs.setdefault(positions, []))
         for position, (param, *_, placeholder) in zip(positions, members, strict=True):
-            if (placeholder.dtype, placeholder.device) != (param.dtype, param.device):  # the model was cast or moved
-                placeholder = ReleasedGradient(param)
-                every[position] = every[position]._replace(placeholder=placeholder)
-            param.grad = placeholder
+            try:
+                param.grad = placeholder
+            except RuntimeError:  # noqa: PERF203 (the model was cast or moved; asking first costs more)
+                param.grad = ReleasedGradient(param)
+                every[position] = every[position]._replace(placeholder=param.grad)
         self._released.update(positions)
         self._used = self._used or groups
 
-    def _is_in_group(self, param: Tensor, group: int, number: int) -> bool:
-        groups = self.optimizer.param_groups
-        params = groups[group]["params"] if group < len(groups) else []
-        return number < len(params) and params[number] is param
+    def _are_in_their_groups(self, members: list[Member]) -> bool:
+        params = [group["params"] for group in self.optimizer.param_groups]
+        try:
+            return all(params[group][number] is param for param, group, number, _ in members)
+        except IndexError:
+            return False
 
     def add(self, position: int, param: Tensor) -> None:
         """Put a member that got its gradient into the bucket, and step the bucket if it is full.
