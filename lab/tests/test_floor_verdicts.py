@@ -399,8 +399,8 @@ def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tm
     [
         ({"floor": 0.0, "variance": 1.8}, 6, "An epsilon floor is worth **less than 1 point**: "),
         ({"floor": 1.0}, 6, "It is **undecided** whether an epsilon floor is worth more than 1 point: "),
-        ({"floor": 1.8}, 3, "more than 1 point**; whether the variance or the order of momentum matters is undecided"),
-        ({"floor": 1.8, "variance": 0.8}, 6, "more than 1 point**; more than 0.3 points depend on the variance too: "),
+        ({"floor": 1.8}, 3, ". Whether the variance or the order of momentum matters is undecided."),
+        ({"floor": 1.8, "variance": 0.8}, 6, ". More than 0.3 points depend on the variance too."),
     ],
 )
 def test_first_screen_says_no_more_than_the_verdicts(tmp_path, effects, seeds, expected):
@@ -417,7 +417,7 @@ def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_p
     write_runs(tmp_path, results)
     sentence = get_first_screen(tmp_path)[0]
     note = judge(tmp_path, "floor-decay-decoupled", "floor-decay").note
-    closed = f"decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap"
+    closed = f"Decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap"
     assert closed in sentence
     assert "tuned" not in sentence
     write_runs(tmp_path, results + other_decay_results(best, results, "coupled", 78 + 0.4 * 1.8))

@@ -268,7 +268,17 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     shares = get_shares_closed(verdicts["floor-decay-decoupled"], verdicts["floor-decay-strength"])
     decoupled = verdicts["floor-decay-floor"]
     gain = decoupled.strip.rows[0].value if decoupled.strip and decoupled.status == REPRODUCED else None
-    return f"{_describe_effects(statuses, shares, gain)}: {numbers}."
+    lead, *others = _describe_effects(statuses, shares, gain)
+    return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
+
+
+def _capitalize(sentence: str) -> str:
+    """
+    >>> _capitalize("**decay** counts")
+    '**Decay** counts'
+    """
+    first = len(sentence) - len(sentence.lstrip("*"))
+    return sentence[:first] + sentence[first].upper() + sentence[first + 1 :]
 
 
 def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
@@ -285,15 +295,15 @@ def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
     return [1 - each / gap for each in left] if still_open < gap / 2 else []
 
 
-def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float], gain: float | None) -> str:
-    """What the rules about the floor, the variance, the order and decay say, and no more.
+def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float], gain: float | None) -> list[str]:
+    """What the rules about the floor, the variance, the order and decay say, and no more, as sentences.
 
     `gain` is what a floor adds with decoupled decay, if that is shown.
     """
     if statuses["floor-main"] == NOT_REPRODUCED:
-        return "An epsilon floor is worth **less than 1 point**"
+        return ["An epsilon floor is worth **less than 1 point**"]
     if statuses["floor-main"] != REPRODUCED:
-        return "It is **undecided** whether an epsilon floor is worth more than 1 point"
+        return ["It is **undecided** whether an epsilon floor is worth more than 1 point"]
     equal = {"the variance": "floor-variance-equal", "the order of momentum": "floor-order-equal"}
     different, undecided = (
         [name for name, claim in equal.items() if statuses[claim] == status] for status in (NOT_REPRODUCED, UNDECIDED)
@@ -303,15 +313,14 @@ def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float
         parts.append("decoupled weight decay closes the gap without one, so that decay and not epsilon explains it")
     elif shares_closed:
         share, *tuned = (f"{share:.0%}" for share in shares_closed)
-        parts = [f"{parts[0]}, and **decoupled weight decay without one closes {share} of that gap**"]
-        parts[0] += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
-        if gain is not None:
-            parts.append(f"with decoupled decay a floor still adds {gain:.1f} points")
+        parts.append(f"**decoupled weight decay without one closes {share} of that gap**")
+        parts[-1] += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
+        parts[-1] += "" if gain is None else f"; with decoupled decay a floor still adds {gain:.1f} points"
     elif not different + undecided:
         parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
     parts += [f"whether {' or '.join(undecided)} matters is undecided"] * bool(undecided)
-    return "; ".join(parts)
+    return parts
 
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
