@@ -152,7 +152,7 @@ def test_mnist_is_trained_in_both_regimes_at_the_best_rate_of_each_cell(monkeypa
         for claim in ("recovery", "damage"):
             assert JUDGES[f"spikes-mnist-{regime}-{claim}"](result).status == status
     figures = draw(TableResult("spikes-mnist", {}, {}, result, ("a",), 0))
-    assert [figure.title for figure in figures] == [f"After a bad batch, betas 0.9 and {beta}" for beta in (0.99, 0.7)]
+    assert [figure.title for figure in figures] == [f"After a bad batch, betas (0.9, {beta})" for beta in (0.99, 0.7)]
     assert len({panel.svg for figure in figures for panel in figure.panels}) == 4
 
 
@@ -286,7 +286,7 @@ def make_rows(recovery=None, damage=None, diverged=(), clipped=1.0, seed=0):
                 "damage": None if lost else factor * ((damage or {}).get(recipe.optimizer, 1) + rng.normal(0, 0.1)),
             }
         )  # fmt: skip
-    return {"rows": rows, "excess": {}, "done": 180, "of": 180}
+    return {"rows": rows, "betas": [0.9, 0.99], "excess": {}, "done": 180, "of": 180}
 
 
 SLOW_FIRST = {"adam": 11, "adabelief": 11}

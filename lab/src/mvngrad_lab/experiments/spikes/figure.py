@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.judge import NAMES, get_number, index_rows
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_curve, make_axes, number
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
@@ -14,9 +15,9 @@ from mvngrad_lab.report.statistics import quantile
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, Verdict
 
 
-def draw(result: dict[str, Any], where: str = "") -> list[Figure]:
-    """`where` distinguishes the figures of one record."""
-    panels = []
+def draw(result: dict[str, Any]) -> list[Figure]:
+    """The excess of the loss at both rates; the betas distinguish the figures of a page."""
+    panels, where = [], f", betas {_format_betas(result)}"
     for rate, cells in sorted(result["excess"].items()):
         at = make_axes("steps after a bad batch", "loss above the run without it")
         for cell, excess in cells.items():
@@ -47,7 +48,7 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     """A figure for each regime of betas."""
     figures = []
     for part in result["regimes"].values():
-        (figure,) = draw(part, f", betas {part['betas'][0]:g} and {part['betas'][1]:g}")
+        (figure,) = draw(part)
         rates = ", ".join(f"{NAMES[cell]} {number(rate)}" for cell, rate in part["best"].items())
         caption = (
             f"A two-layer network, seeds {', '.join(map(str, result['seeds']))}. {result['data']}. {figure.caption}"
@@ -58,38 +59,54 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
 
 
 def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
-    """How fast each cell recovers in a language model, at the betas at which the theory separates them."""
-    seeds = len({row["seed"] for row in result["rows"]})
-    recovery, usual = verdicts["spikes-text-short-recovery"], verdicts["spikes-mnist-usual-recovery"]
-    return _describe_recovery(recovery, "in GPT-2 30M", result["betas"], f"pairs, {seeds} seeds", usual, "on MNIST")
+    """What bad batches cost a language model, at the betas at which the theory separates the cells."""
+    if verdicts["spikes-text-short-damage"].strip is None:
+        return ""
+    words = _choose_words(verdicts["spikes-text-short-damage"], "loses less by bad batches")
+    shown = [row for row in result["rows"] if (row["injection"], row["rate"]) == ("scaled", "1x")]
+    damages = {
+        name: quantile([get_number(row, "damage") for row in shown if row["cell"] == cell], 0.5)
+        for cell, name in NAMES.items()
+    }
+    costs = ", ".join(f"{name} {damages[name]:.2f}" for name in sorted(damages, key=damages.__getitem__, reverse=True))
+    return (
+        f"In GPT-2 30M {words} at betas {_format_betas(result)}, where the theory separates LaProp and MVN-Grad from "
+        f"Adam: a loss times {recipes.SCALE:,.0f} in one step of {recipes.EVERY} costs {costs} nats "
+        f"({len({row['seed'] for row in shown})} seeds)."
+    )
 
 
 def describe_mnist(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """How fast each cell recovers at the betas at which the theory separates them, and at usual ones."""
     short, usual = (verdicts[f"spikes-mnist-{regime}-recovery"] for regime in ("short", "usual"))
-    return _describe_recovery(short, "on MNIST", result["regimes"]["short"]["betas"], "seeds", usual)
-
-
-def _describe_recovery(
-    verdict: Verdict, where: str, betas: Sequence[float], of_what: str, usual: Verdict, where_usual: str = ""
-) -> str:
-    """The median steps of each cell, and those at usual betas; empty if nothing was compared."""
-    if verdict.strip is None:
+    if short.strip is None:
         return ""
-    words = {
-        REPRODUCED: "**momentum after normalizing recovers in fewer steps**",
-        CAVEAT: "**momentum after normalizing recovers in fewer steps**, in part",
-        NOT_REPRODUCED: "**momentum after normalizing does not recover in fewer steps**",
-    }.get(verdict.status, "it is **undecided** whether momentum after normalizing recovers in fewer steps")
-    steps = ", ".join(f"{row.label} {row.value:.0f}" for row in verdict.strip.rows)
+    words = _choose_words(short, "recovers in fewer steps")
+    steps = ", ".join(f"{row.label} {row.value:.0f}" for row in short.strip.rows)
     text = (
-        f"After a bad batch {where} {words} at betas ({betas[0]:g}, {betas[1]:g}), where the theory separates LaProp "
-        f"and MVN-Grad from Adam: {steps} ({verdict.strip.rows[0].n} {of_what})"
+        f"After a bad batch on MNIST {words} at betas {_format_betas(result['regimes']['short'])}, where the theory "
+        f"separates LaProp and MVN-Grad from Adam: {steps} (n\u00a0=\u00a0{short.strip.rows[0].n})"
     )
     if usual.strip is not None:
         low, *_, high = sorted(row.value for row in usual.strip.rows)
-        text += f"; at usual betas all four take {low:.0f}{f' to {high:.0f}' * (high > low)} {where_usual}".rstrip()
+        text += f"; at {_format_betas(result['regimes']['usual'])} all four take {low:.0f}"
+        text += f" to {high:.0f}" * (high > low)
     return f"{text}."
+
+
+def _choose_words(verdict: Verdict, what: str) -> str:
+    """What the verdict says of momentum after normalizing; `what` is a verb and its object."""
+    verb, _, rest = what.partition(" ")
+    return {
+        REPRODUCED: f"**momentum after normalizing {what}**",
+        CAVEAT: f"**momentum after normalizing {what}**, in part",
+        NOT_REPRODUCED: f"**momentum after normalizing does not {verb.removesuffix('s')} {rest}**",
+    }.get(verdict.status, f"it is **undecided** whether momentum after normalizing {what}")
+
+
+def _format_betas(result: Mapping[str, Any]) -> str:
+    first, second = result["betas"]
+    return f"({first:g}, {second:g})"
 
 
 MEASURES = ("recovery", "damage")
