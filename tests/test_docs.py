@@ -164,6 +164,10 @@ def test_the_times_and_bytes_against_other_implementations_are_those_of_results(
         [f"{row['bytes']:.1f}" for row in shown],
     ):
         assert f" | {' | '.join(row)} |" in README
+    device = {row["name"]: row["graph_milliseconds"] for row in results["steps"]}
+    ratio = device["MVNGradW int8, 24-bit masters"] / device["FlashAdamW, 24-bit masters"]
+    assert f"on the device alone `MVNGradW` takes {ratio:.2f} of FlashAdamW" in README
+    assert f"and 24-bit masters takes {ratio:.2f} of the time of FlashAdamW" in " ".join(page.split())
     without, release = results["training"][-2:]
     assert f"with release takes {release['of_unreleased']:.3f} of the time of one without" in page
     saved = (without["peak_bytes"] - release["peak_bytes"]) / 1e6
