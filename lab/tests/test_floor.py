@@ -192,6 +192,35 @@ def test_queue_stops_before_its_deadline_and_continues(tmp_path, small_queue):
         assert not (tmp_path / line["key"] / "checkpoints").exists()
 
 
+def test_lines_that_were_cut_or_never_written_are_repaired(tmp_path, small_queue, capsys):
+    """A process may die between the result of a run and its line, or within the line."""
+    options = {"finished": {}, "device": "cpu", "stop_after": 600, "run_seconds": 1}
+    assert queue.train_queue(small_queue[:2], tmp_path, **options) == 0
+    path = tmp_path / queue.FINISHED
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second[:100]}")
+    assert queue.train_queue(small_queue, tmp_path, **options) == 0
+    assert f"{path}, line 2 was cut and is left out" in capsys.readouterr().err
+    lines = queue.read_finished(path)
+    assert set(lines) == {recipe.key for recipe in small_queue}
+    again = lines[small_queue[1].key]
+    assert again["result"] == json.loads(second)["result"]
+    assert [row["epoch"] for row in again["curve"]] == [1, 2]
+
+
+def test_waiting_runs_of_an_exported_sweep_are_not_done(tmp_path):
+    rows = [
+        {"key": f"cifar100-{status}", "status": status, "settings": {}, "metrics": {}}
+        for status in ("waiting", "running", "diverged")
+    ]
+    path = tmp_path / "sweep-cifar100-bs1024-scaled.json"
+    path.write_text(json.dumps({"runs": rows}))
+    assert list(records.read_accuracies(tmp_path)) == ["cifar100-diverged"]
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(InvalidInput, match=r"scaled.json is damaged .* export it again"):
+        records.read_accuracies(tmp_path)
+
+
 def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_path, small_queue, monkeypatch, capsys):
     def make_queue(name, runs):
         queues = {"long": small_queue[:1], "short": small_queue[1:2], "last": small_queue[2:]}

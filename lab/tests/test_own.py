@@ -1,6 +1,7 @@
 """A user's own optimizer, task and training function, by the command line and in sweeps."""
 
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import read_run
 from mvngrad_lab.sweep import Sweep, grid
 from mvngrad_lab.sweep.records import latest_by_key
+from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_progress, describe_selection
 from mvngrad_lab.sweep.worker import check_taken
 from mvngrad_lab.tasks.own.task import OwnTask, make_recipe
@@ -143,6 +145,29 @@ def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
     assert train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result["weights"] == whole["weights"]
 
 
+class Scaled(torch.nn.Linear):
+    def forward(self, x, scale=1.0):
+        return scale * super().forward(x)
+
+    def penalty(self):
+        return sum(param.square().sum() for param in self.parameters())
+
+
+def penalized(model, batch):
+    """Uses its model as code that was written for a module does."""
+    return (model(batch["x"], scale=2.0).squeeze(1) - batch["y"]).square().mean() + 1e-3 * model.penalty()
+
+
+def with_penalty():
+    return replace(noisy(), model=lambda: Scaled(3, 1), loss=penalized)
+
+
+def test_a_loss_may_use_the_model_as_a_module(tmp_path):
+    result = train(make_recipe(with_penalty), root=tmp_path, on_event=lambda event: None).result
+    assert result["status"] == "finished"
+    assert result["validation_loss"] > 0
+
+
 def test_settings_of_a_task_are_defaults_and_unknown_ones_are_refused():
     assert make_recipe(noisy, "mvngrad").eps_s == 1e-16
     assert make_recipe(noisy, "torch:SGD", lr=0.1).beta1 is None
@@ -231,6 +256,63 @@ def test_a_function_gets_the_options_that_it_has_parameters_for(toy):
     check_taken(run, data=None, device="cuda", compile=False)
     with pytest.raises(InvalidInput, match="--compile True: the sweep's function run has no parameter compile"):
         check_taken(run, compile=True)
+
+
+def first(recipe):
+    return {"loss": recipe.lr}
+
+
+def second(recipe):
+    return {"loss": 100 + recipe.lr}
+
+
+def test_results_of_another_function_are_not_taken(toy, tmp_path):
+    toy.init(bowl(first, lrs=(0.5,)))
+    assert toy.work() == {"finished": 1}
+    (tmp_path / "other").mkdir()
+    other = sweep_toy.Bench(tmp_path / "other")
+    other.init(bowl(second, lrs=(0.5,)))
+    assert other.work(root=toy.root) == {"raised": 1}
+    (record,) = other.queue.records()
+    other.close()
+    assert "has the result of another function" in record.outcome["reason"]
+    assert "test_own:first; use another --runs" in record.outcome["reason"]
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ({"los": 1.0}, "the run has no 'loss'"),
+        ({"loss": "low"}, "loss='low'; it must be a number"),
+        ({"loss": 1.0, "seconds": "3 s"}, "seconds='3 s'; it must be a number"),
+        ({"loss": 1.0, "code": "abc"}, "returned code, which the store uses itself"),
+    ],
+)
+def test_a_result_that_cannot_be_used_is_not_stored_and_can_be_repaired(toy, result, reason):
+    answers = [result]
+
+    def run(recipe):
+        return answers[-1]
+
+    toy.init(bowl(run, lrs=(0.5,)))
+    assert toy.work() == {"raised": 1}
+    (record,) = toy.queue.records()
+    assert reason in record.outcome["reason"]
+    answers.append({"loss": 2.0})
+    requeue_errors(toy.queue)
+    assert toy.work() == {"finished": 1}
+
+
+def test_a_function_may_exit_and_change_the_folder(toy, tmp_path, monkeypatch):
+    def run(recipe, folder):
+        os.chdir(folder)
+        if recipe.lr == 0.5:
+            sys.exit(2)
+        return {"loss": recipe.lr}
+
+    monkeypatch.chdir(tmp_path)
+    toy.init(bowl(run, lrs=(0.5, 1.0, 2.0)))
+    assert toy.work(root=Path("runs")) == {"raised": 1, "finished": 2}
 
 
 def test_a_selected_value_at_the_edge_of_the_grid_is_named(toy):

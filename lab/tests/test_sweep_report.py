@@ -56,6 +56,19 @@ def test_a_made_up_export_has_the_format_of_the_engine(toy, tmp_path):
     assert budget.table.rows[-1][:6] == ("all", "11", "4", "4", "2", "1")
 
 
+def test_a_sweep_of_one_setting_is_drawn(toy, tmp_path):
+    from sweep_toy import make_sweep, toys
+
+    from mvngrad_lab.sweep.summary import export
+
+    toy.init(make_sweep(toys(("adam",), lr=(1.0, 2.0, 3.0))))
+    toy.work()
+    export(toy.queue, tmp_path / "sweep-toy.json")
+    (run,) = load_exports(tmp_path, warn=pytest.fail)
+    _, settings, *_ = draw(run)
+    assert [panel.title for panel in settings.panels] == ["Adam, toy"]
+
+
 GOOD = samples.sweep()
 
 

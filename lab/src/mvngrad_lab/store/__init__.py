@@ -113,6 +113,17 @@ class RunFolder:
         write_atomic(self.path / "result.json", json.dumps(result, allow_nan=False) + "\n")
 
 
+def read_exported(path: Path) -> list[dict[str, Any]]:
+    """The finished and diverged runs in a JSON file of a queue or a sweep; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return [row for row in rows if row["status"] in ("finished", "diverged")]
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidInput(f"{path} is damaged ({error}); restore it, or export it again") from error
+
+
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 

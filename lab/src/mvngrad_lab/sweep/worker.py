@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import math
 import os
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import Parameter, signature
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +54,15 @@ def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
             raise InvalidInput(f"--{name} {value}: the sweep's function {run.__name__} has no parameter {name}")
 
 
-def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, **options: Any) -> FinishedRun:
+RESERVED = ("began", "code", "double", "trace", "worker", "worker_seconds")
+"""What a sweep's store keeps of a run next to its metrics."""
+
+
+def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, **options: Any) -> FinishedRun:
     """Call a sweep's function and store what it returns, unless it takes `root` and does so itself.
 
-    Raises Locked if another process is running this recipe.
+    Raises Locked if another process is running this recipe, and InvalidInput if the result in the store is of another
+    function, or of this one before it was edited.
     """
     taken = {name: value for name, value in options.items() if takes(run, name)}
     if takes(run, "root"):
@@ -62,20 +70,51 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, **options: Any
         return finished
     folder = RunFolder(recipe, root)
     with lock_folder(folder.path) as check:
-        if folder.run is not None:
-            return folder.run
+        function = describe_function(run)
+        if (stored := folder.run) is not None:
+            if stored.environment.get("function", function) != function:
+                other = stored.environment["function"]["name"]
+                raise InvalidInput(
+                    f"{folder.path} has the result of another function or another version of it, {other}; use another "
+                    "--runs, or delete that folder"
+                )
+            return stored
         if takes(run, "folder"):
             taken["folder"] = folder.path
-        folder.start(environment(str(options["device"]).partition(":")[0]), changes())
+        where = environment(str(options["device"]).partition(":")[0])
+        folder.start({**where, "function": function}, changes())
         started = time.perf_counter()
         result = run(recipe, **taken)
         if not isinstance(result, Mapping):
             raise TypeError(f"{run.__name__} returned a {type(result).__name__}; it must return a dict of its metrics")
+        check_result(result, metric)
         seconds = {"seconds": time.perf_counter() - started}
         check()
         folder.finish(seconds | to_json(**result))
     assert folder.run is not None
     return folder.run
+
+
+def describe_function(run: Callable[..., Any]) -> dict[str, str]:
+    """The name of a sweep's function and the hash of its source, if it has one."""
+    try:
+        source = inspect.getsource(run)
+    except (OSError, TypeError):
+        source = ""
+    name = f"{getattr(run, '__module__', '')}:{getattr(run, '__qualname__', type(run).__name__)}"
+    return {"name": name, "code": hashlib.sha256(source.encode()).hexdigest()[:16]}
+
+
+def check_result(result: Mapping[str, Any], metric: str) -> None:
+    """Raise a TypeError, KeyError or ValueError for a result that a sweep cannot choose by, before it is stored."""
+    if used := [name for name in RESERVED if name in result]:
+        raise ValueError(f"the run returned {', '.join(used)}, which the store uses itself; use another name")
+    if result.get("status") != "diverged" and metric not in result:
+        raise KeyError(f"the run has no {metric!r}, by which the sweep chooses; it has {', '.join(result)}")
+    for name in (metric, "seconds"):
+        value = result.get(name)
+        if value is not None and not isinstance(value, Real) and not hasattr(value, "item"):
+            raise TypeError(f"the run returned {name}={value!r}; it must be a number")
 
 
 def describe_worker() -> dict[str, str]:
@@ -128,7 +167,8 @@ def run_worker(
     queue = call_with_retries(
         lambda: Queue(address, name, say, patience), lambda text: say(address.hide_passwords(text)), patience
     )
-    run, options = sweep.run, {"root": root, "data": data, "device": device, "compile": compile}
+    # Absolute: a run may change the working directory.
+    run, options = sweep.run, {"root": root.resolve(), "data": data, "device": device, "compile": compile}
     if run is None:
         from mvngrad_lab.training.train import train  # imports torch
 
@@ -190,8 +230,11 @@ def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict
     try:
         recipe, before = record.recipe, read_run(options["root"] / record.key)
         with queue.send_heartbeats(claim):
-            finished = call_with_retries(lambda: call_run(run, recipe, **options), queue.say, queue.patience)
-        outcome, value = _evaluate(finished, queue.notes["metric"])
+            metric = queue.notes["metric"]
+            finished = call_with_retries(
+                lambda: call_run(run, recipe, metric=metric, **options), queue.say, queue.patience
+            )
+        outcome, value = _evaluate(finished, metric)
         if before is not None:
             outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
     except Locked as error:
@@ -205,7 +248,7 @@ def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict
     except (RetriesExhausted, VersionMismatch):
         queue.release(claim)
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a function may call sys.exit, as argparse does
         if isinstance(error, BrokenPipeError) and is_stdout_closed():
             raise  # as by `head`: not the run's fault
         trace = "".join(traceback.format_exception(error)[-4:])

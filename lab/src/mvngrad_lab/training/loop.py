@@ -41,6 +41,20 @@ class Interrupted(KeyboardInterrupt):
         self.key, self.step, self.signal_number = key, step, signal_number
 
 
+class EvaluatedModel:
+    """The model as an evaluation uses it: a signal may stop it before any call."""
+
+    def __init__(self, model: torch.nn.Module, stop_if_asked: Callable[[], None]) -> None:
+        self._model, self._stop_if_asked = model, stop_if_asked
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self._stop_if_asked()
+        return self._model(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
 class Trainer:
     """Trains one run in one process. In parallel training every process has one, and all take the same steps."""
 
@@ -239,17 +253,14 @@ class Trainer:
         training_step.model.eval()
         device = training_step.step_index.device.type
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
-            metrics = training_step.task.evaluate(self._forward, final) | training_step.train_metrics()
+            model = EvaluatedModel(training_step.model, self._stop_if_asked)
+            metrics = training_step.task.evaluate(model, final) | training_step.train_metrics()
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _forward(self, *batch: Tensor) -> Tensor:
-        """Apply the model to a batch of an evaluation, which a signal may stop. With several processes it may not:
-        they would have to agree at every batch.
-        """
+    def _stop_if_asked(self) -> None:
+        """Stop between two batches of an evaluation. With several processes they would have to agree at every one."""
         if self.signals and parallel.get_world_size() == 1:
             self._between_steps()
-        output: Tensor = self.training_step.model(*batch)
-        return output
 
     def _between_steps(self) -> None:
         """Report progress and save if it is time to; stop if a signal has arrived."""

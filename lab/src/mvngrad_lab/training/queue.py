@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -44,21 +45,33 @@ def train_queue(
     With `every_step`, curves have the loss of every step, of recipes that record it. `options` are those of `train`.
     """
     deadline = time.monotonic() + stop_after
+    written = read_finished(root / FINISHED)
+    for recipe in queue:  # a process that died after a run may not have written its line
+        if recipe.key not in written and (run := store.RunFolder(recipe, root).run) is not None:
+            _add_line(root, run, {}, every_step)
     waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
     while waiting and time.monotonic() + run_seconds <= deadline:
         recipe, sizes = waiting.pop(0), dict[int, float]()
         run = train(
             recipe, root=root, keep_last=False, on_event=on_event, observe=partial(measure_gradient, sizes), **options
         )
-        curve = [
-            {name: value for name, value in row.items() if every_step or not isinstance(value, list)}
-            | {"gradient_rms": sizes.get(row["epoch"])}
-            for row in read_rows(root / recipe.key / "metrics.jsonl")
-        ]
-        with (root / FINISHED).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve}) + "\n")
+        _add_line(root, run, sizes, every_step)
         print(store.timestamp(), len(waiting), "left", recipe.key, _describe(run), flush=True)
     return len(waiting)
+
+
+def _add_line(root: Path, run: store.FinishedRun, sizes: Mapping[int, float], every_step: bool) -> None:
+    """Add a run to finished.jsonl, on a line of its own; `sizes` are those of its gradients, by epoch."""
+    curve = [
+        {name: value for name, value in row.items() if every_step or not isinstance(value, list)}
+        | {"gradient_rms": sizes.get(row["epoch"])}
+        for row in read_rows(root / run.key / "metrics.jsonl")
+    ]
+    path = root / FINISHED
+    cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    with path.open("a", encoding="utf-8") as file:
+        line = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
+        file.write("\n" * cut + line + "\n")
 
 
 def measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
@@ -83,8 +96,15 @@ def _describe(run: store.FinishedRun) -> str:
 
 
 def read_finished(path: Path) -> dict[str, dict[str, Any]]:
-    """The lines of a finished.jsonl, by key."""
-    return {line["key"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    """The lines of a finished.jsonl, by key; one that was cut when a process died is left out with a warning."""
+    lines = {}
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], start=1):
+        try:
+            line = json.loads(text)
+            lines[line["key"]] = line
+        except (ValueError, LookupError, TypeError):  # noqa: PERF203
+            print(f"{path}, line {number} was cut and is left out", file=sys.stderr)
+    return lines
 
 
 def make_row(line: dict[str, Any]) -> dict[str, Any]:

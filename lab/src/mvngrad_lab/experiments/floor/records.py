@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -47,7 +46,7 @@ def read_runs(*roots: Path) -> dict[str, Run]:
     runs = {run.key: Run(run.result, run.environment) for run in store.load_runs(*roots)}
     for root in roots:
         for path in (*sorted(root.glob(get_file_name("*"))), root / OLD_GRID_FILE):
-            for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
+            for row in store.read_exported(path):
                 environment = {name: row[name] for name in ENVIRONMENT if name in row}
                 result = {"status": row["status"], **row["metrics"]}
                 curve = [(at["epoch"], at["test_accuracy"]) for at in row.get("curve", ()) if "test_accuracy" in at]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
                 losses = [loss for row in rows for loss in row.get("losses", [])]
                 runs[run.key] = {**run.result, "losses": losses}
         for path in (root / get_file_name(queue) for queue in recipes.QUEUES):
-            for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
+            for row in store.read_exported(path):
                 runs[row["key"]] = {"status": row["status"], **row["metrics"], "losses": row["losses"]}
     return runs
 

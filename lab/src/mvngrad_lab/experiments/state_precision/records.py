@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
         for run in store.load_runs(root):
             runs[run.key] = {"settings": run.recipe, "result": run.result, "environment": run.environment}
         for path in (root / get_file_name(queue) for queue in arms.QUEUES):
-            for row in json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []:
+            for row in store.read_exported(path):
                 result = {"status": row["status"], **row["metrics"]}
                 runs[row["key"]] = {"settings": row["settings"], "result": result, "environment": row}
     return runs

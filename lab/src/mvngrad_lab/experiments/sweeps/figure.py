@@ -113,7 +113,7 @@ def _draw_settings(export: SweepExport, metric: str) -> list[Figure]:
     fields = [field for field in export.varied if field != column]
 
     def get_settings(names: Sequence[str]) -> list[tuple[Any, ...]]:
-        tried = {repr(key): key for row in export.swept if (key := _pick(row, names))}
+        tried = {repr(key): key for key in (_pick(row, names) for row in export.swept)}
         return sorted(tried.values(), key=lambda key: [_order(value) for value in key])
 
     columns, combinations = get_settings([column]), get_settings(fields)
