@@ -9,6 +9,8 @@ import torch
 from family import each_cell, each_optimizer, parameters
 from torch._dynamo.testing import CompileCounter
 
+import mvngrad
+
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
@@ -85,6 +87,8 @@ def test_the_first_optimizer_of_a_process_compiles_to_one_graph():
     code = """
 import torch, mvngrad
 from torch._dynamo.testing import CompileCounter
+
+import mvngrad
 x = torch.nn.Parameter(torch.ones(3)); x.grad = torch.ones(3)
 counter = CompileCounter()
 step = torch.compile(mvngrad.MVNGradW([x], lr=torch.tensor(0.1)).step, backend=counter)
@@ -113,3 +117,68 @@ def test_the_compiled_step_equals_the_eager_one(make):
                 optimizer.step()
         runs.append(params)
     torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpp_compiler")
+def test_a_compiled_step_of_8_bits_steps_the_last_partial_block():
+    """Inductor on a CPU left it out where it was cut by a slice."""
+    runs = []
+    for compiled in (False, True):
+        params = parameters((300,), (1, 300))
+        optimizer = mvngrad.MVNGradW(params, lr=1e-2, state_dtype="int8", fused=False)
+        step = torch.compile(optimizer.step) if compiled else optimizer.step
+        for t in range(2):
+            for p in params:
+                p.grad = torch.full_like(p, 1.0 + t)
+            step()
+        runs.append(params)
+    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_schedule_of_weight_decay_recompiles_no_more_than_torch():
+    graphs = []
+    for make in (mvngrad.MVNGradW, torch.optim.AdamW):
+        torch._dynamo.reset()
+        optimizer = make(parameters((4, 3), (5,)), foreach=False)
+
+        def set_decay(group, lr):
+            group["weight_decay"] = lr
+
+        graphs.append(run_compiled(optimizer, None, set_decay)[-1])
+    assert 0 < graphs[0] <= graphs[1]
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+def test_grad_scaler_unscales_for_a_compiled_step():
+    """It leaves the scale to a fused step, which a compiled one is not; an overflow is skipped."""
+    runs = []
+    for compiled in (False, True):
+        weight = torch.nn.Parameter(torch.ones(4))
+        optimizer = mvngrad.MVNGrad([weight], lr=0.1, eps=1.0, fused=True)
+        if compiled:
+            optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for t in range(4):
+            optimizer.zero_grad()
+            factor = torch.tensor([1.0, 2.0, 3.0, float("inf") if t == 2 else 4.0])
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.state[weight]["step"] == 3
+        runs.append(weight)
+    torch.testing.assert_close(*runs)
+
+
+@pytest.mark.usefixtures("cpp_compiler")
+def test_a_scale_that_is_left_to_the_step_is_never_ignored():
+    """Where a compiled function would step without it, torch.compile falls back to the step as it is."""
+    runs = []
+    for scale in (1.0, 8.0):
+        (weight,) = parameters((4,))
+        optimizer = mvngrad.MVNGrad([weight], eps=1.0, fused=True)
+        optimizer.grad_scale = None if scale == 1 else torch.tensor(scale)
+        weight.grad = scale * torch.ones(4)
+        torch.compile(lambda step=optimizer.step: step(), backend="aot_eager")()
+        runs.append(weight)
+    torch.testing.assert_close(*runs)

@@ -333,6 +333,9 @@ def test_timm_makes_the_optimizer_by_name_with_layer_decay():
     from mvngrad.integrations.timm import register
 
     assert register() == register()
+    for name in register():
+        made = create_optimizer_v2(torch.nn.Linear(2, 2), opt=name, lr=1e-3)
+        assert (type(made).__name__.lower(), type(made).__module__) == (name.split("-")[-1], "mvngrad.optim.cells")
     model = timm.create_model("vit_tiny_patch16_224", num_classes=2, depth=2, embed_dim=16, num_heads=2, img_size=32)
     optimizer = create_optimizer_v2(model, opt="mvngradw", lr=1e-3, weight_decay=0.1, layer_decay=0.5, betas=(0.8, 0.9))
     assert type(optimizer) is MVNGradW

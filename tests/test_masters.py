@@ -298,3 +298,17 @@ def test_masters_of_frozen_parameters_are_loaded_too():
     optimizer = mvngrad.MVNGradW(model.parameters(), master_bits=32)
     mvngrad.load_master_state_dict(model, optimizer, weights)
     assert torch.equal(mvngrad.get_master_state_dict(model, optimizer)["weight"], weights["weight"])
+
+
+def test_masters_of_wrapped_modules_have_the_names_of_the_state_dict():
+    """Activation checkpointing gives parameters other names than the state_dict has."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 1))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.bfloat16()
+    optimizer = mvngrad.MVNGradW(model.parameters(), master_bits=32)
+    mvngrad.load_master_state_dict(model, optimizer, weights)
+    masters = mvngrad.get_master_state_dict(model, optimizer)
+    assert masters.keys() == weights.keys()
+    assert equal(masters.values(), weights.values())

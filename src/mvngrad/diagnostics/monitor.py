@@ -278,6 +278,7 @@ class _Group:
         """The tensors that a record needs on the host, by name; empty if no parameter has been stepped."""
         self.refresh_samples()
         if not self.sample.pieces:
+            self.noted = []  # nothing will be recorded of them: all shards of this process are empty
             return {}
         optimizer, lr = self.monitor.optimizer, self.group["lr"]
         rows = [noted.row for noted in self.noted if noted.row is not None]

@@ -15,12 +15,12 @@ NAMES = ("MVNGrad", "MVNGradW", "LaProp", "LaPropW", "AdaBelief", "AdaBeliefW")
 def register() -> list[str]:
     """Make `timm.optim.create_optimizer_v2(model, opt="mvngradw", ...)` find these classes; return the names.
 
-    MVN-Grad is `mvngrad` and `mvngradw`. The others are `mvngrad_laprop`, `mvngrad_adabelief` and so on, because timm
-    has its own `laprop` and `adabelief`.
+    MVN-Grad is `mvngrad` and `mvngradw`. The others are `mvngrad-laprop`, `mvngrad-adabelief` and so on, because timm
+    has its own `laprop` and `adabelief`, and reads only what follows the last underscore of a name.
     """
     names = []
     for name in NAMES:
-        key = name.lower() if name.startswith("MVN") else f"mvngrad_{name.lower()}"
+        key = name.lower() if name.startswith("MVN") else f"mvngrad-{name.lower()}"
         decay = "decoupled" if name.endswith("W") else "coupled"
         info = OptimInfo(key, getattr(optim, name), f"{name} of mvngrad, {decay} weight decay", has_betas=True)
         default_registry.register(info)

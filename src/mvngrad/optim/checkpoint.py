@@ -418,7 +418,7 @@ def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> d
     """
     state_dict: dict[str, Tensor] = dict(model.state_dict())
     with_masters = {param for group in optimizer.param_groups if group["master_bits"] for param in group["params"]}
-    for name, param in model.named_parameters(remove_duplicate=False):
+    for name, param in model.state_dict(keep_vars=True).items():  # named_parameters may have other names
         if param in with_masters:
             master = state_dict[name] = param.detach().float()
             low = optimizer.state.get(param, {}).get("low")
@@ -438,7 +438,7 @@ def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, sta
         for param in group["params"] if group["master_bits"] else ():  # frozen ones too: they may be trained later
             optimizer.get_state(param, group)
     with torch.no_grad():
-        for name, param in model.named_parameters():
+        for name, param in model.state_dict(keep_vars=True).items():
             low = optimizer.state.get(param, {}).get("low")
             if low is not None:
                 value = get_local(state_dict[name]).to(get_local(param).device, torch.float32)

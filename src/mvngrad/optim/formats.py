@@ -213,7 +213,7 @@ class Int8Format:
         for name in names:
             codes = stored[name]
             value = self.decode(name, _to_blocks(to_row(codes).to(torch.int32)), stored[f"{name}_scale"][..., None])
-            values[name] = _from_row(value.view(-1)[: codes.numel()], codes).to(dtype)
+            values[name] = _from_row(value, codes).to(dtype)
         return values
 
     def store(self, stored: Mapping[str, Tensor], new: Mapping[str, Tensor], noise: Noise | None = None) -> None:
@@ -221,7 +221,7 @@ class Int8Format:
             bits = _to_blocks(noise[name]) if noise else ROUND_TO_NEAREST
             encode = encode_squares if name in SQUARES else encode_signed
             codes, *scale = encode(_to_blocks(to_row(value).to(torch.float32)), bits)
-            stored[name].copy_(_from_row(codes.view(-1)[: stored[name].numel()], stored[name]))
+            stored[name].copy_(_from_row(codes, stored[name]))
             stored[f"{name}_scale"].copy_(torch.cat(scale, -1).mT.squeeze(0))
 
     def decode(self, name: str, codes: Tensor, scale: Tensor) -> Tensor:
@@ -350,10 +350,11 @@ def to_row(tensor: Tensor) -> Tensor:
 
 
 def _from_row(row: Tensor, like: Tensor) -> Tensor:
-    """A row as a tensor with the shape and strides of a dense one."""
-    if like.dim() == 1:
-        return row
-    tensor = row.as_strided(like.shape, like.stride())
+    """A row, or blocks of it without the padding of the last, as a tensor with the shape and strides of a dense one.
+
+    Not by a slice: of one, inductor in torch 2.13 leaves out the last partial block on a CPU.
+    """
+    tensor = row.reshape(-1).as_strided(like.shape, like.stride())
     return tensor.clone() if torch.compiler.is_compiling() else tensor  # a compiler refuses to write through this view
 
 

@@ -267,7 +267,7 @@ class StepInputs:
 def make_hyper(group: Group, lr: Any) -> Hyper:
     """The hyper-parameters of a group, with a learning rate that may be a number or a tensor.
 
-    Other options are numbers: of a tensor or an array, the value that it has now. Autograd may need the tensor itself.
+    Other options are numbers: of a tensor, the value that it has now. Autograd may need the tensor itself.
     """
     options = [
         group["eps"],
@@ -277,7 +277,7 @@ def make_hyper(group: Group, lr: Any) -> Hyper:
         group.get("z_clip"),
     ]
     if not group["differentiable"]:
-        options = [option.item() if hasattr(option, "item") else option for option in options]
+        options = [option.item() if isinstance(option, Tensor) else option for option in options]
     eps, eps_s, decay, beta_mean, z_clip = options
     beta1, beta2 = group["betas"]
     return Hyper(

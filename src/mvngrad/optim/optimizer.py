@@ -301,10 +301,17 @@ class RuleOptimizer(Optimizer):
                 loss = closure()
         if self.gradient_release is not None:
             self.gradient_release.finish()
-        self.step_groups(self.param_groups, self._inputs)
+        if torch.compiler.is_compiling() and getattr(self, "grad_scale", None) is not None:
+            self._step_uncompiled()  # GradScaler leaves the scale to a kernel, and a compiled step has none
+        else:
+            self.step_groups(self.param_groups, self._inputs)
         if self._sums or self._new_sums:  # else a compiled step would set attributes, which torch 2.11 cannot trace
             self._sums, self._new_sums = self._new_sums, {}
         return loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _step_uncompiled(self) -> None:
+        self.step_groups(self.param_groups, self._inputs)
 
     def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
@@ -409,7 +416,12 @@ class RuleOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether `step` itself divides by the scale and skips on overflow; GradScaler reads it."""
+        """Whether `step` itself divides by the scale and skips on overflow; GradScaler reads it.
+
+        A compiled step does not: it is made of torch's operations, whatever the group says.
+        """
+        if hasattr(self.step, "_torchdynamo_orig_callable"):
+            return False
         return all(choose_backend(group) in ("cpu", "cuda") for group in self.param_groups)
 
     # Checkpoints
