@@ -302,16 +302,13 @@ class RuleOptimizer(Optimizer):
         if self.gradient_release is not None:
             self.gradient_release.finish()
         if torch.compiler.is_compiling() and getattr(self, "grad_scale", None) is not None:
-            self._step_uncompiled()  # GradScaler leaves the scale to a kernel, and a compiled step has none
+            # GradScaler leaves the scale to a kernel, and a compiled step has none.
+            torch.compiler.disable(self.step_groups)(self.param_groups, self._inputs)  # type: ignore[no-untyped-call]
         else:
             self.step_groups(self.param_groups, self._inputs)
         if self._sums or self._new_sums:  # else a compiled step would set attributes, which torch 2.11 cannot trace
             self._sums, self._new_sums = self._new_sums, {}
         return loss
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _step_uncompiled(self) -> None:
-        self.step_groups(self.param_groups, self._inputs)
 
     def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
