@@ -437,6 +437,13 @@ def test_bad_batches_in_a_language_model():
         status = f"`spikes-text-short-{claim}`: {verdict.status}"
         assert "{}; p = {} and {}; {}".format(medians, *p_values, status) in log
     assert not any(row["diverged"] for row in result["rows"])
+    for claim, without, sentence in (
+        ("recovery", "repeated", "repeated tokens (p = {} without them)"),
+        ("damage", "scaled", "a loss times 1,000 (p = {} without it)"),
+    ):
+        rows = [row for row in result["rows"] if row["injection"] != without]
+        verdict = find_judges()[f"spikes-text-short-{claim}"]({**result, "rows": rows})
+        assert sentence.format(re.search(r"and AdaBelief ([\d.e-]+) and", verdict.measured)[1]) in log
 
     names = {"adam": "Adam", "adabelief": "AdaBelief", "mvngrad": "MVN-Grad", "laprop": "LaProp"}
     adam, *others = (f"{measure('damage', cell, '1x', 'scaled'):.2f} with {name}" for cell, name in names.items())

@@ -417,7 +417,7 @@ class RuleOptimizer(Optimizer):
 
         A compiled step does not: it is made of torch's operations, whatever the group says.
         """
-        if hasattr(self.step, "_torchdynamo_orig_callable"):
+        if private.is_compiled(self.step):
             return False
         return all(choose_backend(group) in ("cpu", "cuda") for group in self.param_groups)
 

@@ -54,3 +54,8 @@ check_capture: Callable[[Any], None] = getattr(
 )
 get_backward_id: Callable[[], int | None] = getattr(torch._C, "_current_graph_task_id", lambda: None)
 """A number of the backward pass that is running in this thread, which no other has; None if torch does not tell."""
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether torch.compile returned the function. Without this name, no: a step with a scale then runs uncompiled."""
+    return hasattr(function, "_torchdynamo_orig_callable")

@@ -273,7 +273,8 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
 
 
 def _capitalize(sentence: str) -> str:
-    """
+    """The sentence with a capital letter, also if it begins with bold text.
+
     >>> _capitalize("**decay** counts")
     '**Decay** counts'
     """
