@@ -291,8 +291,7 @@ def _evaluate(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float | No
     plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
     if run.result.get("status") == "diverged":
         return {**plain, "reason": f"diverged at step {run.result.get('step')}"}, None
-    if metric not in run.result:
-        raise KeyError(f"the run has no {metric!r}, by which the sweep chooses; it has {', '.join(run.result)}")
+    check_result(run.result, metric)
     value = run.result[metric]
     if value is None or not math.isfinite(value):
         return {**plain, "status": "diverged", "reason": f"{metric} is not finite"}, None
