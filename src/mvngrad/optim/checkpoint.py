@@ -16,6 +16,7 @@ from torch import Tensor
 from mvngrad.optim import formats
 from mvngrad.optim.backends import make_step_count
 from mvngrad.optim.inputs import Group
+from mvngrad.optim.options import check_group
 from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, view_as_real
 from mvngrad.rule import ADAM, CELLS, LEAN, MVNGRAD
 
@@ -60,7 +61,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     states = {key: unpack_blocks(saved) for key, saved in states.items()}
     check_sizes(groups, own)
     _check_cell(optimizer, states, groups)
-    filled = [_check_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
+    filled = [_complete_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
     saved_ids = chain.from_iterable(group["params"] for group in groups)
     members = [(param, group) for mine, group in zip(own, filled, strict=True) for param in mine["params"]]
     owners = dict(zip(saved_ids, members, strict=True))
@@ -133,7 +134,7 @@ def rename_torch_state(state_dict: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
+def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
     """The saved group, completed from the optimizer's own; a ValueError if the optimizer cannot have it."""
     name, rule = type(optimizer).__name__, optimizer.rule
     needed = {"lr", "betas", "eps", "weight_decay", *rule.options} - {"lean"}
@@ -166,7 +167,7 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group:
             f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
         )
     filled = {**own, "decouple_lr": False, **saved} | {name: own[name] for name in ("state_dtype", "master_bits")}
-    optimizer._check(filled)
+    check_group(filled, rule, optimizer.decoupled, name)
     return filled
 
 

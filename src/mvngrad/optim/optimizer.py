@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
-from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,23 +15,19 @@ from mvngrad.optim import checkpoint, private
 from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
 from mvngrad.optim.formats import (
     ALL_NAMES,
-    LOW_DTYPES,
     STATE_DTYPES,
     Rounding,
     allocate_low,
     get_format,
     get_stored_names,
     hash_values,
-    invalid_state_dtype_message,
     is_stored_as,
     parse_state_dtype,
 )
 from mvngrad.optim.inputs import Group, State, StepInputs, StepSums, make_hyper, read_lr
-from mvngrad.optim.tensors import get_local, get_local_like, is_flat_shard
-from mvngrad.rule import CELLS, LEAN, Rule
-
-OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
-"""Arguments that not every cell has, with their defaults in those that do."""
+from mvngrad.optim.options import OPTIONS, check_group, check_param
+from mvngrad.optim.tensors import get_local, get_local_like
+from mvngrad.rule import LEAN, Rule
 
 
 class RuleOptimizer(Optimizer):
@@ -144,61 +138,8 @@ class RuleOptimizer(Optimizer):
             merged = {**self.defaults, **param_group}
             if merged["decouple_lr"]:
                 param_group.setdefault("max_lr", float(merged["lr"]))
-            self._check({**merged, **param_group})
+            check_group({**merged, **param_group}, self.rule, self.decoupled, type(self).__name__)
         super().add_param_group(param_group)
-
-    def _check(self, group: Group) -> None:
-        """Raise a ValueError if an option of a group is invalid for this cell."""
-        name = type(self).__name__
-        for option in OPTIONS:
-            if option in group and option not in self.rule.options:
-                owners = ", ".join(rule.name for rule in CELLS if option in rule.options)
-                raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
-        if group["decoupled_weight_decay"] != self.decoupled:
-            raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
-        if group["decouple_lr"] and not self.decoupled:
-            raise ValueError(f"{name}: decouple_lr=True is for decoupled weight decay; use {name}W")
-        if group["decouple_lr"] and not 0 < group["max_lr"] < float("inf"):
-            raise ValueError(
-                f"{name}: max_lr={group['max_lr']} is invalid; with decouple_lr=True it must be the largest lr of the "
-                "schedule: name it in the group, or add the group with that lr"
-            )
-        lr, betas = group["lr"], group["betas"]
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
-        pair = isinstance(betas, Sequence) and len(betas) == 2
-        if not (pair and all(isinstance(beta, Real) for beta in betas)):
-            tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
-            remedy = "not tensors: pass float(beta)" if tensors else "such as (0.9, 0.999)"
-            raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1), {remedy}")
-        self.rule.check(make_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
-        if self.rule.centered and (floor := make_hyper(group, 0.0).floor) >= 1:
-            warnings.warn(
-                f"{name}: eps_s={group['eps_s']:g} keeps sqrt(s) above {floor:.2g}, so gradients are barely "
-                f"normalized; choose a smaller one, or did you mean weight_decay={group['eps_s']:g}?",
-                stacklevel=4,
-            )
-        if group.get("lean") and group["beta_mean"] is not None:
-            raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
-        if group["state_dtype"] not in STATE_DTYPES:
-            raise ValueError(f"{name}: {invalid_state_dtype_message(group['state_dtype'])}")
-        seed = group["rounding_seed"]
-        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**32):
-            raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32), or None")
-        if group["differentiable"] and (group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]):
-            raise ValueError(
-                f"{name}: differentiable=True needs a step without rounding; leave state_dtype=None "
-                "and stochastic_rounding=False"
-            )
-        if group["master_bits"] not in (None, *LOW_DTYPES):
-            raise ValueError(f"{name}: master_bits={group['master_bits']!r} is invalid; it must be None, 24 or 32")
-        if group["master_bits"]:
-            for option in ("stochastic_rounding", "foreach", "differentiable"):
-                if group[option]:
-                    raise ValueError(f"{name}: master_bits and {option}=True exclude each other; choose one")
-        enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
-        if len(enabled) > 1:
-            raise ValueError(f"{name}: {enabled[0]}=True and {enabled[1]}=True exclude each other; choose one")
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -223,28 +164,9 @@ class RuleOptimizer(Optimizer):
     def get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
         group["state_dtype"] = parse_state_dtype(group["state_dtype"])  # a name, if ZeroRedundancyOptimizer loaded it
-        if group["master_bits"] and param.dtype != torch.bfloat16:
-            raise ValueError(
-                f"{type(self).__name__}: master_bits is for bfloat16 parameters; here is one of {param.dtype}: cast "
-                "it, or give it a group of its own with master_bits=None"
-            )
-        if group["stochastic_rounding"] and param.dtype == torch.float16:
-            raise ValueError(
-                f"{type(self).__name__}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 one: "
-                "leave it out for this group, or train in bfloat16"
-            )
+        check_param(param, group, type(self).__name__)
         state: dict[str, Tensor] = self.state[param]
         if not state:
-            if param.is_floating_point() and param.dtype.itemsize < 2:
-                raise ValueError(
-                    f"{type(self).__name__} steps parameters of 16 bits and more; here is one of {param.dtype}: step a "
-                    "bfloat16 or float32 copy of it"
-                )
-            if group["state_dtype"] == "int8" and is_flat_shard(param):
-                raise ValueError(
-                    f"{type(self).__name__}: FullyShardedDataParallel (FSDP1) cannot save state_dtype='int8', whose "
-                    "blocks do not follow its shards: use fully_shard (FSDP2), or state_dtype=torch.bfloat16"
-                )
             state["step"] = make_step_count(0, param, group)
             state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
             state.update(allocate_low(group["master_bits"], param))

@@ -1,0 +1,108 @@
+"""Which options a group may have, alone and together, and which parameters can be stepped with them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from mvngrad.optim.formats import LOW_DTYPES, STATE_DTYPES, invalid_state_dtype_message
+from mvngrad.optim.inputs import Group, make_hyper
+from mvngrad.optim.tensors import is_flat_shard
+from mvngrad.rule import CELLS, Rule
+
+OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
+"""Arguments that not every cell has, with their defaults in those that do."""
+
+
+def check_group(group: Group, rule: Rule, decoupled: bool, name: str) -> None:
+    """Raise a ValueError if an option of a group is invalid for a cell; the message begins with the class's `name`."""
+    for option in OPTIONS:
+        if option in group and option not in rule.options:
+            owners = ", ".join(cell.name for cell in CELLS if option in cell.options)
+            raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
+    _check_decay(group, decoupled, name)
+    _check_numbers(group, rule, name)
+    if group.get("lean") and group["beta_mean"] is not None:
+        raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
+    _check_formats(group, name)
+    enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
+    if len(enabled) > 1:
+        raise ValueError(f"{name}: {enabled[0]}=True and {enabled[1]}=True exclude each other; choose one")
+
+
+def _check_decay(group: Group, decoupled: bool, name: str) -> None:
+    if group["decoupled_weight_decay"] != decoupled:
+        raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
+    if group["decouple_lr"] and not decoupled:
+        raise ValueError(f"{name}: decouple_lr=True is for decoupled weight decay; use {name}W")
+    if group["decouple_lr"] and not 0 < group["max_lr"] < float("inf"):
+        raise ValueError(
+            f"{name}: max_lr={group['max_lr']} is invalid; with decouple_lr=True it must be the largest lr of the "
+            "schedule: name it in the group, or add the group with that lr"
+        )
+
+
+def _check_numbers(group: Group, rule: Rule, name: str) -> None:
+    lr, betas = group["lr"], group["betas"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
+    pair = isinstance(betas, Sequence) and len(betas) == 2
+    if not (pair and all(isinstance(beta, Real) for beta in betas)):
+        tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
+        remedy = "not tensors: pass float(beta)" if tensors else "such as (0.9, 0.999)"
+        raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1), {remedy}")
+    rule.check(make_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
+    if rule.centered and (floor := make_hyper(group, 0.0).floor) >= 1:
+        warnings.warn(
+            f"{name}: eps_s={group['eps_s']:g} keeps sqrt(s) above {floor:.2g}, so gradients are barely "
+            f"normalized; choose a smaller one, or did you mean weight_decay={group['eps_s']:g}?",
+            stacklevel=6,
+        )
+
+
+def _check_formats(group: Group, name: str) -> None:
+    """How state and parameters are stored and rounded."""
+    if group["state_dtype"] not in STATE_DTYPES:
+        raise ValueError(f"{name}: {invalid_state_dtype_message(group['state_dtype'])}")
+    seed = group["rounding_seed"]
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**32):
+        raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32), or None")
+    if group["differentiable"] and (group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]):
+        raise ValueError(
+            f"{name}: differentiable=True needs a step without rounding; leave state_dtype=None "
+            "and stochastic_rounding=False"
+        )
+    if group["master_bits"] not in (None, *LOW_DTYPES):
+        raise ValueError(f"{name}: master_bits={group['master_bits']!r} is invalid; it must be None, 24 or 32")
+    if group["master_bits"]:
+        for option in ("stochastic_rounding", "foreach", "differentiable"):
+            if group[option]:
+                raise ValueError(f"{name}: master_bits and {option}=True exclude each other; choose one")
+
+
+def check_param(param: Tensor, group: Group, name: str) -> None:
+    """Raise a ValueError if a parameter cannot be stepped with the options of its group."""
+    if param.is_floating_point() and param.dtype.itemsize < 2:
+        raise ValueError(
+            f"{name} steps parameters of 16 bits and more; here is one of {param.dtype}: step a bfloat16 or float32 "
+            "copy of it"
+        )
+    if group["master_bits"] and param.dtype != torch.bfloat16:
+        raise ValueError(
+            f"{name}: master_bits is for bfloat16 parameters; here is one of {param.dtype}: cast it, or give it a "
+            "group of its own with master_bits=None"
+        )
+    if group["stochastic_rounding"] and param.dtype == torch.float16:
+        raise ValueError(
+            f"{name}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 one: leave it out for "
+            "this group, or train in bfloat16"
+        )
+    if group["state_dtype"] == "int8" and is_flat_shard(param):
+        raise ValueError(
+            f"{name}: FullyShardedDataParallel (FSDP1) cannot save state_dtype='int8', whose blocks do not follow its "
+            "shards: use fully_shard (FSDP2), or state_dtype=torch.bfloat16"
+        )
