@@ -223,6 +223,12 @@ def test_invalid_hyper_parameters_are_refused(options, message):
         ours.scale_by_mvn_grad(**options)
 
 
+@pytest.mark.parametrize("options", [{"maximize": True}, {"weight_decay": 0.1}, {"decoupled": True}], ids=str)
+def test_scale_by_rule_refuses_what_it_cannot_obey(options):
+    with pytest.raises(ValueError, match=r"chain optax\.add_decayed_weights"):
+        ours.scale_by_rule(rule.ADAM, rule.Hyper(**options))
+
+
 def test_lean_refuses_b_mean():
     with pytest.raises(ValueError, match=r"b_mean=0.5"):
         ours.scale_by_mvn_grad(b_mean=0.5, lean=True)

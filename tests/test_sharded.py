@@ -472,28 +472,10 @@ def test_state_that_is_not_sharded_as_its_parameter_is_refused(state_dtype):
 
 
 @pytest.mark.usefixtures("alone")
-def test_8_bit_blocks_of_whole_tensors_are_refused_by_shards_also_if_read_as_floats():
-    """Checkpoints of 2026 until November have codes under the names of floats: what was right then loads now."""
+def test_8_bit_blocks_of_whole_tensors_are_refused_by_shards():
     sharded, plain = make_sharded_and_plain("int8")
     with pytest.raises(ValueError, match=r"m is in 8-bit blocks .*convert_state_dict\(state_dict, 'int8 as float32'\)"):
         sharded.load_state_dict(plain.state_dict())
-
-    old = {**plain.state_dict(), "state": {0: dict(plain.state[plain.param_groups[0]["params"][0]])}}
-    again = mvngrad.MVNGradW(plain.param_groups[0]["params"], state_dtype="int8")
-    again.load_state_dict(old)
-    assert equal(get_local_parts(again), get_local_parts(plain))
-
-    new = sharded.state_dict()
-    old = {**new, "param_groups": [{**new["param_groups"][0], "state_dtype": "int8"}]}
-    again = mvngrad.MVNGradW(sharded.param_groups[0]["params"], state_dtype="int8")
-    again.load_state_dict(old)
-    assert equal(get_local_parts(again), get_local_parts(sharded))
-    for name in "msu":  # as dcp.load fills a template of floats with codes
-        codes = next(iter(plain.state.values()))[name]
-        get_local(old["state"][0][name]).copy_(codes)
-    for load_old in (again.load_state_dict, partial(mvngrad.convert_state_dict, state_dtype=torch.float32)):
-        with pytest.raises(ValueError, match="8-bit codes of an unsharded parameter, which were read as floats"):
-            load_old(old)
 
 
 def test_8_bit_state_keeps_its_memory_order_in_a_distributed_checkpoint(tmp_path):

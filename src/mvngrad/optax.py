@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
 
-from mvngrad.rule import LAPROP, LEAN, MVNGRAD, Arithmetic, Hyper, Rule
+from mvngrad.rule import LAPROP, LEAN, LOG_OF_ZERO, MVNGRAD, Arithmetic, Hyper, Rule, is_used
 
 Number = Any
 """A float, or a 0-d array: under `optax.inject_hyperparams` hyper-parameters are traced."""
@@ -46,7 +46,7 @@ class JaxArithmetic(Arithmetic):
 
     def correction(self, beta: Number, t: Number) -> Any:
         """1 - beta^t. In float32 the plain formula is off by 1e-5 for beta = 0.999."""
-        log_beta = jnp.maximum(jnp.log1p(jnp.asarray(beta - 1, t.dtype)), -1e30)  # finite, so that 0 * log(0) is 0
+        log_beta = jnp.maximum(jnp.log1p(jnp.asarray(beta - 1, t.dtype)), LOG_OF_ZERO)
         return -jnp.expm1(t * log_beta)
 
 
@@ -56,17 +56,22 @@ JAX = JaxArithmetic(jnp.sqrt, jnp.maximum)
 def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.GradientTransformation:
     """Rescale updates by one cell of the table, for example `mvngrad.rule.ADABELIEF`.
 
-    Of `hyper`, the learning rate and weight decay are ignored: chain `optax.add_decayed_weights` and
-    `optax.scale_by_learning_rate`. For 16-bit gradients the arithmetic and the averages are float32.
+    The learning rate of `hyper` is not used: chain `optax.scale_by_learning_rate`, and `optax.add_decayed_weights` for
+    weight decay. For 16-bit gradients the arithmetic and the averages are float32.
 
     Args:
         rule: the cell.
         hyper: its hyper-parameters.
         mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
     """
+    if hyper.maximize or hyper.decoupled or is_used(hyper.weight_decay):
+        raise ValueError(
+            "scale_by_rule: hyper has maximize, decoupled or weight_decay, which an update without parameters cannot "
+            "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
+        )
     if not any(isinstance(value, jax.core.Tracer) for value in hyper):
         rule.check(hyper)
-    hyper = hyper._replace(lr=-1.0, weight_decay=0.0, maximize=False)  # a step from 0 at rate -1 is the direction
+    hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
     mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
 
     def init(params: optax.Params) -> ScaleByRuleState:

@@ -312,11 +312,12 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
     followed = [spike for spike in spikes.values() if spike["update_during"] is not None]
     if not followed:
         return Statement("spikes", CANNOT_TELL, f"{text}; updates were not followed.", numbers)
-    carried, largest, recovery_steps = 0, 0.0, None
+    carried, largest, recovery_steps, bound = 0, 0.0, None, 0.0
     for spike in followed:
         during, after = spike["update_during"], spike["update_after"] or 0.0
-        bound = spike.get("recovered", RECOVERED)  # early records do not have it
-        carried += after > CARRIED * max(during, bound)
+        recovered = spike.get("recovered", RECOVERED)  # early records do not have it
+        bound = max(bound, recovered)
+        carried += after > CARRIED * max(during, recovered)
         largest = max(largest, during, after)
         if spike["recovery_steps"] is not None:
             recovery_steps = max(recovery_steps or 0, spike["recovery_steps"])

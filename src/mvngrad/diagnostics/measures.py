@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.backends.eager import log
+from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Hyper, Rule
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -46,7 +46,7 @@ def correct_bias(hyper: Hyper, state: Mapping[str, Tensor], t: Tensor) -> dict[s
 
 @lru_cache(maxsize=16)
 def _get_log(decay: float) -> Tensor:
-    return log(decay, torch.ones(1, dtype=torch.float64, device="cpu"))
+    return log_beta(decay, torch.ones(1, dtype=torch.float64, device="cpu"))
 
 
 def update_sizes(rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor]) -> Tensor:

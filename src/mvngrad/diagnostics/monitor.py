@@ -102,11 +102,11 @@ class Monitor:
         """The number of steps so far, including those in a loaded state."""
         self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
-        self._leaves_sums: RuleOptimizer | None = None
+        self._sums_source: RuleOptimizer | None = None
         """The optimizer, if its kernel can leave the sums that spikes are found by."""
         if follow and isinstance(optimizer, RuleOptimizer):
             optimizer.sum_readers += 1
-            self._leaves_sums = optimizer
+            self._sums_source = optimizer
 
     def log(self, **values: float | Tensor) -> None:
         """Add values of this step, such as `loss=loss`, to the next record, which has the mean of each name.
@@ -119,6 +119,10 @@ class Monitor:
                 raise ValueError(f"Monitor.log: {name} must be one number, not {what}; log its mean")
             self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
 
+    def get_sums(self, group: int) -> list[tuple[StepSums, int]]:
+        """The sums that the last step of a group left; empty without a kernel that leaves them."""
+        return [] if self._sums_source is None else self._sums_source.get_sums(group)
+
     def close(self) -> None:
         """End: record nothing more, remove the hook from the optimizer and close the sink.
 
@@ -128,9 +132,9 @@ class Monitor:
         self.closed = True
         if not self._in_hook:
             self._handle.remove()
-        if self._leaves_sums is not None:
-            self._leaves_sums.sum_readers -= 1
-            self._leaves_sums = None
+        if self._sums_source is not None:
+            self._sums_source.sum_readers -= 1
+            self._sums_source = None
         if hasattr(self.sink, "close"):
             self.sink.close()
 
@@ -244,8 +248,7 @@ class _Group:
 
     def note_step(self) -> None:
         """Store this step's sums, or its gradient norms and followed coordinates, on their device."""
-        leaves_sums = self.monitor._leaves_sums
-        if leaves_sums is not None and (sums := leaves_sums.get_sums(self.number)):
+        if sums := self.monitor.get_sums(self.number):
             self.noted.append(_NotedStep(self.monitor.step, sums))
         else:
             self._note_without_sums()

@@ -29,7 +29,7 @@ AS_FLOATS = "int8 as float32"
 """The `state_dtype` in a state_dict whose 8-bit state is saved as floats, because parameters are sharded."""
 CODES, SCALE, LAYOUT = "unsharded_int8_codes (load other checkpoints into float32 state first)", "scale", "layout"
 """The parts of saved 8-bit blocks. torch.distributed.checkpoint shows the first name if a checkpoint lacks it."""
-KEPT = ("step", "low")
+UNCONVERTED = ("step", "low")
 """State that does not depend on `state_dtype`."""
 
 
@@ -67,7 +67,6 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     owners = dict(zip(saved_ids, members, strict=True))
     if unknown := [key for key in states if key not in owners]:
         raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
-    _refuse_codes_as_floats(groups, states)
     copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
     return {**state_dict, "state": copies, "param_groups": filled}
 
@@ -85,7 +84,7 @@ def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
 
 def get_state_names(saved: Mapping[Any, Any]) -> list[str]:
     """The names of the averages in the saved state of a parameter."""
-    return [name for name in saved if name not in KEPT and not str(name).endswith("_scale")]
+    return [name for name in saved if name not in UNCONVERTED and not str(name).endswith("_scale")]
 
 
 def load_wide(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -285,8 +284,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
                 values = formats.load_state(names, stored, torch.float32)
                 if is_sharded(param):
                     values = {name: _make_sharded(value, param) for name, value in values.items()}
-                kept = {name: value for name, value in stored.items() if name in KEPT}
-                states[key] = {**kept, **values}
+                states[key] = {name: stored[name] for name in UNCONVERTED if name in stored} | values
             elif f"{names[0]}_scale" in stored:
                 states[key] = _pack_blocks(names, stored)
     return {**state_dict, "state": states, "param_groups": groups}
@@ -298,7 +296,7 @@ def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str
     Codes have a name that sharded state, saved as floats, does not have: torch.distributed.checkpoint would read them
     as floats. The numbers 8 reach every process that such state is broadcast to, so that all refuse it alike.
     """
-    packed: dict[str, Any] = {name: stored[name] for name in KEPT if name in stored}
+    packed: dict[str, Any] = {name: stored[name] for name in UNCONVERTED if name in stored}
     for name in names:
         codes = stored[name]
         layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
@@ -322,31 +320,6 @@ def unpack_blocks(saved: Any) -> Any:
             shape, strides = blocks[LAYOUT].tolist()
             flat |= {name: blocks[CODES].as_strided(shape, strides), scale_name: blocks[SCALE]}
     return flat
-
-
-def _refuse_codes_as_floats(groups: Sequence[Group], states: Mapping[Any, Any]) -> None:
-    """Raise a ValueError if torch.distributed.checkpoint has read 8-bit codes of a whole parameter into floats.
-
-    Checkpoints that were saved until November 2026 have the same names for both: floats that all are integers from 0
-    to 255 are codes. Every rank finds the same, because a result of DTensors is reduced over all of them.
-    """
-    for key in chain.from_iterable(group["params"] for group in groups if group.get("state_dtype") == "int8"):
-        saved = states[key] if isinstance(states.get(key), Mapping) else {}
-        values = [saved[name] for name in get_state_names(saved)]
-        if not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
-            continue
-        integers = [(value == value.round().clamp(0, 255)).all() for value in values]
-        if all(map(_is_true, integers)) and any(_is_true((value != 0).any()) for value in values):
-            raise ValueError(
-                f"the state of {key!r} is in 8-bit codes of an unsharded parameter, which were read as floats: make "
-                "one file of the checkpoint by torch.distributed.checkpoint.format_utils.dcp_to_torch_save, convert "
-                f"its optimizer state by mvngrad.convert_state_dict(state_dict, {AS_FLOATS!r}), and load that by "
-                "set_optimizer_state_dict with full_state_dict=True"
-            )
-
-
-def _is_true(value: Any) -> bool:
-    return bool(value.full_tensor() if is_sharded(value) else value)
 
 
 def _make_sharded(part: Tensor, param: Any) -> Tensor:
@@ -385,7 +358,6 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
     if state_dtype not in formats.STATE_DTYPES:
         raise ValueError(formats.invalid_state_dtype_message(state_dtype))
     flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
-    _refuse_codes_as_floats(state_dict["param_groups"], flat)
     as_floats |= any(is_sharded(value) for saved in flat.values() for value in saved.values())
     states: dict[Any, dict[str, Any]] = {}
     for key, saved in flat.items():
@@ -403,8 +375,8 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         first = values[names[0]]
         dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
         target = formats.get_format(dtype or first.dtype, first)
-        kept = {name: saved[name] for name in KEPT if name in saved}
-        stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kept.items()}
+        others = {name: saved[name] for name in UNCONVERTED if name in saved}
+        stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in others.items()}
         stored |= target.allocate(names, first)
         target.store(stored, values)
         states[key] = _pack_blocks(names, stored) if target is formats.INT8 else stored
@@ -437,7 +409,7 @@ def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, sta
     optimizer.init_state()
     for group in optimizer.param_groups:
         for param in group["params"] if group["master_bits"] else ():  # frozen ones too: they may be trained later
-            optimizer.get_state(param, group)
+            optimizer.get_or_create_state(param, group)
     with torch.no_grad():
         for name, param in model.state_dict(keep_vars=True).items():
             low = optimizer.state.get(param, {}).get("low")

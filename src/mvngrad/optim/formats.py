@@ -31,7 +31,8 @@ ALL_NAMES = frozenset(("low", *(name + suffix for name in "msuv" for suffix in (
 """Every name that any cell stores in any format, except `step`."""
 LOW_DTYPES = {24: torch.int8, 32: torch.int16}
 """By `master_bits`, the dtype of `low`."""
-STATE_DTYPES = (None, torch.float32, torch.bfloat16, "int8")
+ROUNDED_DTYPES = (torch.bfloat16, "int8")
+STATE_DTYPES = (None, torch.float32, *ROUNDED_DTYPES)
 """Valid values of `state_dtype`, in a group."""
 ALIASES = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 """Other spellings of them."""
@@ -99,9 +100,9 @@ class Rounding(NamedTuple):
     params: bool = False
 
     @classmethod
-    def of_group(cls, number: int, seed: int, params: bool) -> Rounding:
-        """That of the group with this number, whose seed differs from those of other groups."""
-        return cls((seed + number * GROUP_STEP) % 2**32, params)
+    def for_group(cls, index: int, seed: int, params: bool) -> Rounding:
+        """The rounding of one group; each group has a seed of its own."""
+        return cls((seed + index * GROUP_STEP) % 2**32, params)
 
     def make_key(self, index: int, t: Any) -> Tensor:
         """32 bits that differ between the parameters of a group (by `index`) and between steps t."""
@@ -113,9 +114,6 @@ class Rounding(NamedTuple):
         if not ((self.params and param.dtype == torch.bfloat16) or stored.itemsize < 4):
             return None
         return Noise(self.make_key(index, t), stored.numel(), stored.device)
-
-
-NO_SEED = Rounding()
 
 
 def round_to_bfloat16(value: Tensor, noise: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import NO_SEED, Rounding
+from mvngrad.optim.formats import Rounding
 from mvngrad.optim.private import TensorGuards
 from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, resolve_bits, trace_local, view_as_real
 from mvngrad.rule import Hyper, Rule
@@ -79,15 +79,14 @@ class StepSums:
         self._totals: Tensor | None = None
         self._used, self._steps = 0, steps
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no row is left; adds up the sums when the last one was used."""
+    def close_if_full(self) -> bool:
+        """Add up the sums if the last row was used. Whether later steps need another `StepSums`."""
         if self._used == self._steps:
             self.get_totals()
         return self._partial is None
 
     def reserve(self) -> int:
-        """The index of the next row."""
+        """Take the next row and return its index."""
         self._used += 1
         return self._used - 1
 
@@ -103,7 +102,7 @@ class StepSums:
         return self._used
 
     def get_totals(self) -> Tensor:
-        """The two sums of each step, on the device."""
+        """The two sums of each step, on the device; no further step can leave its sums here."""
         if self._partial is not None:
             self._totals = self._partial[: self._used].sum(1, dtype=torch.float64)
             self._partial = None
@@ -128,12 +127,12 @@ class StepInputs:
         state: State,
         steps: list[Tensor],
         *,
-        rounding: Rounding = NO_SEED,
+        rounding: Rounding | None = None,
         indices: list[int] | None = None,
         capturable: bool = False,
         differentiable: bool = False,
     ) -> None:
-        self.rule, self.rounding = rule, rounding
+        self.rule, self.rounding = rule, rounding or Rounding()
         self.capturable, self.differentiable = capturable, differentiable
         self.params, self.grads = params, grads
         self._stored: tuple[State, list[Tensor]] | None = state, steps
@@ -156,7 +155,20 @@ class StepInputs:
         """What CUDA graphs read and write at every replay, owned by the optimizer for as long as it lives."""
         self.sharded: list[Tensor] = []
         """The DTensors whose local parts are in `params`."""
+        self.has_complex = False
+        # What `remember` finds out and `refresh` compares. Without a key, inputs are collected at every step.
         self.key: TensorKey | None = None
+        self.grad_key: TensorKey
+        self.state_addresses: list[int] | None = None
+        self.options: tuple[Any, ...] = ()
+        self.has_gradient: list[bool] = []
+        self.has_sharded = self.needs_selection = False
+        self.first = 0
+        """The position of the first parameter in the optimizer's state, which usually has the order of the group."""
+        # Where `_find_stored` looks, from `refresh` to `release`.
+        self._members: list[Tensor] = []
+        self._optimizer_state: Mapping[Tensor, dict[str, Tensor]] = {}
+        self._get_values: Callable[[Any], tuple[Tensor, ...]]
 
     @property
     def state(self) -> State:
@@ -195,11 +207,10 @@ class StepInputs:
         """Compute the key of tensors that were just collected, and resolve gradients that are negated views."""
         members = group["params"]
         self.options = get_options(group)
-        self.get_values: Callable[[Any], tuple[Tensor, ...]] = itemgetter("step", *self.names)
+        self._get_values = itemgetter("step", *self.names)
         self.has_gradient = [member.grad is not None for member in members]
         members = list(compress(members, self.has_gradient))
         self.first = next((i for i, param in enumerate(state) if members and param is members[0]), 0)
-        """The position of the first parameter in the optimizer's state, which usually has the order of the group."""
         self.sharded = list(filter(is_sharded, members))
         self.has_sharded = bool(self.sharded)
         self.needs_selection = self.has_sharded or not all(self.has_gradient)
@@ -254,7 +265,7 @@ class StepInputs:
             found: Iterable[Any] = islice(state.values(), self.first, self.first + len(members))
         else:  # slower: the hash of a tensor is a Python function
             found = map(state.get, members)
-        stored = chain.from_iterable(map(self.get_values, found))
+        stored = chain.from_iterable(map(self._get_values, found))
         return map(get_local, stored) if self.has_sharded else stored
 
     def release(self) -> None:

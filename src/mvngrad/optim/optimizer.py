@@ -15,7 +15,7 @@ from mvngrad.optim import checkpoint, private
 from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
 from mvngrad.optim.formats import (
     ALL_NAMES,
-    STATE_DTYPES,
+    ROUNDED_DTYPES,
     Rounding,
     allocate_low,
     get_format,
@@ -25,7 +25,7 @@ from mvngrad.optim.formats import (
     parse_state_dtype,
 )
 from mvngrad.optim.inputs import Group, State, StepInputs, StepSums, make_hyper, read_lr
-from mvngrad.optim.options import OPTIONS, check_group, check_param
+from mvngrad.optim.options import OPTIONS, check_group, check_param, rounds_params
 from mvngrad.optim.tensors import get_local, get_local_like
 from mvngrad.rule import LEAN, Rule
 
@@ -159,9 +159,9 @@ class RuleOptimizer(Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.requires_grad:
-                    self.get_state(param, group)
+                    self.get_or_create_state(param, group)
 
-    def get_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
+    def get_or_create_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
         group["state_dtype"] = parse_state_dtype(group["state_dtype"])  # a name, if ZeroRedundancyOptimizer loaded it
         check_param(param, group, type(self).__name__)
@@ -280,7 +280,7 @@ class RuleOptimizer(Optimizer):
         seed = self._init_group(group, compiling, inputs.indices, *tensors)
         if compiling and not group["differentiable"]:
             inputs.use_local_parts()
-        inputs.rounding = Rounding.of_group(number, seed, group["stochastic_rounding"] or group["master_bits"] == 24)
+        inputs.rounding = Rounding.for_group(number, seed, rounds_params(group))
         if backend in ("cpu", "cuda"):
             self._move_step_counts(group, inputs)
         if not compiling:
@@ -303,21 +303,21 @@ class RuleOptimizer(Optimizer):
                     f"{type(self).__name__} needs dense gradients, not {grad.layout}; use sparse=False in the "
                     "embedding, or torch.optim.SparseAdam for these parameters"
                 )
-            state = self.get_state(param, group)
+            state = self.get_or_create_state(param, group)
             indices.append(i)
             params.append(param if whole else get_local(param))
             grads.append(grad if whole else get_local_like(grad, param))
             steps.append(state["step"])
             for name, values in zip(names, stored, strict=True):
                 values.append(state[name] if whole else get_local(state[name]))
-        return self.get_rounding_seed(group)
+        return self.init_rounding_seed(group)
 
-    def get_rounding_seed(self, group: Group) -> int:
+    def init_rounding_seed(self, group: Group) -> int:
         """The rounding seed of a group, chosen and kept in the group if it is None and rounding needs one.
 
         Replicas choose the same one, because their parameters are equal when they step; a resumed run loads it.
         """
-        rounds = group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"] or group["master_bits"] == 24
+        rounds = group["state_dtype"] in ROUNDED_DTYPES or rounds_params(group)
         if rounds and group["rounding_seed"] is None:
             params = [param for each in self.param_groups for param in each["params"]]
             group["rounding_seed"] = hash_values(params[0]) if len(params) == 1 else 0

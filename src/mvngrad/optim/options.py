@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import LOW_DTYPES, STATE_DTYPES, invalid_state_dtype_message
+from mvngrad.optim.formats import LOW_DTYPES, ROUNDED_DTYPES, STATE_DTYPES, invalid_state_dtype_message
 from mvngrad.optim.inputs import Group, make_hyper
 from mvngrad.optim.tensors import is_flat_shard
 from mvngrad.rule import CELLS, Rule
@@ -71,7 +71,7 @@ def _check_formats(group: Group, name: str) -> None:
     seed = group["rounding_seed"]
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**32):
         raise ValueError(f"{name}: rounding_seed={seed!r} is invalid; it must be an integer in [0, 2**32), or None")
-    if group["differentiable"] and (group["state_dtype"] in STATE_DTYPES[2:] or group["stochastic_rounding"]):
+    if group["differentiable"] and (group["state_dtype"] in ROUNDED_DTYPES or group["stochastic_rounding"]):
         raise ValueError(
             f"{name}: differentiable=True needs a step without rounding; leave state_dtype=None "
             "and stochastic_rounding=False"
@@ -82,6 +82,11 @@ def _check_formats(group: Group, name: str) -> None:
         for option in ("stochastic_rounding", "foreach", "differentiable"):
             if group[option]:
                 raise ValueError(f"{name}: master_bits and {option}=True exclude each other; choose one")
+
+
+def rounds_params(group: Group) -> bool:
+    """Whether parameters, or their 24-bit masters, are rounded at random."""
+    return bool(group["stochastic_rounding"] or group["master_bits"] == 24)
 
 
 def check_param(param: Tensor, group: Group, name: str) -> None:

@@ -1,6 +1,6 @@
-"""The private names of torch that the optimizers use, each with what to do without it.
+"""Private functions of torch that the optimizers call, each with what to do in a release that has renamed it.
 
-No other module imports such names, so that a torch that renames one breaks no import: at worst a step is slower.
+At worst a step is slower. Private attributes of tensors are read in `tensors.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.optim import optimizer as source
+from torch.optim import optimizer as torch_optimizer
 
 try:
     from torch._C._dynamo.guards import TensorGuards as TensorGuards
@@ -37,23 +37,23 @@ def _no_check(optimizer: Any) -> None:
     """Without torch's check, a step in a CUDA graph without capturable=True is not refused."""
 
 
-use_grad_for_differentiable: Callable[..., Any] = getattr(source, "_use_grad_for_differentiable", _use_grad)
+use_grad_for_differentiable: Callable[..., Any] = getattr(torch_optimizer, "_use_grad_for_differentiable", _use_grad)
 default_to_fused_or_foreach: Callable[..., tuple[bool, bool]] = getattr(
-    source, "_default_to_fused_or_foreach", _default_to_foreach
+    torch_optimizer, "_default_to_fused_or_foreach", _default_to_foreach
 )
 UNKNOWN_HOOKS: Mapping[int, Any] = {0: None}
 """Not empty: so every step goes through torch's own wrapper, which calls all hooks."""
-global_pre_hooks: Mapping[int, Any] = getattr(source, "_global_optimizer_pre_hooks", UNKNOWN_HOOKS)
-global_post_hooks: Mapping[int, Any] = getattr(source, "_global_optimizer_post_hooks", {})
-if not hasattr(source, "_global_optimizer_post_hooks"):
+global_pre_hooks: Mapping[int, Any] = getattr(torch_optimizer, "_global_optimizer_pre_hooks", UNKNOWN_HOOKS)
+global_post_hooks: Mapping[int, Any] = getattr(torch_optimizer, "_global_optimizer_post_hooks", {})
+if not hasattr(torch_optimizer, "_global_optimizer_post_hooks"):
     global_pre_hooks = UNKNOWN_HOOKS
 check_capture: Callable[[Any], None] = getattr(
-    source.Optimizer,
+    torch_optimizer.Optimizer,
     "_accelerator_graph_capture_health_check",
-    getattr(source.Optimizer, "_cuda_graph_capture_health_check", _no_check),  # its name in older releases
+    getattr(torch_optimizer.Optimizer, "_cuda_graph_capture_health_check", _no_check),  # its name in older releases
 )
 get_backward_id: Callable[[], int | None] = getattr(torch._C, "_current_graph_task_id", lambda: None)
-"""A number of the backward pass that is running in this thread, which no other has; None if torch does not tell."""
+"""The id of the backward pass that runs in this thread; None in a torch without this function."""
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:

@@ -42,11 +42,11 @@ class ReleasedGradient(Tensor):
 
 
 class Member(NamedTuple):
-    """A parameter whose gradient is released, the numbers of its group and in it, and what stands for the gradient."""
+    """A parameter whose gradient is released, the index of its group, its index there, and what `.grad` becomes."""
 
     param: Tensor
-    group: int
-    number: int
+    group_index: int
+    param_index: int
     placeholder: ReleasedGradient
 
 
@@ -72,12 +72,12 @@ class GradientRelease:
         self._inputs: dict[tuple[int, ...], list[StepInputs]] = {}
         """The inputs of each bucket, by what is in it: backward makes the same buckets at every step."""
         self._handles = []
-        for number, group in enumerate(optimizer.param_groups):
+        for group_index, group in enumerate(optimizer.param_groups):
             for index, param in enumerate(group["params"]):
                 if param.requires_grad:
                     hook = partial(_on_gradient, weakref.ref(self), len(self._members))
                     self._handles.append(param.register_post_accumulate_grad_hook(hook))
-                    self._members.append(Member(param, number, index, ReleasedGradient(param)))
+                    self._members.append(Member(param, group_index, index, ReleasedGradient(param)))
 
     @property
     def optimizer(self) -> RuleOptimizer:
@@ -135,7 +135,7 @@ class GradientRelease:
         if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
         groups = [
-            {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.get_rounding_seed(group)}
+            {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.init_rounding_seed(group)}
             for group in self.optimizer.param_groups
         ]
         if not self._are_in_their_groups(members):
@@ -143,9 +143,9 @@ class GradientRelease:
                 "release_gradients: parameters were moved or taken out of their groups since it was called; call "
                 "remove() on what it returned, and release_gradients again"
             )
-        for param, group, number, _ in members:
-            groups[group]["params"].append(param)
-            groups[group]["param_indices"].append(number)
+        for param, group_index, index, _ in members:
+            groups[group_index]["params"].append(param)
+            groups[group_index]["param_indices"].append(index)
         with torch.no_grad():
             self.optimizer.step_groups(groups, self._inputs.setdefault(positions, []))
         for position, (param, *_, placeholder) in zip(positions, members, strict=True):
@@ -160,7 +160,7 @@ class GradientRelease:
     def _are_in_their_groups(self, members: list[Member]) -> bool:
         params = [group["params"] for group in self.optimizer.param_groups]
         try:
-            return all(params[group][number] is param for param, group, number, _ in members)
+            return all(params[group_index][index] is param for param, group_index, index, _ in members)
         except IndexError:
             return False
 

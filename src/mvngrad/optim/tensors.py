@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mvngrad.rule import LOG_OF_ZERO
+
 
 def view_as_real(tensor: Tensor) -> Tensor:
     """Complex coordinates as pairs of real ones, as in torch.optim; a real tensor itself."""
@@ -59,6 +61,11 @@ def owns_memory(tensor: Tensor) -> bool:
     and for views whose negative or conjugate bit is set.
     """
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and not (tensor.is_neg() or tensor.is_conj())
+
+
+def log_beta(beta: float, like: Tensor) -> Tensor:
+    """log(beta) in the dtype of `like`: torch.compile would make a constant of math.log's argument."""
+    return torch.log1p(torch.full_like(like, beta - 1)).clamp(min=LOG_OF_ZERO)
 
 
 def resolve_bits(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mvngrad.optim.formats import HALF_DTYPES, find_format, join_master, load_state, split_master, write
 from mvngrad.optim.inputs import StepInputs
+from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
 
 
@@ -18,7 +19,7 @@ class OutOfPlace(Arithmetic):
     def correction(self, beta: float, t: Any) -> Any:
         if not isinstance(t, Tensor):
             return super().correction(beta, t)
-        return -torch.expm1(t * log(beta, t))  # 1 - beta**t in float32 would keep 3 digits of 1 - 0.9999
+        return -torch.expm1(t * log_beta(beta, t))  # 1 - beta**t in float32 would keep 3 digits of 1 - 0.9999
 
 
 class InPlace(OutOfPlace):
@@ -51,8 +52,6 @@ class InPlace(OutOfPlace):
 
 OUT_OF_PLACE = OutOfPlace(torch.sqrt, torch.maximum)
 IN_PLACE = InPlace(torch.sqrt, torch.maximum)
-LOG_OF_ZERO = -1e30
-"""Finite, so that its product with 0 steps is 0."""
 
 
 def step(inputs: StepInputs, hyper: Hyper) -> None:
@@ -90,8 +89,3 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
             split_master(x, param, low, noise["x"] if noise else None)
         elif differentiable or x.dtype != param.dtype:
             write(param, x, noise["x"] if noise and rounding.params else None)
-
-
-def log(beta: float, like: Tensor) -> Tensor:
-    """log(beta) as a 0-d tensor: torch.compile would make a constant of math.log's argument."""
-    return torch.log1p(torch.full_like(like, beta - 1)).clamp(min=LOG_OF_ZERO)

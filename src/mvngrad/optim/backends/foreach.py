@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.backends.eager import log
 from mvngrad.optim.formats import HALF_DTYPES, find_format, load_state, write
 from mvngrad.optim.inputs import StepInputs
+from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
 
 BATCH = 2**25
@@ -56,7 +56,7 @@ class Foreach(Arithmetic):
     def correction(self, beta: float, t: Any) -> Any:
         if not isinstance(t, Tensors):
             return super().correction(beta, t)
-        c = torch._foreach_mul(t.items, log(beta, t.items[0]))
+        c = torch._foreach_mul(t.items, log_beta(beta, t.items[0]))
         torch._foreach_expm1_(c)
         torch._foreach_neg_(c)
         return Tensors(c)

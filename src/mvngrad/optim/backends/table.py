@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mvngrad.optim.backends.eager import LOG_OF_ZERO
 from mvngrad.optim.inputs import State, StepInputs
+from mvngrad.rule import LOG_OF_ZERO
 
 
 class Column(IntEnum):
@@ -54,10 +54,10 @@ def make_row(addresses: Sequence[int]) -> Tensor:
 class Batch:
     """Parameters of one device, all of one dtype, as their gradients are and their state. It holds none of them."""
 
-    def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
-        """`batch` are positions in `inputs.params`; None is all of them."""
-        self.rule, self.batch = inputs.rule, batch
-        self.indices = inputs.indices if batch is None else [inputs.indices[i] for i in batch]
+    def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
+        """`selection` are indices into `inputs.params`; None is all of them."""
+        self.rule, self.selection = inputs.rule, selection
+        self.indices = inputs.indices if selection is None else [inputs.indices[i] for i in selection]
         params, grads, state, _ = self.select(inputs)
         self.device, self.count = params[0].device, len(params)
         self._check_tensors(params, grads, state)
@@ -98,14 +98,15 @@ class Batch:
 
     def select(self, inputs: StepInputs) -> tuple[list[Tensor], list[Tensor], State, list[Tensor]]:
         """Parameters, gradients, state and step counts of this batch."""
-        if self.batch is None:
+        chosen = self.selection
+        if chosen is None:
             return inputs.params, inputs.grads, inputs.state, inputs.steps
-        params, grads, steps = ([each[i] for i in self.batch] for each in (inputs.params, inputs.grads, inputs.steps))
-        return params, grads, {name: [each[i] for i in self.batch] for name, each in inputs.state.items()}, steps
+        params, grads, steps = ([each[i] for i in chosen] for each in (inputs.params, inputs.grads, inputs.steps))
+        return params, grads, {name: [each[i] for i in chosen] for name, each in inputs.state.items()}, steps
 
     def get_gradient_addresses(self, inputs: StepInputs) -> list[int]:
         addresses = inputs.grad_key.addresses or []
-        return addresses if self.batch is None else [addresses[i] for i in self.batch]
+        return addresses if self.selection is None else [addresses[i] for i in self.selection]
 
     def make_table(self, inputs: StepInputs) -> tuple[Tensor, list[Copy]]:
         """The table, on the host, and the copies whose addresses it has. The copies are not filled yet."""
@@ -132,7 +133,7 @@ def make_batches(
 
     Parameters with the same memory are in different batches, because a kernel steps those of a batch at the same time.
     """
-    batches: dict[tuple[Any, ...], list[int]] = {}
+    selections: dict[tuple[Any, ...], list[int]] = {}
     empty = []
     at_address: Counter[int] = Counter()
     stored = inputs.state[inputs.rule.state_names[0]]
@@ -141,11 +142,11 @@ def make_batches(
             address = tensors[0].data_ptr()
             key = tensors[0].device, at_address[address], *(tensor.dtype for tensor in tensors)
             at_address[address] += 1
-            batches.setdefault(key, []).append(i)
+            selections.setdefault(key, []).append(i)
         else:
             empty.append(i)
     everything = list(range(len(inputs.params)))
-    return [make(inputs, None if batch == everything else batch) for batch in batches.values()], empty
+    return [make(inputs, None if chosen == everything else chosen) for chosen in selections.values()], empty
 
 
 def map_blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -173,6 +174,11 @@ def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
 def get_log(beta: float) -> float:
     """log(beta); finite for 0, so that its product with 0 steps is 0."""
     return math.log(beta) if beta else LOG_OF_ZERO
+
+
+def get_mean_weight(decay: float) -> tuple[float, bool]:
+    """The smaller of decay and 1 - decay, by which torch.lerp multiplies, and whether it is the decay."""
+    return (decay, True) if decay <= 0.5 else (1 - decay, False)
 
 
 def fill(copies: list[Copy]) -> None:

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from mvngrad.optim.backends.cpu import library
 from mvngrad.optim.backends.cpu.library import Arguments, Dtype
-from mvngrad.optim.backends.table import Batch, Column, fill, get_log, make_batches, make_row, write_back
+from mvngrad.optim.backends.table import (
+    Batch,
+    Column,
+    fill,
+    get_log,
+    get_mean_weight,
+    make_batches,
+    make_row,
+    write_back,
+)
 from mvngrad.optim.formats import to_int32
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Hyper
@@ -26,21 +35,21 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     if inputs.found_inf is not None and inputs.found_inf.item():
         return
     if inputs.plan is None:
-        inputs.plan = make_batches(inputs, Call)
-    calls, empty = inputs.plan
-    for call in calls:
-        call.run(inputs, hyper)
+        inputs.plan = make_batches(inputs, CpuBatch)
+    batches, empty = inputs.plan
+    for batch in batches:
+        batch.step(inputs, hyper)
     for i in empty:
         inputs.steps[i] += 1
     torch.autograd.graph.increment_version(inputs.params)
     inputs.addresses_changed = False
 
 
-class Call(Batch):
-    """One call of the kernel."""
+class CpuBatch(Batch):
+    """Parameters that one call of the kernel steps, and the arguments of the call."""
 
-    def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
-        super().__init__(inputs, batch)
+    def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
+        super().__init__(inputs, selection)
         params, grads, state, steps = self.select(inputs)
         tensors = {"step": steps[0], "param": params[0], "grad": grads[0], "state": state[self.rule.state_names[0]][0]}
         unknown = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
@@ -68,20 +77,20 @@ class Call(Batch):
             **{f"{name}_dtype": DTYPES[tensor.dtype] for name, tensor in tensors.items()},
         )
 
-    def run(self, inputs: StepInputs, hyper: Hyper) -> None:
+    def step(self, inputs: StepInputs, hyper: Hyper) -> None:
         if self.table is not None:
             if inputs.addresses_changed:  # of gradients only: others begin a new plan
                 self.table[Column.GRAD] = make_row(self.get_gradient_addresses(inputs))
-            self.call(self.table, inputs, hyper)
+            self.call_kernel(self.table, inputs, hyper)
             return
         self.table, copies = self.make_table(inputs)
         fill(copies)
-        self.call(self.table, inputs, hyper)
+        self.call_kernel(self.table, inputs, hyper)
         write_back(copies)
         if copies:
             self.table = None  # it has addresses of copies that are freed now
 
-    def call(self, table: Tensor, inputs: StepInputs, hyper: Hyper) -> None:
+    def call_kernel(self, table: Tensor, inputs: StepInputs, hyper: Hyper) -> None:
         arguments, scale = self.arguments, inputs.grad_scale
         if self.hyper != hyper[1:]:
             self.set_hyper(hyper)
@@ -90,11 +99,10 @@ class Call(Batch):
         self.step_chunks(ctypes.byref(arguments))
 
     def set_hyper(self, hyper: Hyper) -> None:
-        arguments, decay, mean_decay = self.arguments, hyper.weight_decay, hyper.mean_decay
+        arguments, decay = self.arguments, hyper.weight_decay
         arguments.beta1, arguments.beta2 = hyper.beta1, hyper.beta2
         arguments.log_beta1, arguments.log_beta2 = get_log(hyper.beta1), get_log(hyper.beta2)
-        arguments.decay_at_most_half = mean_decay <= 0.5
-        arguments.mean_weight = mean_decay if mean_decay <= 0.5 else 1 - mean_decay
+        arguments.mean_weight, arguments.decay_at_most_half = get_mean_weight(hyper.mean_decay)
         arguments.eps, arguments.eps_s = hyper.eps, hyper.eps_s
         arguments.weight_decay = decay
         arguments.coupled = decay != 0 and not hyper.decoupled

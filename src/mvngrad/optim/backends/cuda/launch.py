@@ -21,6 +21,7 @@ from mvngrad.optim.backends.table import (
     Column,
     fill,
     get_log,
+    get_mean_weight,
     make_batches,
     make_row,
     map_blocks,
@@ -45,16 +46,16 @@ REGISTERS = {torch.uint8: 96}
 def step(inputs: StepInputs, hyper: Hyper) -> None:
     """One step. Gradients are divided by `inputs.grad_scale`; if `inputs.found_inf` is not 0, nothing changes."""
     if inputs.plan is None:
-        inputs.plan = make_batches(inputs, Launch)
-    launches, empty = inputs.plan
+        inputs.plan = make_batches(inputs, CudaBatch)
+    batches, empty = inputs.plan
     inputs.sums = []
-    for launch in launches:
-        device = launch.device
+    for batch in batches:
+        device = batch.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
-            launch.run(inputs, hyper)
+            batch.step(inputs, hyper)
         else:
             with torch.cuda.device(device):
-                launch.run(inputs, hyper)
+                batch.step(inputs, hyper)
     torch.autograd.graph.increment_version(inputs.params)
     if empty:
         counts = [inputs.steps[i] for i in empty]
@@ -62,11 +63,11 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     inputs.addresses_changed = False
 
 
-class Launch(Batch):
-    """One launch."""
+class CudaBatch(Batch):
+    """Parameters that one launch steps, and their tables on the device."""
 
-    def __init__(self, inputs: StepInputs, batch: list[int] | None) -> None:
-        super().__init__(inputs, batch)
+    def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
+        super().__init__(inputs, selection)
         params, grads, state, steps = self.select(inputs)
         state_dtype = state[self.rule.state_names[0]][0].dtype
         self.block, self.loops, warps = SHAPES[state_dtype]
@@ -94,7 +95,7 @@ class Launch(Batch):
         self.coordinates = sum(param.numel() for param in params)
         self.sums: StepSums | None = None
 
-    def run(self, inputs: StepInputs, hyper: Hyper) -> None:
+    def step(self, inputs: StepInputs, hyper: Hyper) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         sums = self.reserve_sums() if inputs.leaves_sums and not capturing else None
         if sums is not None:
@@ -102,12 +103,12 @@ class Launch(Batch):
         if self.table is not None and not capturing:
             if inputs.addresses_changed:
                 self.upload_gradient_addresses(inputs)
-            self.launch(inputs, hyper, sums)
+            self.launch_kernels(inputs, hyper, sums)
             return
         table, copies = self.make_table(inputs)
         self.upload_table(table, inputs.captured if capturing else None)
         fill(copies)
-        self.launch(inputs, hyper, sums)
+        self.launch_kernels(inputs, hyper, sums)
         write_back(copies)
         if capturing:
             inputs.captured.append((self.table, self.shared, self.sizes, self.owners, self.positions))
@@ -118,7 +119,7 @@ class Launch(Batch):
 
     def reserve_sums(self) -> tuple[StepSums, int]:
         """Where this step leaves its sums."""
-        if self.sums is None or self.sums.is_closed:
+        if self.sums is None or self.sums.close_if_full():
             self.sums = StepSums(self.grid[0], self.coordinates, self.shared.dtype, self.device)
         return self.sums, self.sums.reserve()
 
@@ -155,7 +156,7 @@ class Launch(Batch):
             host = host.pin_memory()
         self.table[Column.GRAD].copy_(host, non_blocking=True)
 
-    def launch(self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None) -> None:
+    def launch_kernels(self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None) -> None:
         """Launch the two kernels, with the arguments of the step before if only lr and the row of sums have changed."""
         prepared, scaled = self.prepared, not (inputs.grad_scale is None and inputs.found_inf is None)
         options = sums is not None, *hyper[1:]
@@ -164,15 +165,30 @@ class Launch(Batch):
             sums_at = prepared.unused if sums is None else sums[0].get_address(sums[1])
             prepared.update(hyper.lr, sums_at, *prepared.update_arguments)
             return
+        advance, update = self._make_arguments(inputs, hyper, sums)
+        programs = -(-self.count // kernel.LANES.value)
+        functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
+        run_advance = self._launch_kernel(functions[0], (programs, 1, 1), {}, advance.CHECKED, advance)
+        pointer_dtypes = update.lr_at.dtype, update.scale_at.dtype, update.found_at.dtype
+        constants = update[UpdateArguments._fields.index("X") :]
+        run_update = self._launch_kernel(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
+        if run_advance and run_update and not (update.LR_ON_DEVICE or scaled):
+            arguments = get_addresses(advance), get_addresses(update[2:])
+            unused = advance.table.data_ptr()
+            self.prepared = Prepared(options, run_advance, arguments[0], run_update, arguments[1], unused)
+
+    def _make_arguments(
+        self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None
+    ) -> tuple[AdvanceArguments, UpdateArguments]:
+        """The arguments of the two kernels."""
         rule, lr, clip, decay = self.rule, hyper.lr, hyper.z_clip, float(hyper.weight_decay)
         beta1, beta2 = float(hyper.beta1), float(hyper.beta2)
-        mean_decay = beta1 if hyper.beta_mean is None else float(hyper.beta_mean)
+        mean_weight, decay_at_most_half = get_mean_weight(float(hyper.mean_decay))
         grad_scale, found_inf = (
             None if value is None else value.to(self.device, non_blocking=True)
             for value in (inputs.grad_scale, inputs.found_inf)
         )
         lr_on_device = isinstance(lr, Tensor)
-        decay_at_most_half = mean_decay <= 0.5
         assert self.table is not None
         unused = self.table
         advance = AdvanceArguments(
@@ -199,7 +215,7 @@ class Launch(Batch):
             lr_at=lr if lr_on_device else unused,
             scale_at=unused if grad_scale is None else grad_scale,
             found_at=unused if found_inf is None else found_inf,
-            mean_weight=mean_decay if decay_at_most_half else 1 - mean_decay,
+            mean_weight=mean_weight,
             beta1=beta1,
             weight1=1 - beta1,
             beta2=beta2,
@@ -231,17 +247,9 @@ class Launch(Batch):
             DECAY_AT_MOST_HALF=decay_at_most_half,
             LEAVES_SUMS=sums is not None,
         )
-        programs = -(-self.count // kernel.LANES.value)
-        functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
-        run_advance = self._launch(functions[0], (programs, 1, 1), {}, advance.CHECKED, advance)
-        pointer_dtypes = update.lr_at.dtype, update.scale_at.dtype, update.found_at.dtype
-        constants = update[UpdateArguments._fields.index("X") :]
-        run_update = self._launch(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
-        if run_advance and run_update and not (lr_on_device or scaled):
-            arguments = get_addresses(advance), get_addresses(update[2:])
-            self.prepared = Prepared(options, run_advance, arguments[0], run_update, arguments[1], unused.data_ptr())
+        return advance, update
 
-    def _launch(
+    def _launch_kernel(
         self,
         function: Any,
         grid: tuple[int, int, int],
