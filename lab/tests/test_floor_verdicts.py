@@ -268,7 +268,7 @@ def dial_results(gain, harm):
                     yield recipe, {metric: value - (at != 1 if metric == "test_accuracy" else -float(at != 1))}
 
 
-@pytest.mark.parametrize(("gain", "harm", "expected"), [(2, 0.3, REPRODUCED), (0.5, 0.05, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("gain", "harm", "expected"), [(2, 0.3, REPRODUCED), (0.5, 0.04, NOT_REPRODUCED)])
 def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
     write_runs(tmp_path, list(dial_results(gain, harm)))
     dial = collect(tmp_path)["floor-dial"]
@@ -282,6 +282,11 @@ def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
     (figure,) = draw(dial)
     assert [panel.title for panel in figure.panels] == ["CIFAR-100", "GPT-2 30M"]
     assert "LaProp 72 at" in figure.panels[0].svg
+
+
+def test_a_loss_between_none_and_the_needed_one_decides_nothing(tmp_path):
+    write_runs(tmp_path, list(dial_results(2, 0.07)))
+    assert judge(tmp_path, "floor-dial-language", "floor-dial").status == UNDECIDED
 
 
 def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tmp_path):

@@ -1,7 +1,9 @@
 """The diagnosis of trainings for which the answer is known."""
 
+import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -110,10 +112,11 @@ def test_the_epsilon_floor_is_reported():
     assert "choose it with care" in group["normalizer"].because or group["normalizer"].verdict != "variance"
 
 
-def test_a_floor_under_a_part_of_the_coordinates_is_in_the_lead():
+@pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.LaProp])  # LaProp keeps no m, so that its signal is not known
+def test_a_floor_under_a_part_of_the_coordinates_is_in_the_lead(make):
     scale = torch.where(torch.arange(1000) < 300, 1e-12, 1.0)
-    (group,) = diagnose(train_with_monitor(mvngrad.Adam, lambda t, size: noise(t, size) * scale)[2]).groups
-    assert group.finding.endswith("30% of the coordinates are stepped as by SGD with momentum.")
+    (group,) = diagnose(train_with_monitor(make, lambda t, size: noise(t, size) * scale)[2]).groups
+    assert "30% of the coordinates are stepped as by SGD with momentum at rate 1e+05." in group.finding
     assert "if it grows beyond a half" in group.action
 
 
@@ -163,6 +166,20 @@ def test_only_unbounded_spikes_decide_the_order():
     for gradient, betas in ((noise_with_spike, usual), (noise, short)):
         (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, gradient, betas=betas)[2]).groups
         assert "Remark 3.1" not in group["order"].because
+
+
+@pytest.mark.parametrize("make", [mvngrad.LaProp, mvngrad.MVNGradW, torch.optim.AdamW])
+def test_a_floor_is_found_in_the_first_record_and_named_before_what_is_unknown(make):
+    floor = {"eps_s": 1.0} if make is mvngrad.MVNGradW else {"eps": 100.0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        records = train_with_monitor(make, noise, **floor)[2]
+    for judged in (records[:1], records):
+        (group,) = diagnose(judged).groups
+        assert group["epsilon floor"].verdict == "active"
+        assert group["epsilon floor"].provisional == (len(judged) < 3)
+        assert re.match(r"100% of the coordinates are stepped as by SGD with momentum at rate [\d.e-]+", group.finding)
+        assert ("with decoupled weight decay" in group.action) == make.__name__.endswith("W")
 
 
 def test_two_records_are_not_judged():

@@ -37,7 +37,7 @@ MARGIN = 0.3
 EQUIVALENCE_SEEDS = 6
 SEEN = 1.0
 """Points by which two runs must differ to count as different: twice the deviation of their difference."""
-SEEN_LOSS, LANGUAGE_LOSS = 0.03, 0.1
+SEEN_LOSS, LANGUAGE_LOSS, NO_LANGUAGE_LOSS = 0.03, 0.1, 0.05
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
 ONE_SEED = "A comparison, not a verdict: one seed."
@@ -309,6 +309,8 @@ def judge_dial(result: dict[str, Any], task: str) -> Verdict:
     strip = Strip(what, tuple(Estimate(NAMES[cell], by, None, 1, limit) for cell, by in effects.items()), 2, "needed")
     text = f"root mean square of the gradient {'not kept' if size is None else format(size, '.2g')}"
     failed = [NAMES[cell] for cell, effect in effects.items() if effect <= limit]
+    if task == "language" and len(failed) == len(effects) and max(effects.values()) >= NO_LANGUAGE_LOSS:
+        return Verdict(UNDECIDED, text, "In no cell.", strip)
     notes = [f"Not in {', '.join(failed)}."] if failed else []
     if task == "language" and size is not None and size > TYPICAL_GRADIENT:
         notes.append("The gradient is so large that 1e-3 is hardly a floor.")
