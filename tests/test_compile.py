@@ -149,6 +149,23 @@ def test_a_schedule_of_weight_decay_recompiles_no_more_than_torch():
     assert 0 < graphs[0] <= graphs[1]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.parametrize(("make", "option"), [(mvngrad.AdamW, "weight_decay"), (mvngrad.MVNGrad, "eps_s")])
+def test_a_compiled_step_with_an_option_that_is_a_tensor(make, option):
+    """Reading its value ends the graph; inductor compiled the rest wrongly, from the third step on."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.ones(5)) for _ in range(2)]
+    optimizers = [make([param], lr=0.01, **{option: torch.tensor(1e-4)}) for param in params]
+    steps = [optimizers[0].step, torch.compile(optimizers[1].step)]
+    for _ in range(5):
+        gradient = torch.randn(5)
+        for param, step in zip(params, steps, strict=True):
+            param.grad = gradient.clone()
+            step()
+        torch.testing.assert_close(*params)
+
+
 @pytest.mark.usefixtures("cpp_compiler")
 def test_grad_scaler_unscales_for_a_compiled_step():
     """It leaves the scale to a fused step, which a compiled one is not; an overflow is skipped."""

@@ -229,6 +229,27 @@ def test_scale_by_rule_refuses_what_it_cannot_obey(options):
         ours.scale_by_rule(rule.ADAM, rule.Hyper(**options))
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_hyper_parameters_in_16_bits_are_refused(wrap):
+    """inject_hyperparams casts them to the dtype of the parameters: in bfloat16 0.999 is 1, and nothing would move."""
+    x = jnp.ones(3, jnp.bfloat16)
+    narrow = optax.inject_hyperparams(ours.mvn_grad)(0.1)
+    with pytest.raises(ValueError, match=r"pass hyperparam_dtype=jnp\.float32"):
+        wrap(narrow.init)(x)
+    wide = optax.inject_hyperparams(ours.mvn_grad, hyperparam_dtype=jnp.float32)(0.1)
+    updates, _ = wrap(wide.update)(x, wrap(wide.init)(x), x)
+    expected, _ = ours.mvn_grad(0.1).update(x, ours.mvn_grad(0.1).init(x), x)
+    np.testing.assert_allclose(np.float32(updates), np.float32(expected), rtol=2e-3)
+
+
+def test_a_python_float_is_a_parameter():
+    params = {"w": jnp.ones(3), "scale": 1.0}
+    for transformation in (ours.mvn_grad(0.1), optax.adam(0.1)):
+        updates, _ = transformation.update(params, transformation.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        np.testing.assert_allclose(updates["scale"], updates["w"][0], rtol=1e-6)
+
+
 def test_lean_refuses_b_mean():
     with pytest.raises(ValueError, match=r"b_mean=0.5"):
         ours.scale_by_mvn_grad(b_mean=0.5, lean=True)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from family import equal, everything, parameters, tensors
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mvngrad
@@ -476,6 +478,34 @@ def test_8_bit_blocks_of_whole_tensors_are_refused_by_shards():
     sharded, plain = make_sharded_and_plain("int8")
     with pytest.raises(ValueError, match=r"m is in 8-bit blocks .*convert_state_dict\(state_dict, 'int8 as float32'\)"):
         sharded.load_state_dict(plain.state_dict())
+
+
+@pytest.mark.usefixtures("alone", "cpp_compiler")
+def test_a_fused_step_waits_for_gradients_that_are_being_reduced():
+    """A functional collective returns an AsyncCollectiveTensor, which has no memory of its own."""
+    fused, plain = (mvngrad.MVNGradW([torch.nn.Parameter(torch.ones(6))], fused=fused) for fused in (True, False))
+    for i in range(3):
+        for optimizer in (fused, plain):
+            (param,) = optimizer.param_groups[0]["params"]
+            param.grad = all_reduce(torch.arange(6.0) + i, "sum", dist.group.WORLD)
+            optimizer.step()
+    torch.testing.assert_close(*(optimizer.param_groups[0]["params"][0] for optimizer in (fused, plain)))
+
+
+@pytest.mark.usefixtures("alone", "cpp_compiler")
+@pytest.mark.parametrize("steps", [0, 1], ids=["first", "later"])
+def test_a_fused_step_refuses_gradients_without_memory(steps):
+    param = torch.nn.Parameter(torch.ones(6))
+    optimizer = mvngrad.MVNGradW([param], fused=True)
+    for _ in range(steps):
+        param.grad = torch.ones(6)
+        optimizer.step()
+    param.grad = TwoTensor(torch.ones(6), torch.ones(6))
+    with pytest.raises(ValueError, match=r"a gradient is a TwoTensor, .* set fused=False"):
+        optimizer.step()
+    param.grad = DTensor.from_local(torch.ones(6), init_device_mesh("cpu", (1,)), run_check=False)
+    with pytest.raises(ValueError, match="both must be DTensors, or neither"):
+        optimizer.step()
 
 
 def test_8_bit_state_keeps_its_memory_order_in_a_distributed_checkpoint(tmp_path):

@@ -69,6 +69,12 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
             "scale_by_rule: hyper has maximize, decoupled or weight_decay, which an update without parameters cannot "
             "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
         )
+    narrow = [name for name, value in hyper._asdict().items() if hasattr(value, "dtype") and value.dtype.itemsize < 4]
+    if narrow:
+        raise ValueError(
+            f"scale_by_rule: {', '.join(narrow)} in 16 bits, where 0.999 may be 1: inject_hyperparams takes the dtype "
+            "of the parameters; pass hyperparam_dtype=jnp.float32 to it"
+        )
     if not any(isinstance(value, jax.core.Tracer) for value in hyper):
         rule.check(hyper)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
@@ -90,6 +96,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.state_names}
         directions: list[jax.Array] = []
         for i, gradient in enumerate(gradients):
+            gradient = jnp.asarray(gradient)
             dtype = _arithmetic_dtype(gradient)
             old = {name: values[i].astype(dtype) for name, values in averages.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)
@@ -189,8 +196,9 @@ def _chain_decay_and_rate(
     return optax.chain(scale, *decay, optax.scale_by_learning_rate(learning_rate))
 
 
-def _arithmetic_dtype(x: jax.Array) -> Any:
+def _arithmetic_dtype(x: Any) -> Any:
     """The dtype to compute in: that of `x`, but float32 for 16-bit floats. Raises a TypeError for other dtypes."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"mvngrad.optax takes real floating-point arrays, not {x.dtype}; exclude it with optax.masked")
-    return jnp.promote_types(x.dtype, jnp.float32)
+    dtype = jnp.result_type(x)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"mvngrad.optax takes real floating-point arrays, not {dtype}; exclude it with optax.masked")
+    return jnp.promote_types(dtype, jnp.float32)

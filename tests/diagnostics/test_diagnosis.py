@@ -1,5 +1,6 @@
 """The diagnosis of trainings for which the answer is known."""
 
+import math
 import re
 import subprocess
 import sys
@@ -180,6 +181,16 @@ def test_a_floor_is_found_in_the_first_record_and_named_before_what_is_unknown(m
         assert group["epsilon floor"].provisional == (len(judged) < 3)
         assert re.match(r"100% of the coordinates are stepped as by SGD with momentum at rate [\d.e-]+", group.finding)
         assert ("with decoupled weight decay" in group.action) == make.__name__.endswith("W")
+
+
+@pytest.mark.parametrize("make", [mvngrad.MVNGradW, mvngrad.Adam, torch.optim.AdamW])
+def test_a_training_that_became_nan_is_lost(make):
+    records = train_with_monitor(make, lambda t, size: noise(t, size) if t <= 200 else torch.full((size,), math.nan))[2]
+    (group,) = diagnose(records).groups
+    assert group.finding == "From step 220 on at least half of the state is not finite: the training is lost."
+    assert "checkpoint before that" in group.action
+    (group,) = diagnose(records[:10]).groups
+    assert "not finite" not in group.finding
 
 
 def test_two_records_are_not_judged():

@@ -470,6 +470,8 @@ def test_invalid_arguments_are_rejected():
     optimizer = mvngrad.MVNGrad(parameters((5,)))
     with pytest.raises(ValueError, match="every=0 is invalid"):
         Monitor(optimizer, every=0)
+    with pytest.raises(ValueError, match=r"every=2\.5 is invalid; it must be an integer"):
+        Monitor(optimizer, every=2.5)
     with pytest.raises(TypeError, match="sink=3 is invalid"):
         Monitor(optimizer, sink=3)
     with pytest.raises(TypeError, match="SGD is not an optimizer of mvngrad"):

@@ -168,7 +168,21 @@ def _diagnose_group(
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
     finding, action = _summarize(optimizer, entries[-1], signal, collapse, floor, spikes)
+    if (step := _find_loss_of_state(number, training)) is not None:
+        finding = f"From step {step} on at least half of the state is not finite: the training is lost."
+        action = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr."
     return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements))
+
+
+def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
+    """The step of the first record from which on the median update is not finite; None if the last one is finite."""
+    lost = None
+    for record in training:
+        for entry in record["groups"]:
+            if entry["group"] == number:
+                is_finite = not entry["update"] or entry["update"]["0.5"] is not None
+                lost = None if is_finite else record["step"] if lost is None else lost
+    return lost
 
 
 def _summarize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from itertools import islice
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -86,8 +86,8 @@ class Monitor:
         recovered: float = RECOVERED,
     ) -> None:
         for name, value in (("every", every), ("sample", sample)):
-            if value < 1:
-                raise ValueError(f"Monitor: {name}={value!r} is invalid; it must be at least 1")
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"Monitor: {name}={value!r} is invalid; it must be an integer of at least 1")
         if not hasattr(optimizer, "param_groups"):
             raise TypeError(f"Monitor: a {type(optimizer).__name__} is not an optimizer; pass the optimizer itself")
         for group in optimizer.param_groups:

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from mvngrad.optim.formats import Rounding
 from mvngrad.optim.private import TensorGuards
-from mvngrad.optim.tensors import get_local, get_local_like, is_sharded, resolve_bits, trace_local, view_as_real
+from mvngrad.optim.tensors import (
+    get_local,
+    get_local_like,
+    is_sharded,
+    is_wrapper,
+    resolve_bits,
+    trace_local,
+    view_as_real,
+)
 from mvngrad.rule import Hyper, Rule
 
 Group = dict[str, Any]
@@ -246,7 +254,8 @@ class StepInputs:
         if not self.key.matches(params) or self.state_addresses != get_addresses(self._find_stored()):
             return False
         if not self.grad_key.has_layouts(grads):
-            if set(map(getattr, grads, repeat("layout"), repeat(None))) != {torch.strided}:
+            layouts = set(map(getattr, grads, repeat("layout"), repeat(None)))
+            if layouts != {torch.strided} or any(map(is_wrapper, grads)):
                 return False
             self.addresses_changed, self.plan = True, None
             grads = list(map(resolve_bits, grads))
@@ -275,18 +284,16 @@ class StepInputs:
         self.grad_scale = self.found_inf = None
 
 
+TENSOR_OPTIONS = ("eps", "eps_s", "weight_decay", "beta_mean", "z_clip")
+"""Options of a group, other than lr, that may be tensors."""
+
+
 def make_hyper(group: Group, lr: Any) -> Hyper:
     """The hyper-parameters of a group, with a learning rate that may be a number or a tensor.
 
     Other options are numbers: of a tensor, the value that it has now. Autograd may need the tensor itself.
     """
-    options = [
-        group["eps"],
-        group.get("eps_s", 0.0),
-        group["weight_decay"],
-        group.get("beta_mean"),
-        group.get("z_clip"),
-    ]
+    options: list[Any] = [group.get(name) for name in TENSOR_OPTIONS]
     if not group["differentiable"]:
         options = [option.item() if isinstance(option, Tensor) else option for option in options]
     eps, eps_s, decay, beta_mean, z_clip = options
@@ -296,7 +303,7 @@ def make_hyper(group: Group, lr: Any) -> Hyper:
         beta1=beta1,
         beta2=beta2,
         eps=eps,
-        eps_s=eps_s,
+        eps_s=0.0 if eps_s is None else eps_s,
         weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
         decoupled=group["decoupled_weight_decay"],
         beta_mean=beta_mean,

@@ -24,7 +24,7 @@ from mvngrad.optim.formats import (
     is_stored_as,
     parse_state_dtype,
 )
-from mvngrad.optim.inputs import Group, State, StepInputs, StepSums, make_hyper, read_lr
+from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, StepSums, make_hyper, read_lr
 from mvngrad.optim.options import OPTIONS, check_group, check_param, rounds_params
 from mvngrad.optim.tensors import get_local, get_local_like
 from mvngrad.rule import LEAN, Rule
@@ -136,6 +136,11 @@ class RuleOptimizer(Optimizer):
             if "state_dtype" in param_group:
                 param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
             merged = {**self.defaults, **param_group}
+            if merged["decouple_lr"] != self.defaults["decouple_lr"] and "weight_decay" not in param_group:
+                raise ValueError(
+                    f"{type(self).__name__}: a group with decouple_lr={merged['decouple_lr']}, unlike the others, must "
+                    "name its weight_decay, which is another number then (1e-5 for 1e-2, by default)"
+                )
             if merged["decouple_lr"]:
                 param_group.setdefault("max_lr", float(merged["lr"]))
             check_group({**merged, **param_group}, self.rule, self.decoupled, type(self).__name__)
@@ -223,14 +228,24 @@ class RuleOptimizer(Optimizer):
                 loss = closure()
         if self.gradient_release is not None:
             self.gradient_release.finish()
-        if torch.compiler.is_compiling() and getattr(self, "grad_scale", None) is not None:
-            # GradScaler leaves the scale to a kernel, and a compiled step has none.
+        if torch.compiler.is_compiling() and not self._can_be_compiled():
             torch.compiler.disable(self.step_groups)(self.param_groups, self._inputs)  # type: ignore[no-untyped-call]
         else:
             self.step_groups(self.param_groups, self._inputs)
         if self._sums or self._new_sums:  # else a compiled step would set attributes, which torch 2.11 cannot trace
             self._sums, self._new_sums = self._new_sums, {}
         return loss
+
+    def _can_be_compiled(self) -> bool:
+        """GradScaler leaves the scale to a kernel, and a compiled step has none. Reading the value of an option that
+        is a tensor ends a graph, and inductor compiles the next one wrongly: its step count is a number that changes.
+        """
+        has_tensors = any(
+            isinstance(group.get(name), Tensor) and not group["differentiable"]
+            for group in self.param_groups
+            for name in TENSOR_OPTIONS
+        )
+        return not has_tensors and getattr(self, "grad_scale", None) is None
 
     def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""

@@ -54,13 +54,14 @@ def get_local_like(tensor: Any, param: Any) -> Tensor:
     return ready
 
 
-def owns_memory(tensor: Tensor) -> bool:
-    """Whether a kernel may read the values at `data_ptr()` as they are.
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether the tensor is of a subclass that computes in `__torch_dispatch__`: it may have no memory of its own."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
-    False for subclasses that compute in `__torch_dispatch__` (they wrap other tensors and have no memory of their own)
-    and for views whose negative or conjugate bit is set.
-    """
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and not (tensor.is_neg() or tensor.is_conj())
+
+def owns_memory(tensor: Tensor) -> bool:
+    """Whether a kernel may read the values at `data_ptr()` as they are: not if they are negated or conjugated."""
+    return not (is_wrapper(tensor) or tensor.is_neg() or tensor.is_conj())
 
 
 def log_beta(beta: float, like: Tensor) -> Tensor:
