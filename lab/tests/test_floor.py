@@ -14,6 +14,8 @@ from mvngrad import MVNGrad
 from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms, figure, records, run
+from mvngrad_lab.experiments.spikes import run as spikes
+from mvngrad_lab.experiments.state_precision import run as state_precision
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
 from mvngrad_lab.report import Sources, load_records
 from mvngrad_lab.report.page import render
@@ -246,6 +248,25 @@ def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_pa
             run(*wrong)
 
 
+def test_queues_are_trained_in_order_and_each_sees_the_runs_before_it(tmp_path, small_queue, monkeypatch):
+    def train_on_a_cpu(recipes, root, **options):
+        assert (options.pop("device"), options.pop("compile")) == ("cuda", True)
+        return train_queue(recipes, root, device="cpu", **options)
+
+    def make_queue(name, runs):
+        seen.append((name, len(runs)))
+        return small_queue[:1] if name == "first" else small_queue[1:]
+
+    train_queue, seen, shares = queue.train_queue, [], []
+    monkeypatch.setattr(queue, "train_queue", train_on_a_cpu)
+    monkeypatch.setattr(store, "RESULTS", tmp_path / "results")
+    options = {"data": None, "tick": shares.append, "on_event": lambda event: None}
+    queue.train_queues(("first", "second"), records.read_accuracies, make_queue, tmp_path, **options)
+    assert seen == [("first", 0), ("second", 1)]
+    assert shares == [0.5, 1.0]
+    assert queue.read_finished(tmp_path / queue.FINISHED).keys() == {recipe.key for recipe in small_queue}
+
+
 def test_finished_runs_are_not_trained_again(tmp_path, small_queue):
     finished = {recipe.key: 70.0 for recipe in small_queue}
     assert queue.train_queue(small_queue, tmp_path, finished=finished, stop_after=600, run_seconds=1, device="cpu") == 0
@@ -284,6 +305,18 @@ def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
     finished.write_text(line(arms.long_run(grid[0], seed=1), test_accuracy=72.0))  # the grid has selected nothing yet
     with pytest.raises(ValueError, match="belong to no queue"):
         run.export(finished, tmp_path)
+
+
+@pytest.mark.parametrize("experiment", [run, spikes, state_precision], ids=["floor", "spikes", "state_precision"])
+def test_export_refuses_a_run_that_no_queue_knows(tmp_path, experiment):
+    unknown = dataclasses.replace(arms.grid_queue()[0], epochs=7)
+    line = {"key": unknown.key, "recipe": unknown.settings, "result": {"status": "finished", "test_accuracy": 71.0}}
+    (tmp_path / queue.FINISHED).write_text(json.dumps(line))
+    with pytest.raises(
+        InvalidInput, match=f"1 runs in {queue.FINISHED} belong to no queue, the first is {unknown.key}"
+    ):
+        experiment.export(tmp_path / queue.FINISHED, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [queue.FINISHED]
 
 
 def test_exported_runs_are_of_recipes_with_the_same_key():

@@ -60,6 +60,26 @@ def train_queue(
     return len(waiting)
 
 
+def train_queues(
+    queues: Sequence[str],
+    read_runs: Callable[..., Mapping[str, Any]],
+    make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
+    root: Path,
+    data: Path | None,
+    tick: Callable[[float], None],
+    on_event: Callable[[Event], Any],
+    get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
+) -> None:
+    """Train all queues on the GPU, each after those whose results it needs; for the functions, see `run_command`."""
+    for number, name in enumerate(queues, start=1):
+        runs = read_runs(root, store.RESULTS)
+        train_queue(
+            make_queue(name, runs), root, finished=runs, stop_after=math.inf, run_seconds=0, on_event=on_event,
+            data=data, device="cuda", compile=True, **get_options(name),
+        )  # fmt: skip
+        tick(number / len(queues))
+
+
 def _add_line(root: Path, run: store.FinishedRun, sizes: Mapping[int, float], every_step: bool) -> None:
     """Add a run to finished.jsonl, on a line of its own; `sizes` are those of its gradients, by epoch."""
     curve = [
@@ -140,6 +160,37 @@ def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order:
     body = ",\n".join(json.dumps(row) for row in ordered)
     store.write_atomic(path, f'{start},\n "runs": [\n{body}\n]\n}}\n')
     return len(ordered)
+
+
+def export_queues(
+    lines: Mapping[str, dict[str, Any]],
+    results: Path,
+    experiment: str,
+    queues: Iterable[str],
+    get_file_name: Callable[[str], str],
+    find_keys: Callable[[str], Sequence[str]],
+    describe: Callable[[Sequence[str]], Mapping[str, Any]] = lambda keys: {},
+) -> dict[str, int]:
+    """Add the runs of a finished.jsonl to the files of their queues in `results`; returns how many runs each file has.
+
+    `find_keys(name)` returns the keys of a queue in their order, `describe(keys)` more fields of its file. A run of
+    several queues is in the file of the first.
+
+    Raises:
+        InvalidInput: a run belongs to no queue, or to one that depends on runs that are missing. The others are added.
+    """
+    waiting, counts = dict(lines), dict[str, int]()
+    for name in queues:
+        try:
+            keys = find_keys(name)
+        except InvalidInput:  # it depends on runs that are missing
+            continue
+        if new := {key: make_row(waiting.pop(key)) for key in keys if key in waiting}:
+            path = results / get_file_name(name)
+            counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name, **describe(keys)}, new, keys)
+    if waiting:
+        raise InvalidInput(f"{len(waiting)} runs in {FINISHED} belong to no queue, the first is {next(iter(waiting))}")
+    return counts
 
 
 # The command of an experiment that trains queues

@@ -17,7 +17,7 @@ from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.experiments.state_precision.records import get_file_name, read_runs, state_precision
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.training.optimizers import import_module_of
-from mvngrad_lab.training.queue import add_rows, make_row, read_finished, run_command
+from mvngrad_lab.training.queue import export_queues, read_finished, run_command
 from mvngrad_lab.training.train import require_gpu, train_missing
 
 
@@ -46,15 +46,14 @@ def _find_obstacle(optimizer: str) -> str:
 
 
 def export(finished: Path, results: Path) -> dict[str, int]:
-    """Add the runs among the lines of `finished` to results/state-precision-QUEUE.json; how many each file has."""
-    lines, counts = read_finished(finished), {}
+    """Add the runs of `finished` to results/state-precision-QUEUE.json; returns and raises as `export_queues` does."""
+    lines = read_finished(finished)
     settings = {key: line["recipe"] for key, line in lines.items()}
-    for name in arms.QUEUES:
-        order = [key for recipe in arms.make_queue(name).values() if (key := arms.find_key(recipe, settings))]
-        if order:
-            path, new = results / get_file_name(name), {key: make_row(lines[key]) for key in order}
-            counts[path.name] = add_rows(path, {"experiment": "state-precision", "queue": name}, new, order)
-    return counts
+
+    def find_keys(name: str) -> list[str]:
+        return [key for recipe in arms.make_queue(name).values() if (key := arms.find_key(recipe, settings))]
+
+    return export_queues(lines, results, "state-precision", arms.QUEUES, get_file_name, find_keys)
 
 
 def main() -> None:
