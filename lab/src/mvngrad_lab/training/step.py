@@ -101,14 +101,7 @@ class TrainingStep:
         optimizer = self.optimizer.state_dict()
         if self.is_third_party:
             return {**self._own_tensors(), "optimizer": optimizer}
-        states = {
-            f"{OPTIMIZER}{index}.{name}{part and '.'}{part}": value
-            for index, state in optimizer["state"].items()
-            for name, parts in state.items()
-            for part, value in (parts.items() if isinstance(parts, dict) else [("", parts)])
-            if isinstance(value, Tensor)
-        }
-        return self._own_tensors() | states
+        return self._own_tensors() | flatten_optimizer_state(optimizer)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load a `state_dict`. Its tensors may be whole where this process has a shard; ours keep their addresses,
@@ -124,7 +117,7 @@ class TrainingStep:
             optimizer.load_state_dict(rest["optimizer"])
             self.optimizer = optimizer
         else:
-            optimizer.load_state_dict(_optimizer_state_dict(rest, optimizer.state_dict()))
+            optimizer.load_state_dict(unflatten_optimizer_state(rest, optimizer.state_dict()))
             pairs += zip(self._state_tensors(self.optimizer), self._state_tensors(optimizer), strict=True)
         with torch.no_grad():
             for target, value in pairs:
@@ -287,8 +280,19 @@ def _split(row: StepPlan, size: int) -> list[StepPlan]:
     ]
 
 
-def _optimizer_state_dict(saved: Mapping[str, Tensor], template: dict[str, Any]) -> dict[str, Any]:
-    """A state dict like `template`, sharded as it is, from the tensors `optimizer.INDEX.NAME` of a checkpoint."""
+def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of an optimizer's state dict as `optimizer.INDEX.NAME`, as a checkpoint has them."""
+    return {
+        f"{OPTIMIZER}{index}.{name}{part and '.'}{part}": value
+        for index, state in state_dict["state"].items()
+        for name, parts in state.items()
+        for part, value in (parts.items() if isinstance(parts, dict) else [("", parts)])
+        if isinstance(value, Tensor)
+    }
+
+
+def unflatten_optimizer_state(saved: Mapping[str, Tensor], template: dict[str, Any]) -> dict[str, Any]:
+    """A state dict like `template`, sharded as it is, from what `flatten_optimizer_state` returned."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in saved.items():
         index, key, *part = name.removeprefix(OPTIMIZER).split(".")

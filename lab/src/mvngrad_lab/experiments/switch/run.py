@@ -27,7 +27,7 @@ from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import Message
 from mvngrad_lab.training.loop import Observer
 from mvngrad_lab.training.optimizers import make_optimizer
-from mvngrad_lab.training.step import OPTIMIZER, TrainingStep
+from mvngrad_lab.training.step import OPTIMIZER, TrainingStep, flatten_optimizer_state, unflatten_optimizer_state
 from mvngrad_lab.training.task import build_initial_model
 from mvngrad_lab.training.train import require_gpu, train
 
@@ -62,21 +62,12 @@ def start_at_half(recipe: Switched, adamw: Switched, root: Path, data: Path | No
     saved = torch.load(path, weights_only=True)
     model = build_initial_model(LanguageTask(recipe, data, torch.device("cpu")), recipe.seed)
     before, after = (make_optimizer(each, model, torch.zeros(())) for each in (adamw, recipe))
-    template = before.state_dict()
-    states: dict[int, dict[str, Any]] = {index: {} for index in template["state"]}
-    for name, value in saved.items():
-        if name.startswith(OPTIMIZER):
-            index, _, part = name.removeprefix(OPTIMIZER).partition(".")
-            states[int(index)][part] = value
-    before.load_state_dict({**template, "state": states})
+    state = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER)}
+    before.load_state_dict(unflatten_optimizer_state(state, before.state_dict()))
     if recipe.state == "converted":
         after.load_state_dict(from_adamw(after, before.state_dict()))  # type: ignore[arg-type]
-    own = {name: value for name, value in saved.items() if not name.startswith(OPTIMIZER)}
-    new = {
-        f"{OPTIMIZER}{index}.{name}": value
-        for index, state in after.state_dict()["state"].items()
-        for name, value in state.items()
-    }
+    own = {name: value for name, value in saved.items() if name not in state}
+    new = flatten_optimizer_state(after.state_dict())
     notes = {"seconds": 0.0, "missed": 0, "untold": False}
     checkpoint.save(folder, recipe.half, notes, {**own, **new}, keep=1)
 
