@@ -162,10 +162,3 @@ def test_a_full_disk_is_named_and_leaves_no_partial_file(tmp_path, monkeypatch):
         checkpoint.save(tmp_path, 1, {}, {"a": torch.zeros(100_000)}, 2)
     assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_state_of_a_third_party_optimizer_among_the_notes_is_still_loaded(tmp_path):
-    checkpoint.save(tmp_path, 3, {"optimizer": {"lr": 0.5}}, {"x": torch.ones(2)}, keep=1)
-    state, notes = checkpoint.load(checkpoint.list_checkpoints(tmp_path)[0], {})
-    assert state["optimizer"] == {"lr": 0.5}
-    assert notes == {"step": 3}

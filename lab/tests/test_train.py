@@ -334,7 +334,8 @@ def test_the_seconds_of_a_run_include_all_processes(run, tmp_path):
         run(Tiny(), on_event=interrupt(1))
     at = folder(tmp_path, Tiny()) / "checkpoints"
     saved = read_checkpoint(at)
-    checkpoint.save(at, saved["step"], {"seconds": 1000.0}, saved["state"], keep=1)
+    step, state = saved.pop("step"), saved.pop("state")
+    checkpoint.save(at, step, {**saved, "seconds": 1000.0}, state, keep=1)
     assert run(Tiny()).result["seconds"] > 1000
 
 

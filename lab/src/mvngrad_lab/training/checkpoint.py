@@ -129,8 +129,6 @@ def load(path: Path, template: Mapping[str, Any], prefix: str = "") -> tuple[dic
         if reason.startswith("Weights only"):  # torch goes on to recommend loading it all the same
             reason = "it has more than tensors and plain values"
         raise InvalidInput(f"{path} is not a checkpoint of a run ({reason}); delete it to use an older one") from error
-    if "optimizer" in notes:  # of a third-party optimizer, until November 2026
-        state["optimizer"] = notes.pop("optimizer")
     return state, notes
 
 

@@ -109,14 +109,14 @@ class Trainer:
         try:
             self.training_step.load_state_dict(state)
             self.step, self.seconds_before = notes["step"], notes["seconds"]
+            self.nonfinite_in_a_row = notes["nonfinite_in_a_row"]
+            self.evaluation_pending = notes["evaluation_pending"]
+            self.environments = notes["environments"]
         except (ValueError, KeyError) as error:
             raise InvalidInput(
                 f"the checkpoint {path.name} is of another version of the model or optimizer ({error}); delete "
                 f"{folder} to train it again"
             ) from error
-        self.nonfinite_in_a_row = notes.get("missed", 0)
-        self.evaluation_pending = notes.get("untold", False)
-        self.environments = notes.get("environments", [{"from_step": 0, "commit": "unknown"}])
         before = self.environments[-1]
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
         if changed or before.keys() - {"from_step"} != environment.keys():
@@ -278,8 +278,8 @@ class Trainer:
     def _save(self, keep: int) -> None:
         notes = {
             "seconds": self.seconds,
-            "missed": self.nonfinite_in_a_row,
-            "untold": self.evaluation_pending,
+            "nonfinite_in_a_row": self.nonfinite_in_a_row,
+            "evaluation_pending": self.evaluation_pending,
             "environments": self.environments,
         }
         checkpoint.save(self.checkpoints, self.step, notes, self.training_step.state_dict(), keep, self.check)

@@ -87,7 +87,7 @@ class TrainingStep:
         norms = {"norms": self.norms} if self.guarded else {}
         correct = {"correct": self.correct} if self.task.train_metric else {}
         model = {f"{MODEL}{name}": value for name, value in self.model.state_dict().items()}
-        return {**model, "at": self.step_index, "losses": self.losses, **norms, **correct}
+        return {**model, "step_index": self.step_index, "losses": self.losses, **norms, **correct}
 
     def _state_tensors(self, optimizer: Any) -> list[Tensor]:
         """The tensors of an optimizer's state, in the order of this one's."""

@@ -68,7 +68,12 @@ def start_at_half(recipe: Switched, adamw: Switched, root: Path, data: Path | No
         after.load_state_dict(from_adamw(after, before.state_dict()))  # type: ignore[arg-type]
     own = {name: value for name, value in saved.items() if name not in state}
     new = flatten_optimizer_state(after.state_dict())
-    notes = {"seconds": 0.0, "missed": 0, "untold": False}
+    notes = {
+        "seconds": 0.0,
+        "nonfinite_in_a_row": 0,
+        "evaluation_pending": False,
+        "environments": [{"from_step": 0, "commit": "unknown"}],  # AdamW's run has it
+    }
     checkpoint.save(folder, recipe.half, notes, {**own, **new}, keep=1)
 
 
