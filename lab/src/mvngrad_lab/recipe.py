@@ -197,6 +197,16 @@ class TrainingRecipe(Recipe, ABC):
     def __post_init__(self) -> None:
         if str(self.optimizer).lower() in get_args(OptimizerName):  # such as MVNGradW, its name in Python
             object.__setattr__(self, "optimizer", self.optimizer.lower())
+        self._check_values()
+        if self.is_third_party:
+            object.__setattr__(self, "optimizer", add_code(self.optimizer))
+            self._check_third_party()
+        else:
+            self._check_name()
+            self._check_hyper_parameters()
+
+    def _check_values(self) -> None:
+        """Make whole numbers in float fields floats; raise InvalidInput if a value is invalid with every optimizer."""
         for name, kind in _field_types(type(self)).items():
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
@@ -209,23 +219,29 @@ class TrainingRecipe(Recipe, ABC):
                 raise InvalidInput(f"{name}={value!r} is invalid; it must be finite")
         for name, bound in self.bounds.items():
             self._check_bound(name, bound)
-        if self.is_third_party:
-            object.__setattr__(self, "optimizer", add_code(self.optimizer))
-            ours = {"eps_s": None, "beta_mean": None, "z_clip": None, "lean": False, "state_dtype": "float32"}
-            for name, only in ours.items():
-                if getattr(self, name) != only:
-                    raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
+
+    def _check_third_party(self) -> None:
+        ours = {"eps_s": None, "beta_mean": None, "z_clip": None, "lean": False, "state_dtype": "float32"}
+        for name, only in ours.items():
+            if getattr(self, name) != only:
+                raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
+
+    def _check_name(self) -> None:
+        names = get_args(OptimizerName)
+        if self.optimizer in names:
             return
-        if self.optimizer not in get_args(OptimizerName):
-            names = ", ".join(get_args(OptimizerName))
-            if self.optimizer.partition(",")[0] in get_args(OptimizerName):
-                raise InvalidInput(
-                    f"optimizer={self.optimizer!r}: options of ours are settings of their own, as --lean"
-                )
-            raise InvalidInput(
-                f"optimizer={self.optimizer!r} is invalid; choose from {names}, torch:NAME, zoo:NAME and "
-                "package.module:CLASS"
-            )
+        if self.optimizer.partition(",")[0] in names:
+            raise InvalidInput(f"optimizer={self.optimizer!r}: options of ours are settings of their own, as --lean")
+        raise InvalidInput(
+            f"optimizer={self.optimizer!r} is invalid; choose from {', '.join(names)}, torch:NAME, zoo:NAME and "
+            "package.module:CLASS"
+        )
+
+    def _check_hyper_parameters(self) -> None:
+        """Raise InvalidInput for a hyper-parameter that is invalid with this optimizer, by its name in a recipe.
+
+        `Rule.check` has the same bounds and names betas[0] and betas[1], which no recipe has.
+        """
         for name, bound in (("beta1", DECAY), ("beta2", DECAY), ("eps", NOT_NEGATIVE)):
             if getattr(self, name) is None:
                 raise InvalidInput(f"{name}=None is invalid with optimizer={self.optimizer!r}; name a number")
