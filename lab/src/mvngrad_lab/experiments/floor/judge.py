@@ -34,6 +34,8 @@ GAIN = 1.0
 """Points that the floor is said to be worth at least."""
 MARGIN = 0.3
 """Points within which two arms are called equal."""
+GAIN_LEVEL, LEVEL = 0.01, 0.05
+"""Of tests that something gains, and of all others."""
 EQUIVALENCE_SEEDS = 6
 SEEN = 1.0
 """Points by which two runs must differ to count as different: twice the deviation of their difference."""
@@ -50,9 +52,12 @@ FACTORS: dict[str, Callable[[str], bool]] = {
 """Whether an arm has a floor, normalizes by the variance, and applies momentum last."""
 KINDS = {"with a floor": "floor", "without a floor": "none"}
 VARIANCE, ORDER = "variance", "momentum last"
+SGD_ARMS = ("sgd", *filter(FACTORS["floor"], GRID_ARMS))
+"""SGD, and what it is compared with."""
 NAMES = {cell: rule.name for cell, rule in RULES.items()}
 
 Values = dict[str, list[float]]
+Effects = Mapping[str, Contrast]
 
 
 def make_weights(*factors: str, among: Sequence[str] = tuple(GRID_ARMS)) -> dict[str, float]:
@@ -80,11 +85,21 @@ def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> V
     return None
 
 
+def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    """Call a judge with the seeds that all eight arms have and the effects, unless there is an obstacle."""
+
+    def judge_result(result: dict[str, Any], **options: Any) -> Verdict:
+        seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+        return find_obstacle(values, len(seeds)) or judge(seeds, compute_effects(result), **options)
+
+    return judge_result
+
+
 def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
     return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
 
 
-def make_strip(effects: Mapping[str, Contrast], n: int, reference: float = 0.0, what: str = "no effect") -> Strip:
+def make_strip(effects: Effects, n: int, reference: float = 0.0, what: str = "no effect") -> Strip:
     rows = tuple(Estimate(name, effect.estimate, effect.interval(), n, reference) for name, effect in effects.items())
     return Strip("points of test accuracy, and 95% interval", rows, reference=what)
 
@@ -93,48 +108,41 @@ def make_strip(effects: Mapping[str, Contrast], n: int, reference: float = 0.0, 
 
 
 @judges("floor-main")
-def judge_main(result: dict[str, Any]) -> Verdict:
-    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
-    if obstacle := find_obstacle(values, len(seeds)):
-        return obstacle
-    effect = compute_effects(result)["floor"]
-    return _judge_gain(effect, len(seeds), describe_seeds(seeds, effect))
+@of_whole_seeds
+def judge_main(seeds: list[str], effects: Effects) -> Verdict:
+    return _judge_gain(effects["floor"], len(seeds), describe_seeds(seeds, effects["floor"]))
 
 
 def _judge_gain(effect: Contrast, n: int, text: str) -> Verdict:
     above, below = effect.p_above(GAIN), effect.p_below(GAIN)
-    status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.01 else UNDECIDED
+    status = REPRODUCED if above < GAIN_LEVEL else NOT_REPRODUCED if below < GAIN_LEVEL else UNDECIDED
     strip = make_strip({"with a floor less without": effect}, n, GAIN, "needed")
     return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}; {text}", strip=strip)
 
 
 @judges("floor-each-cell")
-def judge_each_cell(result: dict[str, Any]) -> Verdict:
-    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
-    if obstacle := find_obstacle(values, len(seeds)):
-        return obstacle
-    effects = {NAMES[cell]: estimate_contrast(values, {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}) for cell in COUPLED}
+@of_whole_seeds
+def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
+    effects = {NAMES[cell]: effects[f"floor, {NAMES[cell]}"] for cell in COUPLED}
     p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in p.items())}; seeds {', '.join(seeds)}"
-    failed = [cell for cell in effects if p[cell] >= 0.05]
+    failed = [cell for cell in effects if p[cell] >= LEVEL]
     caveat = f"Not shown for {', '.join(failed)}." if failed else ""
     return decide(len(failed) < len(effects), text, caveat, make_strip(effects, len(seeds)))
 
 
-def judge_equal(result: dict[str, Any], name: str) -> Verdict:
+@of_whole_seeds
+def judge_equal(seeds: list[str], effects: Effects, name: str) -> Verdict:
     """Whether the effect of a factor is within the margin, at equal floor."""
-    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
-    if obstacle := find_obstacle(values, len(seeds)):
-        return obstacle
-    effects = {each: effect for each, effect in compute_effects(result).items() if each.partition(",")[0] == name}
-    return _judge_equivalence(effects, seeds)
+    of_factor = {each: effect for each, effect in effects.items() if each.partition(",")[0] == name}
+    return _judge_equivalence(of_factor, seeds)
 
 
 judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE))
 judges("floor-order-equal")(partial(judge_equal, name=ORDER))
 
 
-def _judge_equivalence(effects: Mapping[str, Contrast], seeds: Sequence[str]) -> Verdict:
+def _judge_equivalence(effects: Effects, seeds: Sequence[str]) -> Verdict:
     """Whether the first of the effects is within the margin; the others are stated."""
     effect, strip = next(iter(effects.values())), make_strip(effects, len(seeds))
     p, (low, high) = effect.p_within(MARGIN), effect.interval()
@@ -144,18 +152,16 @@ def _judge_equivalence(effects: Mapping[str, Contrast], seeds: Sequence[str]) ->
             UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {EQUIVALENCE_SEEDS}.", strip
         )
     differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
-    return Verdict(REPRODUCED if p < 0.05 else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
+    return Verdict(REPRODUCED if p < LEVEL else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
 
 
 @judges("floor-interactions")
-def judge_interactions(result: dict[str, Any]) -> Verdict:
-    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
-    if obstacle := find_obstacle(values, len(seeds)):
-        return obstacle
-    effects = {name: effect for name, effect in compute_effects(result).items() if " x " in name}
+@of_whole_seeds
+def judge_interactions(seeds: list[str], effects: Effects) -> Verdict:
+    effects = {name: effect for name, effect in effects.items() if " x " in name}
     p = dict(zip(effects, adjust_by_holm([effect.p_different() for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{name} {value:.2g}' for name, value in p.items())}"
-    present = [name for name in effects if p[name] < 0.05]
+    present = [name for name in effects if p[name] < LEVEL]
     status = NOT_REPRODUCED if present else UNDECIDED
     note = f"Present: {', '.join(present)}." if present else "None shows; none is called absent."
     text += f"; {describe_seeds(seeds, effects['floor x order'])}"
@@ -164,12 +170,10 @@ def judge_interactions(result: dict[str, Any]) -> Verdict:
 
 @judges("floor-sgd")
 def judge_sgd(result: dict[str, Any]) -> Verdict:
-    floored = [arm for arm in GRID_ARMS if arm.endswith("-floor")]
-    seeds, values = keep_whole_seeds(result["arms"], ["sgd", *floored])
+    seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    effect = estimate_contrast(values, {"sgd": 1.0, **dict.fromkeys(floored, -0.25)})
-    return _judge_equivalence({"SGD less the four with a floor": effect}, seeds)
+    return _judge_equivalence({"SGD less the four with a floor": _compare_sgd(values)}, seeds)
 
 
 def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
@@ -177,8 +181,7 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
 
     "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
     """
-    arms = result["arms"]
-    seeds, values = keep_whole_seeds(arms, list(GRID_ARMS))
+    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
     if find_obstacle(values, len(seeds)):
         return {}
     effects = {"floor": estimate_contrast(values, make_weights("floor"))}
@@ -192,12 +195,12 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
             effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
     for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
         effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
-    floored = [arm for arm in GRID_ARMS if arm.endswith("-floor")]
-    seeds, values = keep_whole_seeds(arms, ["sgd", *floored])
-    if not find_obstacle(values, len(seeds)):
-        weights = {"sgd": 1.0, **dict.fromkeys(floored, -0.25)}
-        effects["SGD"] = estimate_contrast(values, weights)
-    return effects
+    seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
+    return effects if find_obstacle(values, len(seeds)) else {**effects, "SGD": _compare_sgd(values)}
+
+
+def _compare_sgd(values: Values) -> Contrast:
+    return estimate_contrast(values, {arm: 1.0 if arm == "sgd" else -0.25 for arm in SGD_ARMS})
 
 
 # Weight decay
@@ -220,9 +223,9 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     text = f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}"
     text += f"; {describe_seeds(seeds, open_part)}"
     strip = make_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
-    if gap > 0 and epsilon < 0.01 and decay >= 0.05:
+    if gap > 0 and epsilon < GAIN_LEVEL and decay >= LEVEL:
         return Verdict(REPRODUCED, text, "The finding is about epsilon.", strip)
-    if gap > 0 and decay < 0.05 and epsilon >= 0.01:
+    if gap > 0 and decay < LEVEL and epsilon >= GAIN_LEVEL:
         return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
     share = f"Both: decoupled decay closes {1 - open_part.estimate / gap:.0%} of the gap." if gap > 0 else "No gap."
     return Verdict(UNDECIDED, text, share, strip)
@@ -247,7 +250,7 @@ def judge_any_gain(result: dict[str, Any], better: str, worse: str, what: str) -
     effect = estimate_contrast(values, dict(zip(compared, (0.5, 0.5, -0.5, -0.5), strict=True)))
     above, below = effect.p_above(0), effect.p_below(MARGIN)
     text = f"p for any gain {above:.2g}, for less than {MARGIN} points {below:.2g}; {describe_seeds(seeds, effect)}"
-    status = REPRODUCED if above < 0.01 else NOT_REPRODUCED if below < 0.05 else UNDECIDED
+    status = REPRODUCED if above < GAIN_LEVEL else NOT_REPRODUCED if below < LEVEL else UNDECIDED
     return Verdict(status, text, strip=make_strip({what: effect}, len(seeds)))
 
 
@@ -400,7 +403,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in better.items())}"
     text += f"; floor {nearest}, gradient {size:.2g}; {result['data']}"
     strip = make_strip(gains, len(result["seeds"]))
-    failed = [cell for cell in gains if better[cell] >= 0.05]
+    failed = [cell for cell in gains if better[cell] >= LEVEL]
     ends = [
         f"{NAMES[cell]} at floor {floor}"
         for cell in COUPLED
@@ -411,7 +414,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     notes += [f"The best rate is at an end of its grid: {', '.join(ends)}."] * bool(ends)
     if len(failed) < len(gains):
         return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
-    return Verdict(NOT_REPRODUCED if min(worse.values()) < 0.05 else UNDECIDED, text, strip=strip)
+    return Verdict(NOT_REPRODUCED if min(worse.values()) < LEVEL else UNDECIDED, text, strip=strip)
 
 
 def _is_at_an_end(best: Mapping[str, Any]) -> bool:

@@ -15,8 +15,7 @@ from statistics import fmean, variance
 
 from scipy import integrate, stats
 
-MARGIN = 0.3
-"""Points within which two cells are called equal."""
+from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, LEVEL, MARGIN
 
 
 def pooled_deviation(runs: Path, batch_size: int, optimizers: tuple[str, ...]) -> float:
@@ -65,19 +64,21 @@ def main() -> None:
         whole, half = 7 * (n - 1), 3 * (n - 1)  # degrees of freedom: eight or four arms, seeds as blocks
         error = standard_error(every, 4 * n)
         powers = {
-            **{f"floor-main, true {x}": t_test_power(x - 1, error, whole, 0.01) for x in (1.3, 1.5, 1.7)},
-            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, 0.0125),
-            "variance-equal, order-equal": equivalence_power(0, error, whole, 0.05),
-            "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, 0.05),
-            "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, 0.05),
-            "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), 0.05),
-            "decay, gap 1.7 and no part of it": t_test_power(0.85, standard_error(every, 2 * n), half, 0.01),
+            **{f"floor-main, true {x}": t_test_power(x - GAIN, error, whole, GAIN_LEVEL) for x in (1.3, 1.5, 1.7)},
+            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, LEVEL / 4),
+            "variance-equal, order-equal": equivalence_power(0, error, whole, LEVEL),
+            "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, LEVEL),
+            "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, LEVEL),
+            "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), LEVEL),
+            "decay, gap 1.7 and no part of it": t_test_power(0.85, standard_error(every, 2 * n), half, GAIN_LEVEL),
             **{
-                f"decay-strength, decay-floor, true {x}": t_test_power(x, standard_error(every, 2 * n), half, 0.01)
+                f"decay-strength, decay-floor, true {x}": t_test_power(
+                    x, standard_error(every, 2 * n), half, GAIN_LEVEL
+                )
                 for x in (0.5, 1.0)
             },
-            "batch-128, true 1.5": t_test_power(0.5, standard_error(small, 3 * n), 6 * (n - 1), 0.01),
-            "batch-128, true 2": t_test_power(1.0, standard_error(small, 3 * n), 6 * (n - 1), 0.01),
+            "batch-128, true 1.5": t_test_power(1.5 - GAIN, standard_error(small, 3 * n), 6 * (n - 1), GAIN_LEVEL),
+            "batch-128, true 2": t_test_power(2 - GAIN, standard_error(small, 3 * n), 6 * (n - 1), GAIN_LEVEL),
         }
         print(f"{n} seeds:", "; ".join(f"{name}: {value:.2f}" for name, value in powers.items()))
 
