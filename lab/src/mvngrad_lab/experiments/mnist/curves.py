@@ -17,7 +17,7 @@ from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.mnist.digits import EPS_S, OPTIMIZERS, Digits, find_digits, load_digits, make_training
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.tasks.mnist.task import HIDDEN
+from mvngrad_lab.tasks.mnist.recipe import HIDDEN
 
 SPIKE_RULE = (
     f"a loss spike is a step whose batch loss is above {MNIST_SPIKE.multiple} times the largest batch loss of the "

@@ -14,7 +14,7 @@ from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.mnist.digits import EPS_S, Digits, find_digits, iter_batches, load_digits, make_training
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.tasks.mnist.task import HIDDEN
+from mvngrad_lab.tasks.mnist.recipe import HIDDEN
 
 OTHER_BATCHES = 10_000
 """Added to the seed for the batches at a checkpoint, so that they differ from those of the training."""

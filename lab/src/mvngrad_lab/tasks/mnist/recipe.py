@@ -8,6 +8,9 @@ from typing import ClassVar, Literal
 from mvngrad_lab.recipe import COUNT, Bound, OptimizerName, Preset, TrainingRecipe, has_eps_s
 
 Digits = Literal["mnist", "mnist-5k", "auto"]
+HIDDEN = 128
+"""Width of a hidden layer. The paper does not give one; at 128 an epoch takes about a second on one CPU core, and
+98% of the test digits are still reached."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Mnist(TrainingRecipe):
     batch_size: int = 128
     epochs: int = 3
     precision: Literal["bf16", "float32"] = "float32"
-    hidden: int = 128
+    hidden: int = HIDDEN
     digits: Digits = "mnist"
     """All of MNIST, or the 5,000 digits in this package; auto: all if they are here, else the 5,000."""
 
