@@ -221,7 +221,10 @@ def make_table(
 
 
 def make_row(recipes: Sequence[TrainingRecipe], sources: Sources, metrics: Sequence[str]) -> Row:
-    """One row. The time of a run that shared its GPU with another is None."""
+    """One row. The time of a run that shared its GPU with another is None.
+
+    Its environment has `beside`, what else ran there: no code writes it, it is added to results/runs.jsonl by hand.
+    """
     done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
     return {
         **{name: [run.result.get(name) for run in done] for name in metrics},
