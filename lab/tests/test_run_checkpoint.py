@@ -121,7 +121,7 @@ def test_a_process_that_lost_its_folder_leaves_the_new_owners_checkpoints(tmp_pa
             for own in tmp_path.glob(".partial.*"):
                 own.unlink()
             half.write_text("half of it")
-            raise Locked("thought dead")
+            raise Locked("sent no heartbeat")
 
     with pytest.raises(Locked):
         checkpoint.save(tmp_path, 2, {"seconds": 0.5}, {"x": torch.zeros(1000)}, 1, check)

@@ -196,7 +196,7 @@ def test_a_worker_that_was_frozen_on_another_machine_leaves_its_training_to_its_
     kill(frozen, signal.SIGCONT)
     woken, text = read_output(frozen), read_output(living)
     assert (frozen.returncode, living.returncode) == (0, 0), woken + text
-    assert f"{folder.name}: this worker was thought dead, and the run is queued again" in woken
+    assert f"{folder.name}: this worker sent no heartbeat for {toy.queue.grace} s, so the run was queued again" in woken
     assert "done, 1 taken over" in woken
     assert "done, 1 finished" in text
     assert steps(folder) == [7 * epoch for epoch in range(1, 13)]

@@ -496,7 +496,7 @@ def test_killed_frozen_and_restarted_workers_finish_every_configuration_once(ben
     # The living worker finds the frozen one silent, and queues its run again.
     wait_for(lambda: any((r.key, r.status) == (frozen_run.name, "lost") for r in bench.queue.records()))
     kill(frozen, signal.SIGCONT)
-    woken = f"{frozen_run.name}: this worker was thought dead, and the run is queued again"
+    woken = f"{frozen_run.name}: this worker sent no heartbeat for {bench.queue.grace} s, so the run was queued again"
     assert any(woken in line for line in frozen.stdout)
     for process in (frozen, alive):
         wait_for(lambda process=process: find_current_run(bench.root, process.pid) or process.poll() is not None)
@@ -540,7 +540,7 @@ def test_eight_workers_share_one_file(toy):
     process = toy.start_worker("--workers", 8)
     text = read_output(process)
     assert process.returncode == 0, text
-    assert not re.search("locked|error|does not answer|later|thought dead", text, re.IGNORECASE), text
+    assert not re.search("locked|error|does not answer|later|sent no heartbeat", text, re.IGNORECASE), text
     assert toy.statuses() == ["finished"] * 64
 
 

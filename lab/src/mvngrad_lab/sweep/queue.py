@@ -204,7 +204,7 @@ class Queue:
         return free
 
     def finish(self, claim: Claim, outcome: dict[str, Any], value: float | None) -> bool:
-        """Record how a run ended; False if the worker was thought dead, and the run is queued for another.
+        """Record how a run ended; False if it was queued again, because the worker sent no heartbeat.
 
         The outcome is written before the trial's end, so that no trial ends without one.
         """

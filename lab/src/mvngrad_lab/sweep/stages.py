@@ -28,7 +28,7 @@ def init_sweep(
     grace: int | None = None,
     say: Say = print,
 ) -> list[str]:
-    """Write a sweep's configurations to a store, except those that it has already. The keys of the new ones.
+    """Write a sweep's configurations to a store, except those that it has already. Returns the keys of the new ones.
 
     `heartbeat` and `grace` are seconds: between two heartbeats, and without one until a worker counts as dead; None is
     the store's. Raises InvalidInput if budgets differ without `unequal`, an optimizer is unknown, or the metric differs
@@ -105,7 +105,7 @@ def check_errors_retried(records: Sequence[Record], keys: Iterable[str], name: s
 
 
 def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
-    """Queue what a sweep lacks: lost runs, and the next stage if all before are done. The keys.
+    """Queue what a sweep lacks: lost runs, and the next stage if all before are done. Returns the keys of the new ones.
 
     Stages that `init` wrote are not changed, because a worker's code may have another grid. A stage that is queued
     already is not changed either, even if a later result would lead to another one: an optimizer would get two.
@@ -154,7 +154,7 @@ def select_best(queue: Queue) -> dict[str, Record]:
 
 
 def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
-    """Queue the selected configurations with more seeds, `seeds` of each in all. The keys of the new ones.
+    """Queue the selected configurations with more seeds, `seeds` of each in all. Returns the keys of the new ones.
 
     Raises NotPossible if runs are left: a selection among some would favour those that ran first, or without an error.
     """
@@ -179,7 +179,7 @@ def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
 
 
 def requeue_errors(queue: Queue) -> list[str]:
-    """Queue again what raised an error, after its cause is fixed. The keys."""
+    """Queue again what raised an error, after its cause is fixed. Returns the keys of the new ones."""
     raised = [record for record in latest_by_key(queue.records()).values() if record.status == "raised"]
     queue.add([record.entry for record in raised])
     return [record.key for record in raised]

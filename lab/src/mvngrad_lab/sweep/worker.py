@@ -242,7 +242,7 @@ def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict
             return run_claim(queue, claim, run, options)
         if not queue.release(claim, pause=queue.heartbeat):
             return _say_taken_over(queue, record)
-        # The holder may be a worker that was thought dead and is not: it may still finish.
+        # The holder may be a worker that sent no heartbeat for a while and still runs: it may finish.
         queue.say(f"{record.key} is left for later: {error}")
         return {"status": "busy"}
     except (RetriesExhausted, VersionMismatch):
@@ -265,7 +265,7 @@ def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict
 
 
 def _say_taken_over(queue: Queue, record: Record) -> dict[str, Any]:
-    queue.say(f"{record.key}: this worker was thought dead, and the run is queued again")
+    queue.say(f"{record.key}: this worker sent no heartbeat for {queue.grace} s, so the run was queued again")
     return {"status": "taken over"}
 
 
