@@ -177,7 +177,7 @@ def _read_bundle(path: Path, on_problem: Callable[[str], Any]) -> Iterator[Finis
 def write_bundle(path: Path, runs: list[FinishedRun]) -> None:
     """Write runs into one file, a line each, sorted by key; runs that are already in it stay.
 
-    Raises ValueError if a line of the file cannot be read, because it would be lost.
+    Raises InvalidInput if a line of the file cannot be read, because it would be lost.
     """
 
     def refuse(text: str) -> None:

@@ -103,7 +103,7 @@ def _spellings(character: str) -> str:
 def parse_address(text: str | None = None) -> Address:
     """The address that a URL names; by default that of MVNGRAD_STORAGE, else a file in this folder.
 
-    Raises ValueError, without repeating a URL that may have a password.
+    Raises InvalidInput, without repeating a URL that may have a password.
 
     >>> parse_address("postgresql://me:secret@host/runs")
     postgresql+psycopg://me:***@host/runs

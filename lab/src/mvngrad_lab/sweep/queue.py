@@ -122,7 +122,7 @@ class Queue:
     def grid(self) -> dict[str, list[str]]:
         """The keys of each stage: those that `init` wrote, and those that followed from results.
 
-        Raises LookupError if `init` died before its end.
+        Raises NotFound if `init` died before its end.
         """
         notes = self.notes
         if "grid" not in notes:

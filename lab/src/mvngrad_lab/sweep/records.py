@@ -79,7 +79,7 @@ def strip_build(version: str) -> str:
 
 
 def make_entry(recipe: Recipe, stage: str) -> dict[str, Any]:
-    """What a store keeps of a recipe. Raises ValueError if the recipe cannot be made from that again."""
+    """What a store keeps of a recipe. Raises InvalidInput if the recipe cannot be made from that again."""
     maker = f"{type(recipe).__module__}:{type(recipe).__qualname__}"
     try:
         same = _make_recipe(maker, recipe.settings) == recipe

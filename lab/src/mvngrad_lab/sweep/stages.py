@@ -95,7 +95,7 @@ def stored_runs(latest: Mapping[str, Record], stage: str) -> dict[str, str]:
 
 
 def check_errors_retried(records: Sequence[Record], keys: Iterable[str], name: str) -> None:
-    """Raise RuntimeError if a run raised an error and was not tried again: bad luck must not decide a selection."""
+    """Raise NotPossible if a run raised an error and was not tried again: bad luck must not decide a selection."""
     latest, errors = latest_by_key(records), Counter(record.key for record in records if record.status == "raised")
     if once := [key for key in keys if latest[key].status == "raised" and errors[key] == 1]:
         raise NotPossible(

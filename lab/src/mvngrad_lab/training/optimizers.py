@@ -126,7 +126,7 @@ def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: 
 
 
 def check_optimizer(recipe: TrainingRecipe) -> None:
-    """Raise ValueError if the recipe's optimizer does not exist, or refuses an option. Needs no data."""
+    """Raise InvalidInput if the recipe's optimizer does not exist, or refuses an option. Needs no data."""
     if recipe.optimizer.startswith(("torch:", "zoo:")):
         make_optimizer(recipe, nn.Linear(2, 2), torch.zeros(()))
     elif recipe.is_third_party:
@@ -160,7 +160,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 def check_options(name: str, **options: Any) -> dict[str, Any]:
     """The options that an optimizer is made with: those in its name and all others that are not None.
 
-    Raises ValueError for what `make_third_party_optimizer` refuses without looking at parameters; a sweep checks its
+    Raises InvalidInput for what `make_third_party_optimizer` refuses without looking at parameters; a sweep checks its
     recipes by this before the first run.
     """
     name, named = parse_name(name)

@@ -183,7 +183,7 @@ def configure_kernels(recipe: TrainingRecipe, device: torch.device) -> Iterator[
 
 
 def require_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
-    """Raise RuntimeError if there is no CUDA device."""
+    """Raise NotPossible if there is no CUDA device."""
     if not torch.cuda.is_available():
         raise NotPossible(f"{target} {what} and needs a CUDA device; on a CPU, try a small one with {small}")
 
@@ -214,7 +214,7 @@ def train_missing(
 
 
 def check_monitorable(recipe: TrainingRecipe) -> None:
-    """Raise ValueError if a Monitor cannot read the recipe's optimizer."""
+    """Raise InvalidInput if a Monitor cannot read the recipe's optimizer."""
     try:
         Monitor(make_optimizer(recipe, torch.nn.Linear(1, 1), torch.zeros(())), sink=print).close()
     except TypeError:

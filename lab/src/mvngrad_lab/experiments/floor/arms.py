@@ -82,7 +82,7 @@ def select(accuracies: Mapping[str, float], grids: Mapping[str, list[Cifar100]])
     """The recipe of each grid with the highest test accuracy, by the recipes' keys; of equals, the first in the grid.
 
     Raises:
-        ValueError: a run of a grid is missing. A choice among some would favour what ran first.
+        InvalidInput: a run of a grid is missing. A choice among some would favour what ran first.
     """
     missing = [recipe.key for recipes in grids.values() for recipe in recipes if recipe.key not in accuracies]
     if missing:
@@ -233,7 +233,7 @@ def batch_128_grid() -> dict[str, list[Cifar100]]:
 
 def select_arms(accuracies: Mapping[str, float]) -> dict[str, Cifar100]:
     """The selected recipe of each of the nine arms: the best of its 16, or the 17th at twice the rate if that is
-    better. Raises ValueError if one of these runs is missing.
+    better. Raises InvalidInput if one of these runs is missing.
     """
     selected = select(accuracies, grid())
     for arm, recipe in zip(selected, double_rate_runs(selected), strict=True):

@@ -145,7 +145,7 @@ def find_best_rates(task: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[st
     """The rate of each cell with the lowest validation loss.
 
     Raises:
-        ValueError: a run of the queue of rates is missing, or all of a cell diverged.
+        InvalidInput: a run of the queue of rates is missing, or all of a cell diverged.
     """
     queue = TASKS[task]
     if len(queue.rates) == 1:

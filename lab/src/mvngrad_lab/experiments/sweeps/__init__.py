@@ -18,7 +18,7 @@ def find_sweeps() -> dict[str, Callable[[], Sweep]]:
 
 
 def find_sweep(name: str) -> Sweep:
-    """The sweep of an experiment, or of `package.module:function`. Raises ValueError if there is none."""
+    """The sweep of an experiment, or of `package.module:function`. Raises InvalidInput if there is none."""
     sweeps = find_sweeps()
     if name in sweeps:
         return sweeps[name]()

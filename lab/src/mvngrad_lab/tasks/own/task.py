@@ -65,7 +65,7 @@ def load_preset(path: str) -> Preset:
     """The preset of `package.module:function`, as `mvngrad train` has for its own tasks.
 
     Raises:
-        ValueError: there is no such function, it raises, or it returns something else.
+        InvalidInput: there is no such function, it raises, or it returns something else.
     """
     module, _, name = path.partition(":")
     try:
