@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast
@@ -52,51 +52,22 @@ class Train(Generic[R]):
     )
 
     def __call__(self) -> int:
-        import torch
-        from rich.console import Console
-
         from mvngrad_lab.cli.data import progress
-        from mvngrad_lab.cli.progress import TrainingBar
-        from mvngrad_lab.training import events
-        from mvngrad_lab.training.optimizers import check_optimizer
-        from mvngrad_lab.training.train import Interrupted, check_monitorable, make_monitor_observer, train
+        from mvngrad_lab.training.train import Interrupted, make_monitor_observer, train
 
-        world_size, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
-        if world_size > 1 and self.parallel is None:
-            raise InvalidInput(
-                f"{world_size} processes would each train the whole; add --parallel ddp or --parallel fsdp"
-            )
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise InvalidInput("--device cuda: this torch sees no GPU; use --device cpu")
-        if not self.checkpoint_every >= 0:
-            raise InvalidInput(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
-        check_optimizer(self.recipe)
-        if self.monitored:
-            check_monitorable(self.recipe)
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        self._check()
+        first = os.environ.get("RANK", "0") == "0"
         with progress() as bar:
             recipe: Any = find_task_class(self.recipe).prepare_recipe(self.recipe, self.data, bar)
-        if first and store.RunFolder(recipe, self.runs).run is not None:
-            record = self.runs / recipe.key / store.MONITOR
-            missing = self.monitored and not record.exists()
-            print(
-                f"{recipe.key}  already finished"
-                + f", without {record.name}: train it again in another --runs" * missing
-            )
-        with ExitStack() as stack:
-            listeners: list[Any] = []
-            if first and self.tensorboard is not None:
-                listeners.append(stack.enter_context(closing(events.TensorBoard(self.tensorboard, recipe))))
-            if first and self.wandb is not None:
-                listeners.append(stack.enter_context(closing(events.WandB(self.wandb, recipe))))
-            if first:
-                listeners.append(stack.enter_context(TrainingBar(Console())))
+        if first:
+            self._say_if_finished(recipe)
+        with self._open_listeners(recipe, first) as listeners:
             try:
                 run = train(
                     recipe,
                     root=self.runs,
                     data=self.data,
-                    device=device,
+                    device=self._choose_device(),
                     compile=self.compile,
                     parallel=self.parallel,
                     checkpoint_every=self.checkpoint_every,
@@ -108,15 +79,70 @@ class Train(Generic[R]):
                     print(f"mvngrad: {stop}", file=sys.stderr)
                 return 128 + stop.signal_number
         if first:
-            for name, value in run.result.items():
-                if name == "environments":
-                    print(
-                        f"environments: {len(value)}, after steps {', '.join(str(part['from_step']) for part in value)}"
-                    )
-                elif not isinstance(value, list):  # per-step values are in the run's folder
-                    print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
+            print_result(run.result)
             print(self.runs / run.key)
         return int(run.result["status"] != "finished")
+
+    def _check(self) -> None:
+        """Raise InvalidInput if an option is invalid, or not possible on this machine."""
+        import torch
+
+        from mvngrad_lab.training.optimizers import check_optimizer
+        from mvngrad_lab.training.train import check_monitorable
+
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if world_size > 1 and self.parallel is None:
+            raise InvalidInput(
+                f"{world_size} processes would each train the whole; add --parallel ddp or --parallel fsdp"
+            )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InvalidInput("--device cuda: this torch sees no GPU; use --device cpu")
+        if not self.checkpoint_every >= 0:
+            raise InvalidInput(f"--checkpoint-every {self.checkpoint_every} is invalid; it must be at least 0")
+        check_optimizer(self.recipe)
+        if self.monitored:
+            check_monitorable(self.recipe)
+
+    def _choose_device(self) -> str:
+        import torch
+
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+    def _say_if_finished(self, recipe: TrainingRecipe) -> None:
+        if store.RunFolder(recipe, self.runs).run is None:
+            return
+        record = self.runs / recipe.key / store.MONITOR
+        missing = self.monitored and not record.exists()
+        print(
+            f"{recipe.key}  already finished" + f", without {record.name}: train it again in another --runs" * missing
+        )
+
+    @contextmanager
+    def _open_listeners(self, recipe: TrainingRecipe, first: bool) -> Iterator[list[Any]]:
+        """What the first process calls with each event of the training, closed at the end; the others call nothing."""
+        from rich.console import Console
+
+        from mvngrad_lab.cli.progress import TrainingBar
+        from mvngrad_lab.training import events
+
+        with ExitStack() as stack:
+            listeners: list[Any] = []
+            if first and self.tensorboard is not None:
+                listeners.append(stack.enter_context(closing(events.TensorBoard(self.tensorboard, recipe))))
+            if first and self.wandb is not None:
+                listeners.append(stack.enter_context(closing(events.WandB(self.wandb, recipe))))
+            if first:
+                listeners.append(stack.enter_context(TrainingBar(Console())))
+            yield listeners
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Print a value a line; per-step values are in the run's folder."""
+    for name, value in result.items():
+        if name == "environments":
+            print(f"environments: {len(value)}, after steps {', '.join(str(part['from_step']) for part in value)}")
+        elif not isinstance(value, list):
+            print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
 
 
 def parse_training(arguments: list[str], description: str, config: Any) -> Train[Any]:

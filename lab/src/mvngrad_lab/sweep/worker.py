@@ -168,33 +168,19 @@ def run_worker(
         lambda: Queue(address, name, say, patience), lambda text: say(address.hide_passwords(text)), patience
     )
     # Absolute: a run may change the working directory.
-    run, options = sweep.run, {"root": root.resolve(), "data": data, "device": device, "compile": compile}
-    if run is None:
-        from mvngrad_lab.training.train import train  # imports torch
-
-        run = train
+    options = {"root": root.resolve(), "data": data, "device": device, "compile": compile}
+    run = _get_run(sweep)
     claim: Claim | None = None
-    waited_for = ""
+    waits_for = ""
     try:
-        grid = queue.grid
-        if any(grid.get(stage) != keys for stage, keys in sweep.fixed_keys.items()):
-            queue.say(
-                f"warning: this code has another grid than the store; `mvngrad sweep init {name}` would change it"
-            )
-        for line in describe_code_differences(queue, me):
-            queue.say(f"warning: {line}; results of different code are not comparable")
+        _warn_of_differences(queue, sweep, me)
         while True:
             queue.requeue_silent()
             with defer_signals():
                 claim = queue.claim(me, last=raised)
             if claim is None:
-                if queue.requeue_ended():
-                    continue
-                left = [record for record in queue.records() if record.status in ("waiting", "running")]
-                if left:
-                    waited_for = _say_waiting(queue, left, waited_for)
-                    time.sleep(min(LONGEST_PAUSE, queue.heartbeat))
-                elif not add_missing(queue, sweep):
+                more, waits_for = _find_work(queue, sweep, waits_for)
+                if not more:
                     return counts
                 continue
             record = claim.record
@@ -213,6 +199,39 @@ def run_worker(
         raise
     finally:
         queue.close()
+
+
+def _get_run(sweep: Sweep) -> Callable[..., Any]:
+    """The sweep's function, by default the training."""
+    if sweep.run is not None:
+        return sweep.run
+    from mvngrad_lab.training.train import train  # imports torch
+
+    return train
+
+
+def _warn_of_differences(queue: Queue, sweep: Sweep, me: dict[str, str]) -> None:
+    """Say how the grid and the code of this worker differ from those of the store."""
+    grid = queue.grid
+    if any(grid.get(stage) != keys for stage, keys in sweep.fixed_keys.items()):
+        command = f"`mvngrad sweep init {queue.name}`"
+        queue.say(f"warning: this code has another grid than the store; {command} would change it")
+    for line in describe_code_differences(queue, me):
+        queue.say(f"warning: {line}; results of different code are not comparable")
+
+
+def _find_work(queue: Queue, sweep: Sweep, waits_for: str) -> tuple[bool, str]:
+    """Queue runs for a worker that has none, or else wait for other workers.
+
+    Returns whether there is more to do, and what the worker waits for; `waits_for` is what it waited for before.
+    """
+    if queue.requeue_ended():
+        return True, waits_for
+    if left := [record for record in queue.records() if record.status in ("waiting", "running")]:
+        waits_for = _say_waiting(queue, left, waits_for)
+        time.sleep(min(LONGEST_PAUSE, queue.heartbeat))
+        return True, waits_for
+    return bool(add_missing(queue, sweep)), waits_for
 
 
 def _say_waiting(queue: Queue, left: list[Record], before: str) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -55,11 +55,26 @@ class EvaluatedModel:
         return getattr(self._model, name)
 
 
+class EpochSteps(NamedTuple):
+    """The steps of an epoch, up to the one at which the run diverged."""
+
+    row: dict[str, Any]
+    """Number of the last step, number of the epoch, and mean loss of the finite steps."""
+    per_step: dict[str, Any]
+    """Losses, norms and the number of steps that were not finite, if the run records every step."""
+    nonfinite: list[int]
+    """Their indices in the epoch."""
+    nonfinite_in_a_row: int
+    """At the end of the epoch."""
+    diverged_at: int | None
+
+
 class Trainer:
     """Trains one run in one process. In parallel training every process has one, and all take the same steps."""
 
     def __init__(
         self,
+        *,
         recipe: TrainingRecipe,
         training_step: TrainingStep,
         folder: Path,
@@ -176,55 +191,70 @@ class Trainer:
         }
 
     def _train_epoch(self, epoch: int) -> int | None:
-        """Train the rest of an epoch; returns the step at which the run diverged, if it did."""
+        """Train the rest of an epoch, evaluate and record it; returns the step at which the run diverged, if it did."""
+        losses, norms, samples_per_second = self._take_steps(epoch)
+        steps = self._summarize_steps(epoch, losses, norms)
+        if steps.diverged_at is not None:
+            self.step = steps.diverged_at
+            if self.metrics is not None and steps.per_step:
+                self.metrics.add({**steps.row, "seconds": self.seconds, **steps.per_step})
+            return steps.diverged_at
+        if steps.nonfinite:
+            count = f"{len(steps.nonfinite)} of {self.steps_per_epoch}"
+            number = epoch * self.steps_per_epoch + steps.nonfinite[-1] + 1
+            self._send(f"skipped, for a loss or gradient norm that was not finite: {count} steps, the last {number}")
+        metrics, seconds = self._evaluate_and_record(epoch, steps)
+        counts = epoch + 1, self.recipe.epochs, self.step, self.steps
+        left = self._seconds_left()
+        event = EpochEnd(self.recipe.key, *counts, steps.row["loss"], samples_per_second, seconds, left, metrics)
+        self.on_event(event)
+        self.reported_at = time.perf_counter()
+        if self.observe is not None:
+            start = time.perf_counter()
+            self.observe(epoch + 1, self.training_step)
+            self.observer_seconds += time.perf_counter() - start
+        if self.step < self.steps:
+            self._between_steps()
+        return None
+
+    def _take_steps(self, epoch: int) -> tuple[list[float], list[float], float]:
+        """Take the rest of an epoch's steps; returns the losses and gradient norms of all, and samples per second."""
         training_step, start, first = self.training_step, time.perf_counter(), self.step
         for at in range(self.step - epoch * self.steps_per_epoch, self.steps_per_epoch):
             last = at + 1 == self.steps_per_epoch
             training_step.step(training_step.task.last_batch_size if last else 0)
             self.step += 1
-            if not last:  # a checkpoint after the last step also contains its metrics, below
+            if not last:  # a checkpoint after the last step also contains its metrics
                 self._between_steps()
         self.plan = self._plan_epoch(epoch + 1)  # while the device is still busy
         losses, norms = training_step.losses.tolist(), training_step.norms.tolist()
         samples = training_step.samples_per_epoch - (first - epoch * self.steps_per_epoch) * self.recipe.batch_size
-        samples_per_second = max(0, samples) / (time.perf_counter() - start)
+        return losses, norms, max(0, samples) / (time.perf_counter() - start)
+
+    def _summarize_steps(self, epoch: int, losses: list[float], norms: list[float]) -> EpochSteps:
         nonfinite = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
         diverged_at, in_a_row = self._count_nonfinite(epoch, nonfinite)
         if diverged_at is not None:  # what the device computed after it is not part of the run
-            self.step, end = diverged_at, diverged_at - epoch * self.steps_per_epoch
+            end = diverged_at - epoch * self.steps_per_epoch
             losses, norms, nonfinite = losses[:end], norms[:end], [at for at in nonfinite if at < end]
         finite = [loss for at, loss in enumerate(losses) if at not in nonfinite]
         loss = math.fsum(finite) / len(finite) if finite else None
-        row = {"step": self.step, "epoch": epoch + 1, "loss": loss}
+        row = {"step": self.step if diverged_at is None else diverged_at, "epoch": epoch + 1, "loss": loss}
         per_step: dict[str, Any] = {}
-        if training_step.guarded:
+        if self.training_step.guarded:
             per_step = {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(nonfinite)}
-        if diverged_at is not None:
-            if self.metrics is not None and per_step:
-                self.metrics.add({**row, "seconds": self.seconds, **per_step})
-            return diverged_at
-        if nonfinite:
-            count = f"{len(nonfinite)} of {self.steps_per_epoch}"
-            number = epoch * self.steps_per_epoch + nonfinite[-1] + 1
-            self._send(f"skipped, for a loss or gradient norm that was not finite: {count} steps, the last {number}")
+        return EpochSteps(row, per_step, nonfinite, in_a_row, diverged_at)
+
+    def _evaluate_and_record(self, epoch: int, steps: EpochSteps) -> tuple[dict[str, float | None], float]:
+        """Evaluate if it is due, and write the epoch's row; returns the metrics and the training time so far."""
         final, self.evaluation_pending = epoch + 1 == self.recipe.epochs, True
         metrics = self._evaluate(final) if final or (epoch + 1) % self.recipe.eval_every == 0 else {}
         self.final_metrics = metrics if final else None
         seconds = self.seconds
         if self.metrics is not None:
-            self.metrics.add({**row, **metrics, "seconds": seconds, **per_step})
-        self.nonfinite_in_a_row, self.evaluation_pending = in_a_row, False
-        counts = epoch + 1, self.recipe.epochs, self.step, self.steps
-        left = self._seconds_left()
-        self.on_event(EpochEnd(self.recipe.key, *counts, loss, samples_per_second, seconds, left, metrics))
-        self.reported_at = time.perf_counter()
-        if self.observe is not None:
-            start = time.perf_counter()
-            self.observe(epoch + 1, training_step)
-            self.observer_seconds += time.perf_counter() - start
-        if self.step < self.steps:
-            self._between_steps()
-        return None
+            self.metrics.add({**steps.row, **metrics, "seconds": seconds, **steps.per_step})
+        self.nonfinite_in_a_row, self.evaluation_pending = steps.nonfinite_in_a_row, False
+        return metrics, seconds
 
     def _count_nonfinite(self, epoch: int, nonfinite: list[int]) -> tuple[int | None, int]:
         """The step at which `nonfinite_limit` steps in a row were not finite, if any, and how many are so at the end of

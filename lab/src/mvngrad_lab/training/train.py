@@ -111,8 +111,9 @@ def train(
             on_event = lambda event: None  # noqa: E731
         distributed.barrier()
         trainer = Trainer(
-            recipe, training_step, folder.path, checkpoint_every, keep_last, on_event, observe, signals, check,
-            measured_on,
+            recipe=recipe, training_step=training_step, folder=folder.path, checkpoint_every=checkpoint_every,
+            keep_last=keep_last, on_event=on_event, observe=observe, signals=signals, check=check,
+            environment=measured_on,
         )  # fmt: skip
         result = {**trainer.train(), "setup_seconds": trainer.started - started}
         if first:
