@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mvngrad_lab.experiments import find_experiments
+from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.report.claims import NUMBERS, load_claims
 from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, find_latest, judge
 from mvngrad_lab.store import FinishedRun

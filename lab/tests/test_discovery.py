@@ -1,11 +1,14 @@
 """An experiment is added by adding a folder, also outside the package."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from mvngrad_lab.experiments import find_experiments, find_topics
+from mvngrad_lab import report
+from mvngrad_lab.discovery import find_experiments, find_topics
 
 FILES = {
     "__init__.py": """
@@ -94,6 +97,15 @@ def test_an_experiment_outside_the_package_runs_and_is_judged_and_drawn(tmp_path
     assert "5 heads of 10" in claim
     assert "Heads of a coin" in page
     assert page.index('id="coin-fair"') < page.index('id="spike-mvngrad"'), "order = 5 comes first"
+
+
+def test_the_report_imports_no_experiment_by_name():
+    """Experiments import the report; it finds them by `mvngrad_lab.discovery`."""
+    for path in sorted(Path(report.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else ""
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            assert not any(f"{module}.{name}".count("mvngrad_lab.experiments") for name in names), path
 
 
 def test_names_are_unique_and_short_experiments_come_first():

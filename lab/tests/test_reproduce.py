@@ -19,7 +19,7 @@ from rich.console import Console
 from mvngrad_lab import cli, experiments, store
 from mvngrad_lab.cli import progress
 from mvngrad_lab.cli.progress import Bars, TrainingBar
-from mvngrad_lab.experiments import find_experiments
+from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.experiments.spike import run as spike
 from mvngrad_lab.training import events
 

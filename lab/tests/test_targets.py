@@ -9,7 +9,7 @@ import torch
 import mvngrad
 from mvngrad.diagnostics import gap
 from mvngrad.rule import ADABELIEF
-from mvngrad_lab.experiments import find_experiments
+from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.experiments.mnist import curves as mnist_curves, digits as mnist, gap as mnist_gap
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, UNDECIDED, find_judges
 from mvngrad_lab.tasks.mnist.recipe import Mnist

@@ -21,8 +21,8 @@ from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs
 from mvngrad_lab.cli.sweep import Sweeps, hide_passwords
+from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
-from mvngrad_lab.experiments import find_experiments
 
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"

@@ -24,89 +24,24 @@ import os
 import pkgutil
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
+from mvngrad_lab.discovery import Experiment, OnEvent, RunModule, Tick, find_experiments
 from mvngrad_lab.errors import UserError
-from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import RunFolder, timestamp
 from mvngrad_lab.store.environment import LIBRARY, environment
 
+__all__ = ["Experiment", "OnEvent", "RunModule", "Tick", "find_experiments", "reproduce", "select_experiments"]
 __path__ = pkgutil.extend_path(__path__, __name__)
 
-Tick = Callable[[float], None]
-"""Called with the share of an experiment that is done."""
-OnEvent = Callable[[Any], Any]
-"""Called with each event of a training (mvngrad_lab.training.events)."""
 LAB = Path(__file__).parents[1]
 SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
 """Files of the lab that results of every experiment may depend on."""
 AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
 """Files of an experiment that no result depends on."""
-
-
-class RunModule(Protocol):
-    """What the run module of an experiment defines: the first two functions, or with `gpu` the third."""
-
-    __file__: str
-
-    def make_recipe(self, quick: bool, data: Path | None) -> Recipe:
-        """The settings of a run; `data` is the folder given on the command line, if any."""
-
-    def run(self, recipe: Any, data: Path | None, tick: Tick) -> dict[str, Any]:
-        """Run and return the result as plain JSON values."""
-
-    def train_all(self, root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-        """Train many networks, each stored as a run of its own."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Something that `mvngrad reproduce` can run."""
-
-    name: str
-    """On the command line; also the name of its runs and the `target` of its claims."""
-    summary: str
-    seconds: tuple[float, float]
-    """Expected duration in full, and with `quick`: on one core of the machine of `cli.progress.PROBE_SECONDS`, or on an
-    H200."""
-    module: str
-    """The full name of its run module."""
-    jobs: int = 1
-    """How many processes it can use, if there are as many cores."""
-    gpu: bool = False
-    """Needs a GPU, so it runs only if named on the command line."""
-
-    def load(self) -> RunModule:
-        return cast(RunModule, import_module(self.module))
-
-
-def find_topics() -> list[str]:
-    """The names of all folders, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-
-
-def find_experiments() -> dict[str, Experiment]:
-    """All experiments by name: those for a CPU first, the shortest first."""
-    topics = (import_module(f"{__name__}.{topic}") for topic in find_topics())
-    experiments = [experiment for topic in topics for experiment in getattr(topic, "EXPERIMENTS", ())]
-    experiments.sort(key=lambda each: (each.gpu, each.seconds[0], each.name))
-    return {experiment.name: experiment for experiment in experiments}
-
-
-def import_all(part: str) -> Iterator[ModuleType]:
-    """Import the module `part`, such as "judge", of every topic that has one."""
-    for topic in find_topics():
-        if find_spec(name := f"{__name__}.{topic}.{part}") is not None:
-            yield import_module(name)
-
-
-# Running them
 
 
 @dataclass(frozen=True)

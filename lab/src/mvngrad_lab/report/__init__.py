@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
 from mvngrad.diagnostics.records import read_records
 from mvngrad_lab import store
-from mvngrad_lab.experiments import find_experiments, import_all
+from mvngrad_lab.discovery import find_experiments, import_all
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mvngrad_lab import experiments
+from mvngrad_lab.discovery import EXPERIMENTS, find_topics
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -93,7 +93,7 @@ class Claim:
 @cache
 def load_claims() -> tuple[Claim, ...]:
     """All claims, sorted by the order of their groups."""
-    groups = sorted((group for topic in experiments.find_topics() for group in _read(topic)), key=_order)
+    groups = sorted((group for topic in find_topics() for group in _read(topic)), key=_order)
     claims = []
     for group in groups:
         shared = {name: value for name, value in group.items() if name not in ("name", "order", "claim")}
@@ -110,7 +110,7 @@ def find_values(claim: str) -> dict[str, float]:
 
 
 def _read(topic: str) -> list[dict[str, Any]]:
-    path = files(f"{experiments.__name__}.{topic}").joinpath("claims.toml")
+    path = files(f"{EXPERIMENTS}.{topic}").joinpath("claims.toml")
     return list(tomllib.loads(path.read_text(encoding="utf-8"))["group"]) if path.is_file() else []
 
 

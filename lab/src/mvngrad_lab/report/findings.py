@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import matplotlib
 
-from mvngrad_lab.experiments import import_all
+from mvngrad_lab.discovery import import_all
 from mvngrad_lab.report import Record
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mvngrad.diagnostics.diagnosis import Diagnosis, GroupDiagnosis
-from mvngrad_lab.experiments import import_all
+from mvngrad_lab.discovery import import_all
 from mvngrad_lab.report import Record, Summary, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mvngrad_lab.experiments import import_all
+from mvngrad_lab.discovery import import_all
 from mvngrad_lab.report import Record, Summary
 from mvngrad_lab.report.claims import Claim, load_claims
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mvngrad_lab.discovery import import_all
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.experiments import import_all
 from mvngrad_lab.sweep.grids import Sweep, load_sweep
 
 
