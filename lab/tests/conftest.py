@@ -59,6 +59,19 @@ def toy(tmp_path):
 
 
 @pytest.fixture
+def run(tmp_path):
+    """Train a tiny recipe in a store of its own."""
+    from tiny import TinyTask
+
+    from mvngrad_lab.training.train import train
+
+    def run(recipe, root="runs", **options):
+        return train(recipe, root=tmp_path / root, **{"task": TinyTask, **options})
+
+    return run
+
+
+@pytest.fixture
 def small_images(monkeypatch):
     """40 random images and a small network in place of CIFAR-100 and its ResNet."""
     import torch

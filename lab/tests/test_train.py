@@ -1,10 +1,8 @@
-"""The training loop: exact after any interruption, each metric once, one run for each recipe."""
+"""The training loop: what a run stores, what decides its numbers, how it ends, on a CPU and on a GPU."""
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import Tiny, TinyTask, exit_code, killed_after, rows, start_training, wait_for_checkpoint
+from tiny import Tiny, TinyTask, check_rows, each_device, folder, interrupt, read_checkpoint, rows
 
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab.experiments.cifar100.gap import measure_gap as variance_gap
@@ -21,38 +19,7 @@ from mvngrad_lab.store import read_rows
 from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import checkpoint, loop, step
 from mvngrad_lab.training.events import EpochEnd, Message, StepProgress
-from mvngrad_lab.training.train import Interrupted, make_monitor_observer, train
-
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-each_device = pytest.mark.parametrize("device", DEVICES)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Train a tiny recipe in a store of its own."""
-
-    def run(recipe, root="runs", **options):
-        return train(recipe, root=tmp_path / root, **{"task": TinyTask, **options})
-
-    return run
-
-
-def folder(tmp_path, recipe, root="runs"):
-    return tmp_path / root / recipe.key
-
-
-def read_checkpoint(checkpoints):
-    """The content of the newest checkpoint."""
-    return torch.load(checkpoint.find_newest(checkpoints), weights_only=True)
-
-
-def check_rows(tmp_path, recipe, root, other="runs"):
-    """Check that two runs have the same metrics; returns them."""
-    table = rows(folder(tmp_path, recipe, root))
-    assert table == rows(folder(tmp_path, recipe, other))
-    return table
+from mvngrad_lab.training.train import Interrupted, make_monitor_observer
 
 
 def test_a_run_stores_recipe_metrics_result_and_weights(run, tmp_path):
@@ -192,100 +159,6 @@ def test_every_epoch_sees_every_image_once_in_another_order(run):
     assert epochs[0] != epochs[1]
 
 
-# Interruptions
-
-
-@each_device
-def test_a_run_killed_at_any_step_ends_with_the_same_weights(run, tmp_path, device):
-    recipe, log, events = Tiny(deterministic=True), tmp_path / "log", []
-    options = {"root": tmp_path / "killed", "device": device, "task": TinyTask, "checkpoint_every": 0}
-    for steps in (3, 14):  # within an epoch, and at the end of one
-        process = start_training(log, recipe, hold=steps, **options)
-        wait_for_checkpoint(process.is_alive, log, folder(tmp_path, recipe, "killed") / "checkpoints", steps)
-        process.kill()
-        assert exit_code(process, log) == -signal.SIGKILL
-    results = [run(recipe, root, device=device, on_event=events.append).result for root in ("killed", "whole")]
-    assert events[0].text.startswith("resumes after step")
-    for name in ("weights", "train_accuracy"):
-        assert results[0][name] == results[1][name]
-    assert [row["step"] for row in check_rows(tmp_path, recipe, "killed", "whole")] == [7, 14, 21]
-
-
-def test_a_run_resumed_by_other_code_keeps_the_environment_of_every_part(run, monkeypatch):
-    recipe, events, threads = Tiny(), [], torch.get_num_threads()
-    for commit, steps in (("first", 3), ("second", 5), ("second", 9)):
-        monkeypatch.setenv("MVNGRAD_COMMIT", commit)
-        with killed_after(steps):
-            run(recipe, checkpoint_every=0)
-    monkeypatch.setenv("MVNGRAD_COMMIT", "third")
-    done = run(recipe, on_event=events.append)
-    assert events[0].text == "resumes after step 9 of 21; commit was second, is third"
-    assert done.environment["commit"] == "third"
-    parts = done.result["environments"]
-    assert [(part["from_step"], part["commit"]) for part in parts] == [(0, "first"), (3, "second"), (9, "third")]
-    assert all(part["torch"] == torch.__version__ and part["threads"] == threads for part in parts)
-    assert "environments" not in run(recipe, "whole").result
-
-
-def test_a_run_resumed_on_other_data_says_so(run, monkeypatch):
-    recipe, events = Tiny(), []
-    with killed_after(3):
-        run(recipe, checkpoint_every=0)
-    monkeypatch.setattr(TinyTask, "source", "other images")
-    done = run(recipe, on_event=events.append)
-    assert events[0].text == "resumes after step 3 of 21; data was random images, is other images"
-    assert [part["data"] for part in done.result["environments"]] == ["random images", "other images"]
-
-
-def test_a_missing_row_of_metrics_is_reported_on_resume_and_in_the_result(run, tmp_path):
-    recipe, events = Tiny(), []
-    with killed_after(15):
-        run(recipe, checkpoint_every=0)
-    path = folder(tmp_path, recipe) / "metrics.jsonl"
-    path.write_text(path.read_text().partition("\n")[2])
-    result = run(recipe, on_event=events.append).result
-    assert events[1].text == "metrics.jsonl lacks 1 of 2 rows, so the result lacks them too"
-    assert result["missing_rows"] == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, number):
-    recipe, log, events = Tiny(), tmp_path / "log", []
-    at = folder(tmp_path, recipe) / "checkpoints"
-    process = start_training(log, recipe, hold=2, root=tmp_path / "runs", task=TinyTask, checkpoint_every=0)
-    wait_for_checkpoint(process.is_alive, log, at, 2)
-    os.kill(process.pid, number)
-    (tmp_path / "go").touch()
-    assert exit_code(process, log) == 128 + number
-    stopped = read_checkpoint(at)["step"]
-    assert f"stopped by {number.name} after step {stopped}; start it again" in log.read_text()
-    run(recipe, on_event=events.append)
-    assert events[0].text == f"resumes after step {stopped} of 21"
-
-
-@pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, epoch):
-    """Also within the last one, which does not run twice."""
-
-    class Signalled(TinyTask):
-        evaluations = 0
-
-        def evaluate(self, model, final):
-            self.evaluations += 1
-            if self.evaluations == epoch:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().evaluate(model, final)
-
-    whole = run(Tiny(), "whole")
-    with pytest.raises(Interrupted, match=rf"after step {7 * epoch};"):
-        run(Tiny(), task=Signalled)
-    assert [row["step"] for row in rows(folder(tmp_path, Tiny()))] == [7, 14, 21][: epoch - 1]
-    resumed = run(Tiny()).result
-    for name in ("weights", "test_loss", "train_accuracy"):
-        assert resumed[name] == whole.result[name]
-    check_rows(tmp_path, Tiny(), "whole")
-
-
 def test_the_last_evaluation_runs_once(run):
     finals = []
 
@@ -305,86 +178,6 @@ def test_progress_is_reported_within_long_epochs(run, monkeypatch):
     reports = [event for event in events if isinstance(event, StepProgress)]
     assert [(report.step, report.steps) for report in reports] == [(step, 7) for step in range(1, 7)]
     assert all(report.seconds_left > 0 for report in reports)
-
-
-def interrupt(after):
-    """An `on_event` that sends this process a signal at the end of an epoch."""
-
-    def on_event(event):
-        if isinstance(event, EpochEnd) and event.epoch == after:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return on_event
-
-
-def test_a_signal_at_the_end_of_an_epoch_loses_no_row_and_repeats_none(run, tmp_path):
-    whole = run(Tiny(), "whole")
-    before = signal.getsignal(signal.SIGTERM)
-    for epoch in (1, 2):
-        with pytest.raises(Interrupted, match=rf"after step {7 * epoch};") as stopped:
-            run(Tiny(), on_event=interrupt(epoch))
-        assert stopped.value.step == 7 * epoch
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert run(Tiny()).result["weights"] == whole.result["weights"]
-    check_rows(tmp_path, Tiny(), "whole")
-
-
-def test_the_seconds_of_a_run_include_all_processes(run, tmp_path):
-    with pytest.raises(Interrupted):
-        run(Tiny(), on_event=interrupt(1))
-    at = folder(tmp_path, Tiny()) / "checkpoints"
-    saved = read_checkpoint(at)
-    step, state = saved.pop("step"), saved.pop("state")
-    checkpoint.save(at, step, {**saved, "seconds": 1000.0}, state, keep=1)
-    assert run(Tiny()).result["seconds"] > 1000
-
-
-@pytest.mark.parametrize("state_dtype", ["float32", "bf16", "int8"])
-def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(run, tmp_path, state_dtype):
-    recipe = Tiny(state_dtype=state_dtype, seed=5)
-    whole = run(recipe, "whole")
-    with pytest.raises(Interrupted):
-        run(recipe, on_event=interrupt(2), checkpoint_every=0)
-    at = folder(tmp_path, recipe)
-    newest = checkpoint.list_checkpoints(at / "checkpoints")[0]
-    newest.write_bytes(newest.read_bytes()[:-10])
-    with (at / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 14, "epo')  # the process was killed while it wrote
-    events = []
-    again = run(recipe, on_event=events.append)
-    assert [type(event) for event in events[:2]] == [Message, Message]
-    assert newest.name in events[0].text
-    assert events[1].text == "resumes after step 13 of 21"
-    assert again.result["weights"] == whole.result["weights"]
-    check_rows(tmp_path, recipe, "whole")
-
-
-def test_a_run_that_lacks_only_its_result_is_completed(run, tmp_path):
-    whole = run(Tiny())
-    (folder(tmp_path, Tiny()) / "result.json").unlink()
-    again = run(Tiny())
-    assert again.result["weights"] == whole.result["weights"]
-    assert again.result["train_accuracy"] == whole.result["train_accuracy"]
-
-
-def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
-    run(Tiny(), "other")
-    step.clear_cache()
-    wrong = read_checkpoint(folder(tmp_path, Tiny(), "other") / "checkpoints")["state"] | {
-        "model.0.weight": torch.zeros(3)
-    }
-    checkpoint.save(folder(tmp_path, Tiny()) / "checkpoints", 1, {"seconds": 0.0}, wrong, keep=1)
-    with pytest.raises(ValueError, match=r"model.0.weight does not fit\); delete .* to train it again"):
-        run(Tiny())
-
-
-def test_checkpoints_come_at_their_interval(run, tmp_path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(checkpoint, "save", lambda folder, step, *rest: saved.append(step))
-    run(Tiny(), checkpoint_every=1e9)
-    assert saved == [21]
-    run(Tiny(seed=1), checkpoint_every=0)
-    assert saved[1:] == list(range(1, 22))
 
 
 def test_a_finished_run_may_keep_no_checkpoint(run, tmp_path):

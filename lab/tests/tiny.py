@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -16,9 +17,13 @@ from torch.nn.functional import cross_entropy
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import checkpoint
+from mvngrad_lab.training.events import EpochEnd
 from mvngrad_lab.training.task import Task, make_generators
 from mvngrad_lab.training.train import Interrupted, train
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before any test's first product on a GPU
+
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 PATIENCE = 1200
 """Seconds after which a process that did not end is thought to hang, however slow the machine is."""
 SERVER = multiprocessing.get_context("forkserver")
@@ -155,6 +160,32 @@ def wait_for_checkpoint(is_alive, log, checkpoints, steps):
         assert is_alive(), log.read_text()
         time.sleep(0.01)
     raise AssertionError(f"no checkpoint of step {steps} in {PATIENCE} s")
+
+
+def interrupt(after):
+    """An `on_event` that sends this process a signal at the end of an epoch."""
+
+    def on_event(event):
+        if isinstance(event, EpochEnd) and event.epoch == after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_event
+
+
+def folder(tmp_path, recipe, root="runs"):
+    return tmp_path / root / recipe.key
+
+
+def read_checkpoint(checkpoints):
+    """The content of the newest checkpoint."""
+    return torch.load(checkpoint.find_newest(checkpoints), weights_only=True)
+
+
+def check_rows(tmp_path, recipe, root, other="runs"):
+    """Check that two runs have the same metrics; returns them."""
+    table = rows(folder(tmp_path, recipe, root))
+    assert table == rows(folder(tmp_path, recipe, other))
+    return table
 
 
 def rows(folder):

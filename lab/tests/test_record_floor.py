@@ -1,0 +1,274 @@
+"""Numbers about the floor in the docs that are written by hand are those of the stored runs."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import product
+from statistics import fmean
+
+import pytest
+from pages import ROOT, read
+from scipy import stats
+
+from mvngrad.diagnostics import read_records
+from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
+from mvngrad_lab.experiments.floor.judge import compute_effects
+from mvngrad_lab.experiments.floor.records import read_accuracies
+from mvngrad_lab.report import load_records
+from mvngrad_lab.report.statistics import estimate_contrast
+from mvngrad_lab.report.verdicts import find_judges
+
+
+def test_the_start_of_a_training_with_a_floor():
+    log, start = read("log.md"), json.loads((ROOT / "results" / "cifar100-start.json").read_text())
+    losses = {name: [f"{row['loss']:.2f}" for row in start[name]["rows"]] for name in ("MVN-Grad", "SGD")}
+    assert "are {} and {} with MVN-Grad, {} and {} with SGD".format(*losses["MVN-Grad"][:2], *losses["SGD"]) in log
+    records = read_records(ROOT / "results" / "cifar100-start-monitor.jsonl")
+    assert [f"{record['groups'][0]['epsilon_floor']:.0%}" for record in records] == ["99%"] * 3
+    assert [record["step"] for record in records] == [8, 16, 24]
+
+
+def test_the_floor_runs_at_200_epochs():
+    """If this fails after new runs: the log's table of them, and what the settings page says."""
+    tables = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    arms, log, settings = tables["floor-table"]["arms"], read("log.md"), read("how-to/settings.md")
+    rows = json.loads((ROOT / "results" / "floor-table.json").read_text())["runs"]
+    assert f"At 200 epochs {len(rows)} of 27 runs are done" in log
+    assert f"`results/floor-table.json`, {len(rows)} of 27 runs" in settings
+    cells = ("adam", "laprop", "adabelief", "mvngrad")
+    for seed, kind in product(sorted({seed for of in arms.values() for seed in of}), ("floor", "none")):
+        names = [*(f"{cell}-{kind}" for cell in cells), *(["sgd"] if kind == "floor" else [])]
+        values = [f"{arms[name][seed]:.2f}" if seed in arms[name] else "to come" for name in names]
+        title = "floor of 1e-3" if kind == "floor" else "no floor"
+        assert f"| {title}, seed {seed} | {' | '.join(values)} |" in log
+    for kind, title in (("floor", "floor of 1e-3"), ("none", "no floor")):
+        means = " | ".join(f"{fmean(arms[f'{cell}-{kind}'].values()):.2f}" for cell in cells)
+        assert f"| {title} | {means} |" in settings
+    assert f"three seeds: {fmean(arms['sgd'].values()):.2f}" in settings
+    for name, effect in compute_effects(tables["floor-table"]).items():
+        low, high = effect.interval()
+        assert f"| {name} | {effect.estimate:+.2f} | {low:+.2f} to {high:+.2f} |" in log
+    gains = [fmean(arms[f"{cell}-floor"].values()) - fmean(arms[f"{cell}-none"].values()) for cell in cells]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for page in (settings, readme):
+        assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
+    reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in cells]
+    sgd = f"{fmean(arms['sgd'].values()):.2f}"
+    assert (
+        "Adam reaches {}, LaProp {}, AdaBelief {}, MVN-Grad {}; SGD with momentum has {}".format(*reached, sgd)
+        in readme
+    )
+    for metric, where in (("train_accuracy_mixed", "of the last epoch is"), ("train_accuracy", "on clean images")):
+        found = [row["metrics"][metric] for row in rows]
+        assert f"{where} {min(found):.1f}% to {max(found):.1f}%" in log
+    seconds = sorted(round(row["metrics"]["seconds"]) for row in rows)
+    assert f"{seconds[0]} to {seconds[-3]} s, two {seconds[-2]} and {seconds[-1]} s" in log
+    dial = tables["floor-mnist"]["cells"]
+    for floors, where in ((("0",), "without a floor"), (("0.01", "0.1"), "at floors of 1e-2 and 1e-1")):
+        best = [dial[cell][floor]["best"] for cell, floor in product(cells, floors)]
+        assert f"{min(best):.1f}% to {max(best):.1f}% {where}" in settings
+    assert f"{dial['sgd']['1']['best']:.1f}% with SGD" in settings
+
+
+def read_grid(queue):
+    """Test accuracy in a grid of weight decay, by optimizer, coefficient and rate."""
+    rows = json.loads((ROOT / "results" / f"floor-{queue}-grid.json").read_text())["runs"]
+    keys = ("optimizer", "weight_decay", "lr")
+    return {tuple(row["settings"][key] for key in keys): row["metrics"]["test_accuracy"] for row in rows}
+
+
+def make_grid_rows(queue, optimizers, coefficients):
+    """The rows of the log's table of a grid, a coefficient each."""
+    accuracies = read_grid(queue)
+    for coefficient in coefficients:
+        cells = (
+            " / ".join(f"{accuracies[optimizer, coefficient, lr]:.2f}" for optimizer in optimizers)
+            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
+        )
+        title = f"{coefficient:.0e}".replace("e-0", "e-") if coefficient < 1e-2 else f"{coefficient:g}"
+        yield f"| {title} | {' | '.join(cells)} |"
+
+
+def test_the_floor_runs_with_decoupled_decay_and_without_decay():
+    """If this fails after new runs: the log's entry about weight decay, and what the settings page and README say."""
+    records = load_records(ROOT / "results", warn=pytest.fail)
+    result = next(each.result for each in records if each.name == "floor-decay")
+    log, settings, readme = read("log.md"), read("how-to/settings.md"), (ROOT / "README.md").read_text()
+    names = {"adam": "Adam", "mvngrad": "MVN-Grad"}
+    titles = {"w-none": "{}W, no floor", "-none": "{}, coupled decay, no floor", "-floor": "{}, coupled decay, floor"}
+    for (arm, title), (cell, name) in product(titles.items(), names.items()):
+        values = list(result["arms"][f"{cell}{arm}"].values())[:3]
+        row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
+        assert f"| {title.format(name)} | {row} |" in log
+    verdict = find_judges()["floor-decay-decoupled"](result)
+    share = re.search(r"\d+%", verdict.note)[0]
+    assert all(f"{share} of the gap" in " ".join(page.split()) for page in (log, settings, readme, read("index.md")))
+    (whole, whole_range), (left, left_range) = (
+        (f"{row.value:.2f}", "{:.2f} to {:.2f}".format(*row.interval)) for row in verdict.strip.rows
+    )
+    assert f"gain {whole} points by the floor (95%: {whole_range}); {left} points ({left_range}) stay open" in log
+    for cell, name in names.items():
+        floor, none = (result["no_decay"][f"{cell}-{kind}"]["best"] for kind in ("floor", "none"))
+        decayed = [result["with_decay"][f"{cell}-{kind}"]["best"] for kind in ("floor", "none")]
+        row = f"{floor:.2f} | {none:.2f} | {floor - none:+.2f} | {decayed[0] - decayed[1]:+.2f}"
+        assert f"| {name} | {row} |" in log
+        assert f"{none - floor:.1f}" in settings
+    for row in make_grid_rows("decoupled", ("adamw", "mvngradw"), (0.05, 0.2, 1.0, 5.0)):
+        assert row in log.replace("**", "")
+    for (cell, name), floor in product(names.items(), ("none", "floor")):
+        rows = [read_decays(cell, floor)[lr] for lr in (1e-4, 1e-3, 4e-3, 1e-2)]
+        added = " | ".join(f"{decayed - plain:+.2f}" for plain, decayed in rows)
+        assert f"| {name}, {'floor' if floor == 'floor' else 'no floor'} | {added} |" in log
+
+
+def test_the_floor_runs_with_a_tuned_coupled_coefficient():
+    """If this fails after new runs: the log's fourth part about the floor, and what settings page and README say."""
+    records = load_records(ROOT / "results", warn=pytest.fail)
+    result = next(each.result for each in records if each.name == "floor-decay")
+    log, settings = read("log.md"), read("how-to/settings.md")
+    arms = {name: list(values.values())[:3] for name, values in result["arms"].items() if values}
+    tuned, coupled, floor = ((f"adam-{kind}", f"mvngrad-{kind}") for kind in ("tuned", "none", "floor"))
+    for name, cell in (("Adam", tuned[0]), ("MVN-Grad", tuned[1])):
+        row = " | ".join(f"{value:.2f}" for value in (*arms[cell], fmean(arms[cell])))
+        assert f"| {name}, tuned coupled decay, no floor | {row} |" in log
+    assert "they reach {:.2f} and {:.2f} (three seeds)".format(*(fmean(arms[arm]) for arm in tuned)) in settings
+
+    def compare(better, worse):
+        values = {arm: arms[arm] for arm in (*better, *worse)}
+        effect = estimate_contrast(values, dict(zip(values, (0.5, 0.5, -0.5, -0.5), strict=True)))
+        return effect.estimate, "{:.2f} to {:.2f}".format(*effect.interval())
+
+    (added, interval), (left, left_interval) = compare(tuned, coupled), compare(floor, tuned)
+    share = f"{added / compare(floor, coupled)[0]:.0%}"
+    assert f"adds {added:.2f} points (95%: {interval}), {share} of the gap" in log.replace("**", "")
+    assert f"they are {left:.2f} points ({left_interval}) above tuned coupled decay" in log
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for page in (settings, readme, read("index.md")):
+        assert share in page
+    verdict = find_judges()["floor-decay-strength"](result)
+    (row,) = verdict.strip.rows
+    p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
+    interval = "{:.2f} to {:.2f}".format(*row.interval)
+    assert f"better by {row.value:.2f} points ({interval}), p = {p}, `floor-decay-strength`: {verdict.status}" in (
+        log.replace("**", "")
+    )
+    assert f"by {row.value:.2f} points (95%: {interval})" in settings
+    four = {arm: arms[arm] for arm in ("adamw-none", "mvngradw-none", *tuned)}
+    for name, cell in (("Adam", "adam"), ("MVN-Grad", "mvngrad")):
+        effect = estimate_contrast(four, {f"{cell}w-none": 1, f"{cell}-tuned": -1})
+        of_cell = f"{effect.estimate:.2f} for {name} ({effect.interval()[0]:.2f} to {effect.interval()[1]:.2f})"
+        assert all(of_cell in page for page in (log, settings))
+    for row in make_grid_rows("coupled", ("adam", "mvngrad"), (2e-5, 6e-5, 2e-4)):
+        assert row in log.replace("**", "")
+
+
+def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
+    """If this fails after new runs: the log's fifth part about the floor, and what the settings page says."""
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    part, log, settings = records["floor-dial"]["images"], read("log.md"), read("how-to/settings.md")
+    cells = {
+        name: {**part["cells"][name], **part["cells"]["sgd"]} for name in ("adam", "laprop", "adabelief", "mvngrad")
+    }
+    assert all(row["done"] == row["of"] for rows in cells.values() for row in rows.values())
+    titles = {
+        "0": "none", "1e-05": "1e-5", "0.0001": "1e-4", "0.001": "1e-3", "0.01": "1e-2", "1": "1, which is SGD",
+    }  # fmt: skip
+    for floor, title in titles.items():
+        found = [cells[cell][floor] for cell in cells]
+        rates = [f"{row['lr']:.0e}".replace("e-0", "e-") if row["lr"] < 1 else f"{row['lr']:g}" for row in found]
+        values = " | ".join(f"{row['best']:.2f} ({rate})" for row, rate in zip(found, rates, strict=True))
+        assert f"| {title} | {values} |" in log
+    by_floor = {floor: [cells[cell][floor]["best"] for cell in cells] for floor in titles}
+    assert all(rows["0.001"]["best"] == max(row["best"] for row in rows.values()) for rows in cells.values())
+    ranges = [f"{min(by_floor[floor]):.1f}% to {max(by_floor[floor]):.1f}%" for floor in ("0.001", "0")]
+    sgd = part["cells"]["sgd"]["1"]["best"]
+    assert "{}, against {} without a floor and {:.1f}% with SGD".format(*ranges, sgd) in settings
+    assert f"{part['gradient_rms']:.1e}".replace("e-0", "e-") in log
+    times = f"{1e-3 / part['gradient_rms']:.1f} times the root mean square of the gradient"
+    assert times in log
+    assert times in settings
+    verdict = find_judges()["floor-dial-images"](records["floor-dial"])
+    gains = ", ".join(f"{row.label} {row.value:.2f}" for row in verdict.strip.rows)
+    assert f"(`floor-dial-images`: {verdict.status}): {gains}." in log.replace("**", "")
+    gains = [f"{abs(round(rows['0.0001']['best'] - rows['0']['best'], 1)):.1f}" for rows in cells.values()]
+    assert gains[0] == gains[1]
+    gained = f"(`eps`) gain {gains[0]} points, AdaBelief and MVN-Grad (`eps_s`) {gains[2]} and {gains[3]}"
+    assert gained in settings
+    apart = [rows["0.001"]["best"] - rows["0.01"]["best"] for rows in cells.values()]
+    assert f"differ by {min(apart):.2f} to {max(apart):.2f} points" in log
+
+    for row in make_grid_rows("decoupled-floor", ("adamw", "mvngradw"), (0.05, 0.2, 0.5, 1.0)):
+        assert row in log.replace("**", "")
+    best = [
+        max(accuracy for (name, *_), accuracy in read_grid(queue).items() if name == optimizer)
+        for queue, optimizer in product(("decoupled-floor", "decoupled"), ("adamw", "mvngradw"))
+    ]
+    assert "Best {:.2f} and {:.2f}; without a floor {:.2f} and {:.2f}".format(*best) in log
+    more = f"AdamW {best[0] - best[2]:+.2f} points, MVN-GradW {best[1] - best[3]:+.2f}"
+    assert more in settings
+
+
+def test_decoupled_decay_with_a_floor_at_200_epochs():
+    """If this fails after new runs: the log's sixth part about the floor, the settings page, index and README."""
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    result, log, settings = records["floor-decay"], read("log.md").replace("**", ""), read("how-to/settings.md")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    arms = {
+        f"{cell}-{kind}": list(result["arms"][f"{cell}-{kind}"].values())
+        for cell, kind in product(("adamw", "mvngradw"), ("floor", "none"))
+    }
+    for (cell, name), (kind, title) in product(
+        (("adamw", "AdamW"), ("mvngradw", "MVN-GradW")), (("floor", "floor"), ("none", "no floor"))
+    ):
+        values = arms[f"{cell}-{kind}"]
+        row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
+        assert f"| {name}, {title} | {row} |" in log
+    means = fmean(arms["adamw-floor"]), fmean(arms["mvngradw-floor"])
+    assert f"AdamW reaches {means[0]:.2f} (`lr=1e-2, betas" in settings
+    assert f"MVN-GradW {means[1]:.2f} (`lr=4e-3, betas" in settings
+    assert f"reached as much ({means[0]:.2f} and {means[1]:.2f})" in settings
+
+    verdict = find_judges()["floor-decay-floor"](result)
+    (row,) = verdict.strip.rows
+    gain, interval = f"{row.value:.2f} points", "{:.2f} to {:.2f}".format(*row.interval)
+    p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
+    assert f"adds {gain} (95%: {interval}; p = {p}; `floor-decay-floor`: {verdict.status})" in log
+    assert f"on average {gain} more than without (95%: {interval};" in settings
+    assert f"[still adds {row.value:.1f} points]" in readme
+    assert f"a floor still adds [{row.value:.1f} points]" in read("index.md")
+    effects = {
+        name: estimate_contrast(arms, {f"{name.replace('-', '').lower()}-{kind}": sign for kind, sign in SIGNS.items()})
+        for name in ("AdamW", "MVN-GradW")
+    }
+    for name, effect in effects.items():
+        low, high = effect.interval()
+        assert f"{effect.estimate:.2f} for {name} ({low:.2f} to {high:.2f})" in log
+    adamw, mvngradw = (effect.estimate for effect in effects.values())
+    assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
+    assert f", {adamw:.1f} for AdamW and {mvngradw:.1f} for MVN-GradW." in readme
+    by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
+    p = stats.ttest_1samp(by_seed, 0, alternative="greater").pvalue
+    sentence = "By seed it is {:+.2f}, {:+.2f} and {:+.2f}; a t-test on these three means alone has p = {:.3f}"
+    assert sentence.format(*by_seed, p) in log
+
+
+SIGNS = {"floor": 1.0, "none": -1.0}
+
+
+def test_beta_mean_on_cifar100():
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    pairs = [pair for kind, pair in records["floor-beta-mean"]["pairs"].items() if kind != "language"]
+    best = [pair[which]["best"] for which in ("changed", "default") for pair in pairs]
+    sentence = "{:.2f} with a floor and {:.2f} without, where the paper's faster mean has {:.2f} and {:.2f}"
+    assert sentence.format(*best) in read("log.md")
+
+
+def read_decays(cell, floor):
+    """Test accuracy at 30 epochs without decay and with coupled decay of 5e-4, by rate, at the betas of the arm."""
+    accuracies = read_accuracies(ROOT / "results")
+    arm = select_arms(accuracies)[f"{cell}-{floor}"]
+    recipes = {lr: replace(arm, lr=lr) for lr in RATES_OF_GRID}
+    return {
+        lr: [accuracies[replace(recipe, weight_decay=decay).key] for decay in (0.0, 5e-4)]
+        for lr, recipe in recipes.items()
+    }
