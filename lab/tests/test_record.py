@@ -28,6 +28,13 @@ def test_the_numbers_of_mnist():
     counted = ", ".join(f"{cell} {mean(spikes[cell], 1)}" for cell in ("Adam", "AdaBelief", "LaProp", "MVN-Grad"))
     log = read("log.md")
     assert counted in log
+    final = {cell: row["final_loss"] for cell, row in curves["panels"]["batch 128"]["cells"].items()}
+    assert min(final["Adam"]) >= 2e15
+    low, high = (each([*final["LaProp"], *final["MVN-Grad"]]) for each in (min, max))
+    assert (
+        f"AdaBelief fails ({min(final['AdaBelief']):.2f} to {max(final['AdaBelief']):.2f}); LaProp and MVN-Grad" in log
+    )
+    assert f"reach {low:.2f} to {high:.2f}" in log
     assert counted in read("how-to/settings.md")
     p = fewer(spikes["MVN-Grad"], spikes["LaProp"])
     total = f"{sum(spikes['MVN-Grad'])} spike in total against {sum(spikes['LaProp'])} (p = {p:.2f}, exact"
@@ -132,6 +139,19 @@ def test_bad_batches_on_mnist():
         (_, steps), (_, lost) = found[regime, "recovery"], found[regime, "damage"]
         assert f"| {betas} | steps to recovery | {' | '.join(f'{steps[name]:.0f}' for name in names)} |" in log
         assert f"| | final test loss lost | {' | '.join(f'{lost[name]:.3f}' for name in names)} |" in log
+        rows = [row for row in result["regimes"][regime]["rows"] if row["protection"] == "no clipping"]
+        for measure, head, digits in (
+            ("recovery", f"{betas}, 1x only | steps to recovery", 0),
+            ("damage", "| final test loss lost", 3),
+        ):
+            by_cell = {
+                cell: [
+                    fmean(row[measure] for row in rows if (row["cell"], row["rate"], row["seed"]) == (cell, "1x", seed))
+                    for seed in result["seeds"]
+                ]
+                for cell in ("adam", "laprop", "adabelief", "mvngrad")
+            }
+            assert f"| {head} | {' | '.join(f'{median(each):.{digits}f}' for each in by_cell.values())} |" in log
     first, last = (
         " and ".join(f"{found['short', 'recovery'][1][name]:.0f}" for name in pair)
         for pair in (("Adam", "AdaBelief"), ("LaProp", "MVN-Grad"))

@@ -52,6 +52,10 @@ def test_the_floor_runs_at_200_epochs():
     readme = " ".join((ROOT / "README.md").read_text().split())
     for page in (settings, readme):
         assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
+    variance, order = (compute_effects(tables["floor-table"])[name] for name in ("variance", "momentum last"))
+    texts = ["{:.2f} to {:.2f}".format(*effect.interval()) for effect in (variance, order)]
+    assert f"The variance adds {variance.estimate:.2f} points (95%: {texts[0]})" in readme
+    assert f"and momentum last {order.estimate:.2f} ({texts[1]})" in readme
     reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in cells]
     sgd = f"{fmean(arms['sgd'].values()):.2f}"
     assert (
@@ -245,7 +249,7 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
         assert f"{effect.estimate:.2f} for {name} ({low:.2f} to {high:.2f})" in log
     adamw, mvngradw = (effect.estimate for effect in effects.values())
     assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
-    assert f", {adamw:.1f} for AdamW and {mvngradw:.1f} for MVN-GradW." in readme
+    assert f", {adamw:.1f} for AdamW (not shown) and {mvngradw:.1f} for MVN-GradW." in readme
     by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
     p = stats.ttest_1samp(by_seed, 0, alternative="greater").pvalue
     sentence = "By seed it is {:+.2f}, {:+.2f} and {:+.2f}; a t-test on these three means alone has p = {:.3f}"
@@ -255,12 +259,14 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
 SIGNS = {"floor": 1.0, "none": -1.0}
 
 
-def test_beta_mean_on_cifar100():
+def test_beta_mean():
     records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
     pairs = [pair for kind, pair in records["floor-beta-mean"]["pairs"].items() if kind != "language"]
     best = [pair[which]["best"] for which in ("changed", "default") for pair in pairs]
     sentence = "{:.2f} with a floor and {:.2f} without, where the paper's faster mean has {:.2f} and {:.2f}"
     assert sentence.format(*best) in read("log.md")
+    language = [best["best"] for best in records["floor-beta-mean"]["pairs"]["language"].values()]
+    assert "best of three rates: {:.3f} and {:.3f}".format(*language) in read("log.md")
 
 
 def read_decays(cell, floor):

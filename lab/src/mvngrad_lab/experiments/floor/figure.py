@@ -264,11 +264,10 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     if "selected" not in result:
         words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
-    statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
     shares = get_shares_closed(verdicts["floor-decay-decoupled"], verdicts["floor-decay-strength"])
     decoupled = verdicts["floor-decay-floor"]
     gain = decoupled.strip.rows[0].value if decoupled.strip and decoupled.status == REPRODUCED else None
-    lead, *others = _describe_effects(statuses, shares, gain)
+    lead, *others = _describe_effects(verdicts, shares, gain)
     return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
 
 
@@ -296,16 +295,17 @@ def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
     return [1 - each / gap for each in left] if still_open < gap / 2 else []
 
 
-def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float], gain: float | None) -> list[str]:
+def _describe_effects(verdicts: Mapping[str, Verdict], shares_closed: Sequence[float], gain: float | None) -> list[str]:
     """What the rules about the floor, the variance, the order and decay say, and no more, as sentences.
 
     `gain` is what a floor adds with decoupled decay, if that is shown.
     """
+    statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
     if statuses["floor-main"] == NOT_REPRODUCED:
         return ["An epsilon floor is worth **less than 1 point**"]
     if statuses["floor-main"] != REPRODUCED:
         return ["It is **undecided** whether an epsilon floor is worth more than 1 point"]
-    equal = {"the variance": "floor-variance-equal", "the order of momentum": "floor-order-equal"}
+    equal = {"the variance": "floor-variance-equal", "momentum last": "floor-order-equal"}
     different, undecided = (
         [name for name, claim in equal.items() if statuses[claim] == status] for status in (NOT_REPRODUCED, UNDECIDED)
     )
@@ -320,8 +320,18 @@ def _describe_effects(statuses: Mapping[str, str], shares_closed: Sequence[float
     elif not different + undecided:
         parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
-    parts += [f"whether {' or '.join(undecided)} matters is undecided"] * bool(undecided)
+    if undecided:
+        effects = (f"{name} adds {_describe_estimate(verdicts[equal[name]])}" for name in undecided)
+        parts.append(f"{' and '.join(effects)}; whether that matters is undecided")
     return parts
+
+
+def _describe_estimate(verdict: Verdict) -> str:
+    """The first estimate of a verdict, with its interval."""
+    row = verdict.strip.rows[0] if verdict.strip else None
+    if row is None or row.interval is None:
+        return "an amount that is not known"
+    return f"{row.value:.2f} points (95%: {row.interval[0]:.2f} to {row.interval[1]:.2f})"
 
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
