@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from math import log, prod
+from math import prod
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
@@ -40,6 +40,7 @@ EQUIVALENCE_SEEDS = 6
 SEEN = 1.0
 """Points by which two runs must differ to count as different: twice the deviation of their difference."""
 SEEN_LOSS, LANGUAGE_LOSS, NO_LANGUAGE_LOSS = 0.03, 0.1, 0.05
+MNIST_FLOOR = "0.01"
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
 ONE_SEED = "A comparison, not a verdict: one seed."
@@ -386,12 +387,9 @@ def compare_beta_mean(result: dict[str, Any]) -> Verdict:
 
 @judges("floor-mnist")
 def judge_mnist(result: dict[str, Any]) -> Verdict:
-    size = result["gradient_rms"]
-    floors = [floor for floor in result["cells"]["mvngrad"] if float(floor) > 0]
-    nearest = min(floors, key=lambda floor: abs(log(float(floor) / size)))
     gains = {
         NAMES[cell]: estimate_contrast(
-            {"floor": result["cells"][cell][nearest]["test"], "none": result["cells"][cell]["0"]["test"]},
+            {"floor": result["cells"][cell][MNIST_FLOOR]["test"], "none": result["cells"][cell]["0"]["test"]},
             {"floor": 1.0, "none": -1.0},
         )
         for cell in COUPLED
@@ -401,13 +399,13 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
         for p_values in zip(*((gain.p_above(0), gain.p_below(0)) for gain in gains.values()), strict=True)
     )
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in better.items())}"
-    text += f"; floor {nearest}, gradient {size:.2g}; {result['data']}"
+    text += f"; gradient {result['gradient_rms']:.2g}; {result['data']}"
     strip = make_strip(gains, len(result["seeds"]))
     failed = [cell for cell in gains if better[cell] >= LEVEL]
     ends = [
         f"{NAMES[cell]} at floor {floor}"
         for cell in COUPLED
-        for floor in ("0", nearest)
+        for floor in ("0", MNIST_FLOOR)
         if _is_at_an_end(result["cells"][cell][floor])
     ]
     notes = [f"Not shown for {', '.join(failed)}."] * bool(failed)
