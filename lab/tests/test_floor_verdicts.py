@@ -289,6 +289,25 @@ def test_a_loss_between_none_and_the_needed_one_decides_nothing(tmp_path):
     assert judge(tmp_path, "floor-dial-language", "floor-dial").status == UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("gain", "best_rate", "expected"),
+    [(0.5, 0.01, REPRODUCED), (0.5, 0.1, CAVEAT), (-0.5, 0.01, NOT_REPRODUCED), (0.0, 0.01, UNDECIDED)],
+)
+def test_the_dial_on_mnist_is_judged_at_the_floor_that_its_rule_names(gain, best_rate, expected):
+    noise = [0.05, -0.05, 0.02, -0.02, 0.0]
+
+    def point(test):
+        return {"test": test, "lr": best_rate, "validation": {str(lr): 0.0 for lr in (0.001, 0.01, 0.1)}}
+
+    floors = {"0": [94.0] * 5, "0.001": [99.0] * 5, "0.01": [94 + gain + by for by in noise]}
+    cells = {cell: {floor: point(test) for floor, test in floors.items()} for cell in arms.COUPLED}
+    result = {"cells": cells, "seeds": list(range(5)), "gradient_rms": 1e-3, "data": "digits"}
+    verdict = JUDGES["floor-mnist"](result)
+    assert verdict.status == expected
+    assert [row.value for row in verdict.strip.rows] == pytest.approx([gain] * 4)
+    assert ("at an end of its grid" in verdict.note) == (best_rate == 0.1)
+
+
 def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tmp_path):
     write_runs(tmp_path, list(dial_results(2, 0.3)))
     path = tmp_path / records.get_file_name("made-up")
