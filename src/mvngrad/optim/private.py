@@ -56,6 +56,11 @@ get_backward_id: Callable[[], int | None] = getattr(torch._C, "_current_graph_ta
 """The id of the backward pass that runs in this thread; None in a torch without this function."""
 
 
+def queue_callback(function: Callable[[], None]) -> None:
+    """Call a function at the end of the backward pass that runs in this thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
 def is_compiled(function: Callable[..., Any]) -> bool:
     """Whether torch.compile returned the function. Without this name, no: a step with a scale then runs uncompiled."""
     return hasattr(function, "_torchdynamo_orig_callable")

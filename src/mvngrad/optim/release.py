@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mvngrad.optim.inputs import Group, StepInputs
 from mvngrad.optim.optimizer import RuleOptimizer
-from mvngrad.optim.private import get_backward_id
+from mvngrad.optim.private import get_backward_id, queue_callback
 from mvngrad.optim.tensors import get_local, is_sharded
 
 NOT_OPTIONS = {"params", "param_indices", "param_names", "rounding_seed"}
@@ -180,7 +180,7 @@ class GradientRelease:
         backward = get_backward_id()
         if backward is None or backward != self._backward:
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self.flush)
+            queue_callback(self.flush)
         if self._bytes >= self.bucket_bytes:
             self.flush()
 
