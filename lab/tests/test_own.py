@@ -23,6 +23,7 @@ from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_progress, describe_selection
 from mvngrad_lab.sweep.worker import check_taken
 from mvngrad_lab.tasks.own.task import OwnTask, make_recipe
+from mvngrad_lab.training.step import get_training_step
 from mvngrad_lab.training.train import Interrupted, train
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -143,6 +144,30 @@ def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
     with pytest.raises(Interrupted):
         train(recipe, root=tmp_path / "parts", checkpoint_every=0, on_event=interrupt, observe=lambda *_: interrupt(0))
     assert train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result["weights"] == whole["weights"]
+
+
+class WithOffset(torch.nn.Linear):
+    """A random buffer that is not in its state_dict."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("offset", torch.randn(1), persistent=False)
+
+    def forward(self, x):
+        return super().forward(x) + self.offset
+
+
+def with_offset():
+    return replace(noisy(), model=lambda: WithOffset(3, 1))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_buffers_outside_the_state_dict_are_those_of_the_runs_seed(seed):
+    recipe = replace(make_recipe(with_offset), seed=seed)
+    training_step = get_training_step(recipe, None, torch.device("cpu"), False, False)
+    training_step.reset(seed)
+    torch.manual_seed(seed)
+    assert torch.equal(training_step.model.offset, WithOffset(3, 1).offset)
 
 
 class Scaled(torch.nn.Linear):

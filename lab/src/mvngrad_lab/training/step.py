@@ -125,10 +125,13 @@ class TrainingStep:
 
     def reset(self, seed: int) -> None:
         """Go back to the start of a run with this seed: its initial weights, and no state of any step."""
-        initial = build_initial_model(self.task, seed).state_dict()
+        model = build_initial_model(self.task, seed)
+        initial = dict(model.named_buffers()) | model.state_dict()
         if self.is_third_party:
             self.optimizer = self._make_optimizer()
         with torch.no_grad():
+            for name, value in self.model.named_buffers():  # also those that a checkpoint does not have
+                parallel.copy_into(value, initial[name])
             for name, value in self._own_tensors().items():
                 if name.startswith(MODEL):
                     parallel.copy_into(value, initial[name.removeprefix(MODEL)])
