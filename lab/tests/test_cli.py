@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("rich")
 from mvngrad_lab import cli, store
 from mvngrad_lab.cli import train
 from mvngrad_lab.errors import UserError
+from mvngrad_lab.report.figures.style import number
 from mvngrad_lab.tasks.cifar100 import recipe as cifar100
 from mvngrad_lab.tasks.language.data import prepare
 from mvngrad_lab.tasks.language.recipe import openwebtext, wikitext103
@@ -257,7 +259,10 @@ def test_a_finished_run_is_reported_and_a_monitored_one_can_be_diagnosed(folder,
     assert again[0] == f"{run.removeprefix('runs/')}  already finished"
     assert set(again[1:]) <= set(first)
     assert cli.main(["diagnose", run]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("monitor.html")
+    html = Path(capsys.readouterr().out.splitlines()[-1])
+    assert html.name == "monitor.html"
+    first, last = (number(row["loss"]) for row in store.read_rows(Path(run, "metrics.jsonl")))
+    assert f"From {first} to {last}." in html.read_text(), "the training loss is drawn"
 
 
 def test_a_finished_run_without_a_monitor_record_is_reported(folder, capsys):

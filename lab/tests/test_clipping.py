@@ -9,10 +9,11 @@ import torch
 from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
+from mvngrad.diagnostics import read_records
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import EpochEnd, Message, format_event, scalars
-from mvngrad_lab.training.train import train
+from mvngrad_lab.training.train import make_monitor_observer, train
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -103,9 +104,12 @@ def test_clipping_equals_a_plain_loop(run, tmp_path):
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_a_nonfinite_step_is_skipped_counted_and_reported(run, tmp_path, device, clip):
     recipe, events = Clipped(exploding=(3, 4, 9), clip=clip), []
-    result = run(recipe, device=device, on_event=events.append).result
+    at = tmp_path / "runs" / recipe.key
+    result = run(recipe, device=device, on_event=events.append, observe=make_monitor_observer(at)).result
     assert (result["status"], result["nonfinite_steps"]) == ("finished", 3)
     table = rows(tmp_path, recipe)
+    logged = [record["logged"]["loss"] for record in read_records(at / "monitor.jsonl")]
+    assert logged == pytest.approx([row["loss"] for row in table])
     assert [row["nonfinite"] for row in table] == [2, 1, 0]
     missing = [at for row in table for at, loss in enumerate(row["losses"], row["step"] - 7) if loss is None]
     assert missing == [3, 4, 9]
@@ -114,7 +118,7 @@ def test_a_nonfinite_step_is_skipped_counted_and_reported(run, tmp_path, device,
         "skipped, for a loss or gradient norm that was not finite: 2 of 7 steps, the last 5",
         "skipped, for a loss or gradient norm that was not finite: 1 of 7 steps, the last 10",
     ]
-    path = checkpoint.find_newest(tmp_path / "runs" / recipe.key / "checkpoints")
+    path = checkpoint.find_newest(at / "checkpoints")
     state = torch.load(path, weights_only=True)["state"]
     assert all(value.isfinite().all() for name, value in state.items() if name.startswith(("model", "optimizer")))
     counts = {value.item() for name, value in state.items() if name.endswith(".step")}

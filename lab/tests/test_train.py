@@ -346,4 +346,6 @@ def test_a_monitor_writes_a_record_after_each_epoch_and_changes_nothing(run, tmp
     records = read_records(at / "monitor.jsonl")
     assert [record["step"] for record in records] == [7, 14, 21]
     assert all(record["groups"][0]["snr"]["0.5"] > 0 for record in records)
+    losses = [record["logged"]["loss"] for record in records]
+    assert losses == pytest.approx([row["loss"] for row in read_rows(at / "metrics.jsonl")])
     diagnose(records)

@@ -227,7 +227,8 @@ def check_monitorable(recipe: TrainingRecipe) -> None:
 def make_monitor_observer(folder: Path) -> Observer:
     """The `observe` of `train` that writes monitor.jsonl in the run's folder, a record after each epoch.
 
-    It does not track spikes: a captured step calls no hooks, and the loop records the norm of every gradient.
+    A record has the mean training loss of the epoch's finite steps. It does not track spikes: a captured step calls no
+    hooks, and the loop records the norm of every gradient.
     """
     files: list[MetricsFile] = []
 
@@ -238,6 +239,8 @@ def make_monitor_observer(folder: Path) -> Observer:
         sink = lambda record: files[0].add(add_checksum(record))  # noqa: E731
         with Monitor(training_step.optimizer, every=step + 1, sink=sink, follow=False) as monitor:
             monitor.step = step
+            losses = training_step.losses  # of the whole epoch; the loop has waited for them
+            monitor.log(loss=losses[losses.isfinite() & training_step.norms.isfinite()].mean())
             monitor.record()
 
     return observe

@@ -80,7 +80,7 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
         ]
         if losses:
             panel = _draw_loss(mark, losses)
-            figures.insert(0, Figure("Loss", "The mean of all steps since the last record.", (panel,)))
+            figures.insert(0, Figure("Loss", "The mean of what was logged since the last record.", (panel,)))
         maps = tuple(filter(None, (_draw_layers(entries, *what) for what in LAYER_MAPS)))
         if maps:
             caption = "Parameters from the input to the output, those with most sampled coordinates. Darker is more."
