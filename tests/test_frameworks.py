@@ -56,9 +56,9 @@ def make_trainer(folder, options, **arguments):
     from transformers import Trainer, TrainingArguments
 
     settings = TrainingArguments(
-        output_dir=str(folder), max_steps=8, save_steps=4, logging_steps=4, per_device_train_batch_size=4,
+        output_dir=str(folder), max_steps=8, save_steps=4, per_device_train_batch_size=4,
         learning_rate=1e-2, lr_scheduler_type="cosine", weight_decay=0.1, report_to=[], disable_tqdm=True,
-        use_cpu=True, seed=0, **arguments,
+        use_cpu=True, seed=0, **{"logging_steps": 4, **arguments},
     )  # fmt: skip
     ours = {} if options is None else {"optimizer_cls_and_kwargs": (MVNGradW, {"lr": 1e-2, **options})}
     return Trainer(tiny_gpt2(), settings, train_dataset=Tokens(), **ours)
@@ -108,6 +108,18 @@ def test_monitor_callback_logs_where_the_trainer_logs(tmp_path):
     assert [record["step"] for record in read_records(tmp_path / "monitor.jsonl")] == [4, 8]
     optimizer = trainer.optimizer.optimizer
     assert not optimizer._optimizer_step_post_hooks
+
+
+def test_monitor_callback_records_the_loss_that_the_trainer_logs(tmp_path):
+    from mvngrad.integrations.transformers import MonitorCallback
+
+    trainer = make_trainer(tmp_path, {}, logging_steps=1)
+    trainer.add_callback(MonitorCallback(trainer, every=4, sink=(records := []).append))
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 8
+    means = [sum(losses[:3]) / 3, sum(losses[3:7]) / 4]  # each is logged after its step and the record of that step
+    assert [record["logged"]["loss"] for record in records] == pytest.approx(means)
 
 
 def test_monitor_callback_is_closed_by_another_callback_and_after_a_failure(tmp_path):
@@ -306,6 +318,39 @@ def test_monitor_callback_logs_to_the_loggers_of_lightning(tmp_path):
     (path,) = tmp_path.rglob("metrics.csv")
     assert "mvngrad/group0/snr/0.5" in path.read_text()
     assert not trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_monitor_callback_records_the_losses_of_lightning(tmp_path, accumulated):
+    from mvngrad.integrations.lightning import MonitorCallback
+
+    callback = MonitorCallback(every=2, sink=(records := []).append)
+    model, trainer = make_lightning(tmp_path, {}, [callback], max_epochs=2, accumulate_grad_batches=accumulated)
+    losses, compute = [], model.training_step
+    model.training_step = lambda batch, batch_idx: losses.append(compute(batch, batch_idx)) or losses[-1]
+    trainer.fit(model)
+    ends = range(2 * accumulated - 1, 8, 2 * accumulated)  # the batch of a recorded step ends after the record
+    means = [torch.stack(losses[max(0, end - 2 * accumulated) : end]).mean().item() for end in ends]
+    assert [record["logged"]["loss"] for record in records] == pytest.approx(means)
+
+
+def test_monitor_callback_ignores_outputs_of_lightning_that_are_no_loss(tmp_path):
+    from mvngrad.integrations.lightning import MonitorCallback
+
+    callback = MonitorCallback(every=2, sink=(records := []).append)
+    model, trainer = make_lightning(tmp_path, {}, [callback], max_epochs=2)
+    model.automatic_optimization, trainer.gradient_clip_val = False, None
+
+    def step_by_hand(batch, batch_idx):
+        optimizer, squares = model.optimizers(), model.layer(batch).square()
+        optimizer.zero_grad()
+        model.manual_backward(squares.mean())
+        optimizer.step()
+        return (None, squares, {"squares": squares}, squares.mean())[batch_idx]
+
+    model.training_step = step_by_hand
+    trainer.fit(model)
+    assert [record["step"] for record in records if "logged" in record] == [6]
 
 
 def test_monitor_callback_closes_when_lightning_fails(tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,7 +25,8 @@ class MonitorCallback(Callback):
         trainer = Trainer(callbacks=[MonitorCallback()])
 
     A Monitor is attached to each optimizer when training starts, and closed when it ends or fails. With several
-    optimizers, the logged names begin with `optimizer0/`, `optimizer1/` and so on.
+    optimizers, the logged names begin with `optimizer0/`, `optimizer1/` and so on. A record has the mean of the losses
+    that `training_step` returned in this process since the last record, without that of its own step.
 
     Args:
         every: steps between records.
@@ -49,6 +53,14 @@ class MonitorCallback(Callback):
             numbers = {prefix + name: value for name, value in named_scalars(record).items()}
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, step=record["step"])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            for monitor in self.monitors:
+                monitor.log(loss=loss.detach() * trainer.accumulate_grad_batches)  # Lightning divided it
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.close()

@@ -21,7 +21,8 @@ class MonitorCallback(TrainerCallback):
         trainer.add_callback(MonitorCallback(trainer))
 
     When training begins, a Monitor is attached to the optimizer inside Accelerate's wrapper, and closed when it ends.
-    The Trainer does not tell callbacks if training fails: then call `close`, or train again, which closes it first.
+    A loss that the Trainer logs, every `logging_steps`, is in the next record. The Trainer does not tell callbacks if
+    training fails: then call `close`, or train again, which closes it first.
 
     Args:
         trainer: the Trainer that it is added to, whose `log` gets the numbers of each record.
@@ -48,6 +49,11 @@ class MonitorCallback(TrainerCallback):
             if self.sink is not None:
                 self.sink(record)
             self.trainer.log(named_scalars(record))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        loss = (logs or {}).get("loss")
+        if self.monitor is not None and isinstance(loss, float):
+            self.monitor.log(loss=loss)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
