@@ -25,7 +25,8 @@ def test_every_claim_is_whole():
 def test_every_claim_has_a_judge_and_says_what_it_needs():
     assert find_judges().keys() == {claim.id for claim in CLAIMS}
     for claim in CLAIMS:
-        assert bool(claim.needs) != (claim.target in EXPERIMENTS), claim.id
+        decided = claim.target in EXPERIMENTS and claim.id != "floor-dial-language"  # a table of two trainings
+        assert bool(claim.needs) != decided, claim.id
     for name in EXPERIMENTS:
         assert any(claim.target.startswith(name) for claim in CLAIMS), name
 

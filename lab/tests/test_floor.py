@@ -13,7 +13,7 @@ from torch import nn
 from mvngrad import MVNGrad
 from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.experiments.floor import arms, figure, records, run
+from mvngrad_lab.experiments.floor import arms, dial, figure, records, run
 from mvngrad_lab.experiments.spikes import run as spikes
 from mvngrad_lab.experiments.state_precision import run as state_precision
 from mvngrad_lab.experiments.sweeps.sweeps import cifar100_bs1024_scaled
@@ -265,6 +265,26 @@ def test_queues_are_trained_in_order_and_each_sees_the_runs_before_it(tmp_path, 
     assert seen == [("first", 0), ("second", 1)]
     assert shares == [0.5, 1.0]
     assert queue.read_finished(tmp_path / queue.FINISHED).keys() == {recipe.key for recipe in small_queue}
+
+
+def test_floor_dial_trains_what_results_has_and_the_report_reads_the_new_runs(tmp_path, small_queue, monkeypatch):
+    def train_on_a_cpu(recipes, root, **options):
+        assert (options.pop("device"), options.pop("compile")) == ("cuda", True)
+        return train_queue(recipes, root, device="cpu", **options)
+
+    results, runs, train_queue, shares = tmp_path / "results", tmp_path / "runs", queue.train_queue, []
+    row = {"key": small_queue[0].key, "status": "finished", "settings": {}, "metrics": {"test_accuracy": -1.0}}
+    store.write_atomic(results / "floor-dial.json", json.dumps({"runs": [row]}))
+    monkeypatch.setattr(store, "RESULTS", results)
+    monkeypatch.setitem(arms.FIXED, "dial", lambda: small_queue[:2])
+    monkeypatch.setattr(queue, "train_queue", train_on_a_cpu)
+    monkeypatch.setattr(dial, "require_gpu", lambda *words: None)
+    assert records.read_accuracies(runs, results) == {row["key"]: -1.0}
+    dial.train_all(runs, None, shares.append, lambda event: None)
+    accuracies = records.read_accuracies(runs, results)
+    assert accuracies.keys() == {recipe.key for recipe in small_queue[:2]}
+    assert accuracies[row["key"]] >= 0
+    assert shares == [1.0]
 
 
 def test_finished_runs_are_not_trained_again(tmp_path, small_queue):

@@ -69,13 +69,17 @@ def train_queues(
     tick: Callable[[float], None],
     on_event: Callable[[Event], Any],
     get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
+    again: bool = False,
 ) -> None:
-    """Train all queues on the GPU, each after those whose results it needs; for the functions, see `run_command`."""
+    """Train all queues on the GPU, each after those whose results it needs; for the functions, see `run_command`.
+
+    With `again` also runs that results/ has.
+    """
     for number, name in enumerate(queues, start=1):
         runs = read_runs(root, store.RESULTS)
         train_queue(
-            make_queue(name, runs), root, finished=runs, stop_after=math.inf, run_seconds=0, on_event=on_event,
-            data=data, device="cuda", compile=True, **get_options(name),
+            make_queue(name, runs), root, finished=read_runs(root) if again else runs, stop_after=math.inf,
+            run_seconds=0, on_event=on_event, data=data, device="cuda", compile=True, **get_options(name),
         )  # fmt: skip
         tick(number / len(queues))
 

@@ -42,13 +42,15 @@ def get_file_name(queue: str) -> str:
 
 
 def read_runs(*roots: Path) -> dict[str, Run]:
-    """Every finished run in stores and in exported files, by key."""
+    """Every finished run in stores and in exported files, by key; one trained again in a store is read from there."""
     runs = {run.key: Run(run.result, run.environment) for run in store.load_runs(*roots)}
     for root in roots:
         for path in (*sorted(root.glob(get_file_name("*"))), root / OLD_GRID_FILE):
             for row in store.read_exported(path):
                 environment = {name: row[name] for name in ENVIRONMENT if name in row}
                 result = {"status": row["status"], **row["metrics"]}
+                if row["key"] in runs and runs[row["key"]].result != result:
+                    continue
                 curve = [(at["epoch"], at["test_accuracy"]) for at in row.get("curve", ()) if "test_accuracy" in at]
                 runs[row["key"]] = Run(result, environment, row.get("gradient_rms", ()), curve)
     return runs

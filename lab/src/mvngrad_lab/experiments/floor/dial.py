@@ -1,0 +1,16 @@
+"""Train the queue `dial`, the dial on CIFAR-100, also the runs that results/ has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mvngrad_lab.experiments import OnEvent, Tick
+from mvngrad_lab.experiments.floor import arms
+from mvngrad_lab.experiments.floor.records import read_accuracies
+from mvngrad_lab.training.queue import train_queues
+from mvngrad_lab.training.train import require_gpu
+
+
+def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+    require_gpu("floor-dial", f"trains {len(arms.dial())} networks for 30 epochs each")
+    train_queues(("dial",), read_accuracies, arms.make_queue, root, data, tick, on_event, again=True)
