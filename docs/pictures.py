@@ -24,8 +24,8 @@ from mvngrad_lab.report.verdicts import find_latest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "img"
-MONITORED = "wikitext103-a1a2e0a9c164.jsonl"
-"""The Monitor's record of MVN-Grad in a GPT-2 30M training, in results/monitors."""
+MONITORED = "cifar100-start-monitor.jsonl"
+"""The Monitor's record of MVN-Grad at the start of a CIFAR-100 training, in results."""
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Noto Sans',Arial,sans-serif"
 
 
@@ -57,7 +57,7 @@ def main() -> None:
         (FOLDER / f"floor-{theme}.svg").write_text(make_figure(lead.panels[0].svg, colors), encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         take_screenshot(report.build(*folders, out=Path(folder) / "report.html"), FOLDER / "report.png")
-        records = read_records(ROOT / "results" / "monitors" / MONITORED)
+        records = read_records(ROOT / "results" / MONITORED)
         diagnosis = Path(folder) / "diagnosis.html"
         diagnosis.write_text(page.render_diagnosis(records, diagnose(records), source="monitor.jsonl"), "utf-8")
         take_screenshot(diagnosis, FOLDER / "diagnosis.png")

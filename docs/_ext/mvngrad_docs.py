@@ -25,8 +25,8 @@ RESULTS = ROOT / "results"
 RUNS = Path(os.environ.get("MVNGRAD_DOCS_RUNS", ROOT / "docs" / "_build" / "runs"))
 """Results of `mvngrad reproduce`, which `make docs` runs first; without them their figures are a line of text."""
 REPORT, DIAGNOSIS = "full-report.html", "example-diagnosis.html"
-MONITOR_RECORD = RESULTS / "monitors" / "wikitext103-a1a2e0a9c164.jsonl"
-"""GPT-2 30M with MVN-Grad, 3,000 steps on an H200."""
+MONITOR_RECORD = RESULTS / "cifar100-start-monitor.jsonl"
+"""ResNet-18 with MVN-Grad as the paper selects it, the first 24 steps on CIFAR-100."""
 logger = logging.getLogger(__name__)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pages import ROOT, read
 from scipy import stats
 
-from mvngrad.diagnostics import read_records
+from mvngrad.diagnostics import diagnose, read_records
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.floor.records import read_accuracies
@@ -26,6 +26,9 @@ def test_the_start_of_a_training_with_a_floor():
     records = read_records(ROOT / "results" / "cifar100-start-monitor.jsonl")
     assert [f"{record['groups'][0]['epsilon_floor']:.0%}" for record in records] == ["99%"] * 3
     assert [record["step"] for record in records] == [8, 16, 24]
+    (group,) = diagnose(records).groups
+    assert f'"{group.finding}"' in read("gallery/diagnosis.md")
+    assert f'"{group.finding.partition(", because")[0]}"' in read("how-to/diagnostics.md")
 
 
 def test_the_floor_runs_at_200_epochs():
