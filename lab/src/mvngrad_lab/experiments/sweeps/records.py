@@ -132,11 +132,11 @@ class SweepExport:
         return [value for row in rows if (value := self.value(row, metric)) is not None]
 
     def pairs(self, one: str, other: str, metric: str) -> list[tuple[float, float]]:
-        """Values of two optimizers with the same settings; eps_s exists only for some optimizers."""
-        ours, theirs = (
-            {settings_without(row, "optimizer", "eps_s"): self.value(row, metric) for row in self.judged(name)}
-            for name in (one, other)
-        )
+        """Values of two optimizers with the same settings; eps_s is compared if both have one."""
+        rows = [self.judged(name) for name in (one, other)]
+        both = all(row["settings"].get("eps_s") is not None for of in rows for row in of)
+        left_out = ("optimizer",) if both else ("optimizer", "eps_s")
+        ours, theirs = ({settings_without(row, *left_out): self.value(row, metric) for row in of} for of in rows)
         pairs = [(value, theirs.get(settings)) for settings, value in ours.items()]
         return [(first, second) for first, second in pairs if first is not None and second is not None]
 
