@@ -8,6 +8,7 @@ A folder mvngrad_lab/experiments/<topic>/ is found here and in every other folde
                   all there is to run is the trainings of a table
     judge.py      one function for each claim, marked with `mvngrad_lab.report.verdicts.judges`
     figure.py     FIGURES: a function for each record that it draws; FINDINGS, LEAD: see mvngrad_lab.report.findings
+    power.py      make_sentences(): the sentence on power in the rule of each claim, for `mvngrad_lab.report.power`
     claims.toml   the claims and their rules, as `mvngrad_lab.report.claims` reads them
     README.md     the question, what runs, what decides
 
@@ -40,7 +41,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 LAB = Path(__file__).parents[1]
 SHARED = ("*.py", "tasks/**/*.py", "training/**/*.py")
 """Files of the lab that results of every experiment may depend on."""
-AFTER_THE_RUN = ("judge.py", "figure.py", "records.py")
+AFTER_THE_RUN = ("judge.py", "figure.py", "records.py", "power.py")
 """Files of an experiment that no result depends on."""
 
 

@@ -15,7 +15,8 @@ from statistics import fmean, variance
 
 from scipy import integrate, stats
 
-from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, LEVEL, MARGIN
+from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, LEVEL, MARGIN, make_weights
+from mvngrad_lab.report.power import t_test_power
 
 
 def pooled_deviation(runs: Path, batch_size: int, optimizers: tuple[str, ...]) -> float:
@@ -34,11 +35,6 @@ def standard_error(deviation: float, per_side: int) -> float:
     return deviation * math.sqrt(2 / per_side)
 
 
-def t_test_power(above: float, error: float, df: int, alpha: float) -> float:
-    """The power of a one-sided t-test if the effect exceeds the null value by `above`."""
-    return float(stats.nct.sf(stats.t.isf(alpha, df), df, above / error))
-
-
 def equivalence_power(effect: float, error: float, df: int, alpha: float, margin: float = MARGIN) -> float:
     """The power of two one-sided t-tests against the margin, averaged over the estimated deviation."""
     quantile = stats.t.isf(alpha, df)
@@ -51,6 +47,29 @@ def equivalence_power(effect: float, error: float, df: int, alpha: float, margin
         return float(inside * stats.chi2.pdf(df * scale**2, df) * 2 * df * scale)
 
     return float(integrate.quad(density, 0, margin / (quantile * error), limit=200)[0])
+
+
+def interaction_power(effect: float, factors: tuple[str, ...], deviation: float, seeds: int) -> float:
+    """Of the two-sided test of an interaction at Holm's first level."""
+    error = deviation * math.sqrt(sum(weight**2 for weight in make_weights(*factors).values()) / seeds)
+    return t_test_power(effect, error, 7 * (seeds - 1), LEVEL / 4 / 2)
+
+
+def make_sentences() -> dict[str, str]:
+    """What `python -m mvngrad_lab.report.power` prints; the other powers in claims.toml are those of `main`."""
+    cases = []
+    for seeds, deviation, source in ((3, 0.36, "Table 1"), (3, 0.19, "measured"), (6, 0.19, "measured")):
+        two, three = (
+            ", ".join(f"{interaction_power(effect, factors, deviation, seeds):.2f}" for effect in (0.5, 1.0))
+            for factors in (("floor", "order"), ("floor", "variance", "order"))
+        )
+        cases.append(f"{two} and {three} at {seeds} seeds, deviation {deviation} ({source})")
+    once, twice = (t_test_power(by, 1 / math.sqrt(5), 4, LEVEL / 4) for by in (1, 2))
+    return {
+        "floor-interactions": f"Power for 0.5 and 1 point, of two factors and of three: {'; '.join(cases)}.",
+        "floor-mnist": f"Power for one cell at Holm's first level {once:.2f} if the gain is as large as the "
+        f"deviation of a paired difference, {twice:.2f} if twice.",
+    }
 
 
 def main() -> None:

@@ -1,0 +1,24 @@
+"""Powers of the rules on the switch; `python -m mvngrad_lab.report.power` prints them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from mvngrad_lab.experiments.switch.judge import END, LEVEL
+from mvngrad_lab.experiments.switch.records import SEEDS
+from mvngrad_lab.report.power import state, t_test_power
+
+
+def power(above: float, deviation: float) -> float:
+    return t_test_power(above, deviation / math.sqrt(len(SEEDS)), len(SEEDS) - 1, LEVEL)
+
+
+def make_sentences() -> dict[str, str]:
+    bump = state(partial(power, 0.2), (0.02, 0.05, 0.1), "")
+    end = state(partial(power, END), (0.001, 0.003, 0.005), "")
+    return {
+        "switch-bump": f"Power of the test if fresh / 2 - converted is 0.2, by its deviation: {bump} "
+        "(measured: 0.21, 0.012).",
+        "switch-end": f"Power if there is no difference, by its deviation: {end} (measured: 0.0002).",
+    }
