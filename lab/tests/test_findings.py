@@ -10,7 +10,6 @@ from test_report import RESULTS, render, words
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.findings import draw_lead, summarize
-from mvngrad_lab.report.power import welch_power
 from mvngrad_lab.report.verdicts import find_latest, judge
 
 
@@ -64,11 +63,3 @@ def test_the_readmes_figure_and_sentence_are_those_of_results():
 
 def words_of(svg):
     return [text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-
-
-def test_the_power_in_the_docs_is_that_of_the_command():
-    page = " ".join((RESULTS.parent / "docs" / "how-to" / "reproduce.md").read_text().split())
-    powers = [f"{welch_power(seeds, by):.0%}" for seeds, by in ((3, 3), (3, 6), (6, 2), (6, 3))]
-    first, second = "a difference of 3 deviations in {} of experiments and one of 6 in {}", "find 2 in {} and 3 in {} ("
-    assert first.format(*powers[:2]) in page
-    assert second.format(*powers[2:]) in page
