@@ -11,6 +11,7 @@ from pages import ROOT, read
 from scipy import stats
 
 from mvngrad.diagnostics import diagnose, read_records
+from mvngrad.diagnostics.diagnosis import FLOOR_COUPLED, FLOOR_DECOUPLED
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.floor.records import read_accuracies
@@ -55,6 +56,8 @@ def test_the_floor_runs_at_200_epochs():
     readme = " ".join((ROOT / "README.md").read_text().split())
     for page in (settings, readme):
         assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
+    floor = compute_effects(tables["floor-table"])["floor"]
+    assert f"such a floor added {floor.estimate:.0f} points with coupled weight decay" in FLOOR_COUPLED
     variance, order = (compute_effects(tables["floor-table"])[name] for name in ("variance", "momentum last"))
     texts = ["{:.2f} to {:.2f}".format(*effect.interval()) for effect in (variance, order)]
     assert f"The variance adds {variance.estimate:.2f} points (95%: {texts[0]})" in readme
@@ -107,6 +110,11 @@ def test_the_floor_runs_with_decoupled_decay_and_without_decay():
         values = list(result["arms"][f"{cell}{arm}"].values())[:3]
         row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
         assert f"| {title.format(name)} | {row} |" in log
+    decoupled, coupled = (
+        fmean(list(result["arms"][f"{cell}{arm}"].values())[i] for cell in names for i in range(3))
+        for arm in ("w-none", "-none")
+    )
+    assert f"without a floor (AdamW, MVNGradW) added {decoupled - coupled:.1f} (three seeds)" in FLOOR_COUPLED
     verdict = find_judges()["floor-decay-decoupled"](result)
     share = re.search(r"\d+%", verdict.note)[0]
     assert all(f"{share} of the gap" in " ".join(page.split()) for page in (log, settings, readme, read("index.md")))
@@ -252,6 +260,7 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
         assert f"{effect.estimate:.2f} for {name} ({low:.2f} to {high:.2f})" in log
     adamw, mvngradw = (effect.estimate for effect in effects.values())
     assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
+    assert f"added {mvngradw:.1f} points to MVNGradW; {adamw:.1f} to AdamW are not shown" in FLOOR_DECOUPLED
     assert f", {adamw:.1f} for AdamW (not shown) and {mvngradw:.1f} for MVN-GradW." in readme
     by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
     p = stats.ttest_1samp(by_seed, 0, alternative="greater").pvalue
