@@ -292,3 +292,11 @@ def test_a_corrupted_state_dict_is_refused_and_changes_nothing(corrupt, message)
     assert equal(everything(twin), before)
     assert twin.state_dict()["param_groups"] == groups
     twin.load_state_dict(optimizer.state_dict())
+
+
+def test_a_loaded_option_that_is_none_is_refused():
+    optimizer = mvngrad.MVNGrad(parameters((3,)))
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["eps_s"] = None
+    with pytest.raises(ValueError, match="eps_s=None is invalid"):
+        optimizer.load_state_dict(saved)

@@ -86,7 +86,7 @@ def test_decay_decoupled_from_lr_of_groups_checkpoints_and_refusals():
         mvngrad.MVNGrad([x], decouple_lr=True)
     with pytest.raises(ValueError, match=r"max_lr=0\.0 is invalid; .* name it in the group"):
         mvngrad.MVNGradW([x], lr=0.0, decouple_lr=True)
-    with pytest.raises(ValueError, match=r"a group with decouple_lr=True, .* must name its weight_decay"):
+    with pytest.raises(ValueError, match=r"a group whose decouple_lr=True is .* must name its weight_decay"):
         mvngrad.MVNGradW([{"params": [x], "decouple_lr": True}])
     optimizer = mvngrad.MVNGradW(
         [{"params": [x], "lr": 0.1}, {"params": [y], "lr": 0.0, "max_lr": 0.2, "weight_decay": 0.3}], decouple_lr=True

@@ -495,17 +495,19 @@ def test_a_fused_step_waits_for_gradients_that_are_being_reduced():
 @pytest.mark.usefixtures("alone", "cpp_compiler")
 @pytest.mark.parametrize("steps", [0, 1], ids=["first", "later"])
 def test_a_fused_step_refuses_gradients_without_memory(steps):
-    param = torch.nn.Parameter(torch.ones(6))
-    optimizer = mvngrad.MVNGradW([param], fused=True)
+    other, param = (torch.nn.Parameter(torch.ones(6)) for _ in range(2))
+    optimizer = mvngrad.MVNGradW([{"params": [other]}, {"params": [param]}], fused=True)
     for _ in range(steps):
-        param.grad = torch.ones(6)
+        other.grad, param.grad = torch.ones(6), torch.ones(6)
         optimizer.step()
+    other.grad, before = torch.ones(6), other.detach().clone()
     param.grad = TwoTensor(torch.ones(6), torch.ones(6))
-    with pytest.raises(ValueError, match=r"a gradient is a TwoTensor, .* set fused=False"):
+    with pytest.raises(ValueError, match=r"a gradient is a TwoTensor, .* set fused=False for its group"):
         optimizer.step()
     param.grad = DTensor.from_local(torch.ones(6), init_device_mesh("cpu", (1,)), run_check=False)
     with pytest.raises(ValueError, match="both must be DTensors, or neither"):
         optimizer.step()
+    assert torch.equal(other, before), "no group may step if one cannot"
 
 
 def test_8_bit_state_keeps_its_memory_order_in_a_distributed_checkpoint(tmp_path):

@@ -308,9 +308,9 @@ def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
     grid, finished = arms.grid_queue(), tmp_path / queue.FINISHED
     language = next(recipe for recipe in arms.language_dial() if recipe.eps_s)
     finished.write_text("\n".join([line(grid[5], test_accuracy=71.0), line(language, validation_loss=4.0)]))
-    assert run.export(finished, tmp_path) == {"floor-grid.json": 1, "floor-language-dial.json": 1}
+    assert run.export(finished, tmp_path) == ({"floor-grid.json": 1, "floor-language-dial.json": 1}, [])
     finished.write_text(line(grid[2], test_accuracy=72.0))  # of the dial too
-    assert run.export(finished, tmp_path) == {"floor-grid.json": 2}
+    assert run.export(finished, tmp_path) == ({"floor-grid.json": 2}, [])
     assert [row["key"] for row in read("grid")["runs"]] == [grid[2].key, grid[5].key]
     row = read("grid")["runs"][0]
     assert (read("grid")["left"], row["commit"], row["losses"], row["ended"][:4]) == (78, "abc", [2.5, 2.0], "2026")
@@ -319,23 +319,26 @@ def test_export_adds_each_run_to_the_file_of_its_queue(tmp_path):
     assert records.read_accuracies(tmp_path) == {grid[2].key: 72.0, grid[5].key: 71.0, language.key: 0.0}
     published = arms.as_published_runs()[0]
     finished.write_text(line(published, test_accuracy=79.0))  # of Table 1 too
-    assert run.export(finished, tmp_path) == {"floor-as-published.json": 1}
+    assert run.export(finished, tmp_path) == ({"floor-as-published.json": 1}, [])
     (stored,) = store.load_runs(tmp_path)
     assert (stored.key, stored.environment["ended"][:4]) == (published.key, "2026")
-    finished.write_text(line(arms.long_run(grid[0], seed=1), test_accuracy=72.0))  # the grid has selected nothing yet
-    with pytest.raises(ValueError, match="belong to no queue"):
-        run.export(finished, tmp_path)
+    long = arms.long_run(grid[0], seed=1)
+    finished.write_text(line(long, test_accuracy=72.0))  # the grid has selected nothing yet
+    assert run.export(finished, tmp_path) == ({}, [long.key])
 
 
 @pytest.mark.parametrize("experiment", [run, spikes, state_precision], ids=["floor", "spikes", "state_precision"])
-def test_export_refuses_a_run_that_no_queue_knows(tmp_path, experiment):
+def test_export_names_a_run_that_no_queue_knows(tmp_path, experiment, monkeypatch, capsys):
+    """A store may have runs of several experiments."""
     unknown = dataclasses.replace(arms.grid_queue()[0], epochs=7)
     line = {"key": unknown.key, "recipe": unknown.settings, "result": {"status": "finished", "test_accuracy": 71.0}}
     (tmp_path / queue.FINISHED).write_text(json.dumps(line))
-    with pytest.raises(
-        InvalidInput, match=f"1 runs in {queue.FINISHED} belong to no queue, the first is {unknown.key}"
-    ):
-        experiment.export(tmp_path / queue.FINISHED, tmp_path)
+    monkeypatch.setattr("sys.argv", ["run", "export", "--runs", f"{tmp_path}", "--results", f"{tmp_path}"])
+    experiment.main()
+    assert (
+        f"1 runs are of no queue here, or of one that needs more runs; the first: {unknown.key}"
+        in capsys.readouterr().out
+    )
     assert [path.name for path in tmp_path.iterdir()] == [queue.FINISHED]
 
 

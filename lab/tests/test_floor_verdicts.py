@@ -301,11 +301,12 @@ def test_the_dial_on_mnist_is_judged_at_the_floor_that_its_rule_names(gain, best
 
     floors = {"0": [94.0] * 5, "0.001": [99.0] * 5, "0.01": [94 + gain + by for by in noise]}
     cells = {cell: {floor: point(test) for floor, test in floors.items()} for cell in arms.COUPLED}
-    result = {"cells": cells, "seeds": list(range(5)), "gradient_rms": 1e-3, "data": "digits"}
+    result = {"cells": cells, "seeds": arms.MNIST_SEEDS, "gradient_rms": 1e-3, "data": "digits"}
     verdict = JUDGES["floor-mnist"](result)
     assert verdict.status == expected
     assert [row.value for row in verdict.strip.rows] == pytest.approx([gain] * 4)
     assert ("at an end of its grid" in verdict.note) == (best_rate == 0.1)
+    assert JUDGES["floor-mnist"]({**result, "seeds": [1, 2, 3, 4, 5]}).status == NOT_RUN
 
 
 def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tmp_path):

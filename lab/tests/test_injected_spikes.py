@@ -206,7 +206,7 @@ def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     options = {"device": "cpu", "task": tasks.SpikedImagesTask, "every_step": True}
     assert queue.train_queue(some, tmp_path, finished={}, stop_after=600, run_seconds=0, **options) == 0
     stored = records.read_runs(tmp_path)
-    assert run.export(tmp_path / queue.FINISHED, tmp_path / "results") == {"spikes-images.json": 6}
+    assert run.export(tmp_path / queue.FINISHED, tmp_path / "results") == ({"spikes-images.json": 6}, [])
     exported = records.read_runs(tmp_path / "results")
     assert exported.keys() == stored.keys() == {recipe.key for recipe in some}
     first = recipes.find_events(1, 40)[0]
@@ -244,7 +244,7 @@ def test_text_is_trained_at_the_best_rate_of_each_cell(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["run", "text-short-rates", "text-short", "--device", "cpu", *folders])
     run.main()
     counts = {"spikes-text-short-rates.json": 2, "spikes-text-short.json": 2}
-    assert run.export(tmp_path / "runs" / queue.FINISHED, tmp_path) == counts
+    assert run.export(tmp_path / "runs" / queue.FINISHED, tmp_path) == (counts, [])
     monkeypatch.setattr(compare, "SHOWN", 5)
     (table,) = records.collect(Sources((tmp_path,), {}, warn=pytest.fail))
     assert (table.name, table.result["done"], table.left) == ("spikes-text-short", 2, 0)

@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
 
-from mvngrad.rule import LAPROP, LEAN, LOG_OF_ZERO, MVNGRAD, Arithmetic, Hyper, Rule, is_used
+from mvngrad.rule import LAPROP, LEAN, LOG_OF_ZERO, MVNGRAD, Arithmetic, Hyper, Rule
 
 Number = Any
 """A float, or a 0-d array: under `optax.inject_hyperparams` hyper-parameters are traced."""
@@ -64,16 +64,17 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         hyper: its hyper-parameters.
         mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
     """
-    if hyper.maximize or hyper.decoupled or is_used(hyper.weight_decay):
+    decays = isinstance(hyper.weight_decay, jax.core.Tracer) or float(hyper.weight_decay) != 0
+    if hyper.maximize or hyper.decoupled or decays:
         raise ValueError(
             "scale_by_rule: hyper has maximize, decoupled or weight_decay, which an update without parameters cannot "
             "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
         )
-    narrow = [name for name, value in hyper._asdict().items() if hasattr(value, "dtype") and value.dtype.itemsize < 4]
-    if narrow:
+    hyper = hyper._replace(lr=0.0)  # not used
+    if any(isinstance(value, jax.Array) and 1 < value.dtype.itemsize < 4 for value in hyper):
         raise ValueError(
-            f"scale_by_rule: {', '.join(narrow)} in 16 bits, where 0.999 may be 1: inject_hyperparams takes the dtype "
-            "of the parameters; pass hyperparam_dtype=jnp.float32 to it"
+            "scale_by_rule: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
+            "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
         )
     if not any(isinstance(value, jax.core.Tracer) for value in hyper):
         rule.check(hyper)

@@ -55,8 +55,8 @@ FLOOR_COUPLED = (
     "MVNGradW) added 1.5 (three seeds)."
 )
 FLOOR_DECOUPLED = (
-    "On CIFAR-100 with decoupled weight decay such a floor added 0.9 points to MVNGradW; 0.2 to AdamW are not shown "
-    "(three seeds)."
+    "On CIFAR-100 with decoupled weight decay such a floor added 0.9 points to MVNGradW, and 0.2 to AdamW, which "
+    "three seeds do not separate from 0."
 )
 
 CARRIED = 1.5
@@ -81,7 +81,7 @@ class Statement:
     because: str
     numbers: dict[str, Any] = field(default_factory=dict)
     provisional: bool = False
-    """The averages still contain their start; `because` says what that may change."""
+    """The averages still contain their start, which `because` says, or there are few records."""
 
     def __str__(self) -> str:
         return f"{self.topic}: {self.verdict}{' (provisional)' if self.provisional else ''}. {self.because}"
@@ -169,18 +169,18 @@ def _diagnose_group(
     optimizer = judged[-1].get("optimizer") or cell
     finding, action = _summarize(optimizer, entries[-1], signal, collapse, floor, spikes)
     if (step := _find_loss_of_state(number, training)) is not None:
-        finding = f"From step {step} on at least half of the state is not finite: the training is lost."
+        finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
         action = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr."
     return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements))
 
 
 def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
-    """The step of the first record from which on the median update is not finite; None if the last one is finite."""
+    """The step of the first record from which on 5% of the updates are not finite; None if the last one is finite."""
     lost = None
     for record in training:
         for entry in record["groups"]:
             if entry["group"] == number:
-                is_finite = not entry["update"] or entry["update"]["0.5"] is not None
+                is_finite = not entry["update"] or entry["update"].get("0.95", 0.0) is not None
                 lost = None if is_finite else record["step"] if lost is None else lost
     return lost
 
@@ -411,4 +411,4 @@ def _pick_cell(normalizer: Statement, order: Statement) -> Statement:
 
 
 def _too_few_records(topic: str, entries: Sequence[Record]) -> Statement:
-    return Statement(topic, CANNOT_TELL, f"There are {len(entries)} records; at least {ENOUGH} are needed.")
+    return Statement(topic, CANNOT_TELL, f"Records so far: {len(entries)}; at least {ENOUGH} are needed.")

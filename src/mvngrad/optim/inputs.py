@@ -293,7 +293,7 @@ def make_hyper(group: Group, lr: Any) -> Hyper:
 
     Other options are numbers: of a tensor, the value that it has now. Autograd may need the tensor itself.
     """
-    options: list[Any] = [group.get(name) for name in TENSOR_OPTIONS]
+    options: list[Any] = [group.get(name, 0.0 if name == "eps_s" else None) for name in TENSOR_OPTIONS]
     if not group["differentiable"]:
         options = [option.item() if isinstance(option, Tensor) else option for option in options]
     eps, eps_s, decay, beta_mean, z_clip = options
@@ -303,7 +303,7 @@ def make_hyper(group: Group, lr: Any) -> Hyper:
         beta1=beta1,
         beta2=beta2,
         eps=eps,
-        eps_s=0.0 if eps_s is None else eps_s,
+        eps_s=eps_s,
         weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
         decoupled=group["decoupled_weight_decay"],
         beta_mean=beta_mean,

@@ -26,7 +26,7 @@ from mvngrad.optim.formats import (
 )
 from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, StepSums, make_hyper, read_lr
 from mvngrad.optim.options import OPTIONS, check_group, check_param, rounds_params
-from mvngrad.optim.tensors import get_local, get_local_like
+from mvngrad.optim.tensors import get_local, get_local_like, is_wrapper
 from mvngrad.rule import LEAN, Rule
 
 
@@ -136,10 +136,11 @@ class RuleOptimizer(Optimizer):
             if "state_dtype" in param_group:
                 param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
             merged = {**self.defaults, **param_group}
-            if merged["decouple_lr"] != self.defaults["decouple_lr"] and "weight_decay" not in param_group:
+            differs = self.decoupled and merged["decouple_lr"] != self.defaults["decouple_lr"]
+            if differs and "weight_decay" not in param_group:
                 raise ValueError(
-                    f"{type(self).__name__}: a group with decouple_lr={merged['decouple_lr']}, unlike the others, must "
-                    "name its weight_decay, which is another number then (1e-5 for 1e-2, by default)"
+                    f"{type(self).__name__}: a group whose decouple_lr={merged['decouple_lr']} is not the optimizer's "
+                    "must name its weight_decay, which is another number then (1e-5 for 1e-2, by default)"
                 )
             if merged["decouple_lr"]:
                 param_group.setdefault("max_lr", float(merged["lr"]))
@@ -169,8 +170,9 @@ class RuleOptimizer(Optimizer):
     def get_or_create_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
         group["state_dtype"] = parse_state_dtype(group["state_dtype"])  # a name, if ZeroRedundancyOptimizer loaded it
-        check_param(param, group, type(self).__name__)
         state: dict[str, Tensor] = self.state[param]
+        if not state or group["master_bits"] or group["stochastic_rounding"]:
+            check_param(param, group, type(self).__name__)
         if not state:
             state["step"] = make_step_count(0, param, group)
             state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
@@ -297,6 +299,11 @@ class RuleOptimizer(Optimizer):
             inputs.use_local_parts()
         inputs.rounding = Rounding.for_group(number, seed, rounds_params(group))
         if backend in ("cpu", "cuda"):
+            if wrappers := {type(grad).__name__ for grad in inputs.grads if is_wrapper(grad)}:
+                raise ValueError(
+                    f"{type(self).__name__}: a gradient is a {', '.join(wrappers)}, which may have no memory that a "
+                    "fused step could read: set fused=False for its group"
+                )
             self._move_step_counts(group, inputs)
         if not compiling:
             inputs.remember(group, self.state)

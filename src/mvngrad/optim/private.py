@@ -1,6 +1,7 @@
-"""Private functions of torch that the optimizers call, each with what to do in a release that has renamed it.
+"""Private functions of torch that the optimizers call, with what to do in a release that has renamed one.
 
-At worst a step is slower. Private attributes of tensors are read in `tensors.py`.
+Without them a step is at worst slower; only `release_gradients` cannot do without `queue_callback`. Private attributes
+of tensors are read in `tensors.py`.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class Trainer:
             self.environments = notes["environments"]
         except (ValueError, KeyError) as error:
             raise InvalidInput(
-                f"the checkpoint {path.name} is of another version of the model or optimizer ({error}); delete "
-                f"{folder} to train it again"
+                f"the checkpoint {path.name} is of another version of the lab, the model or the optimizer ({error}); "
+                f"delete {folder} to train it again"
             ) from error
         before = self.environments[-1]
         changed = {name: value for name, value in environment.items() if before.get(name) != value}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -166,6 +166,13 @@ def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order:
     return len(ordered)
 
 
+class Exported(NamedTuple):
+    counts: dict[str, int]
+    """How many runs each file has now."""
+    left_out: list[str]
+    """The keys of runs that belong to no queue of the experiment, or to one that depends on runs that are missing."""
+
+
 def export_queues(
     lines: Mapping[str, dict[str, Any]],
     results: Path,
@@ -174,14 +181,11 @@ def export_queues(
     get_file_name: Callable[[str], str],
     find_keys: Callable[[str], Sequence[str]],
     describe: Callable[[Sequence[str]], Mapping[str, Any]] = lambda keys: {},
-) -> dict[str, int]:
-    """Add the runs of a finished.jsonl to the files of their queues in `results`; returns how many runs each file has.
+) -> Exported:
+    """Add the runs of a finished.jsonl to the files of their queues in `results`.
 
     `find_keys(name)` returns the keys of a queue in their order, `describe(keys)` more fields of its file. A run of
     several queues is in the file of the first.
-
-    Raises:
-        InvalidInput: a run belongs to no queue, or to one that depends on runs that are missing. The others are added.
     """
     waiting, counts = dict(lines), dict[str, int]()
     for name in queues:
@@ -192,9 +196,7 @@ def export_queues(
         if new := {key: make_row(waiting.pop(key)) for key in keys if key in waiting}:
             path = results / get_file_name(name)
             counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name, **describe(keys)}, new, keys)
-    if waiting:
-        raise InvalidInput(f"{len(waiting)} runs in {FINISHED} belong to no queue, the first is {next(iter(waiting))}")
-    return counts
+    return Exported(counts, list(waiting))
 
 
 # The command of an experiment that trains queues
@@ -205,7 +207,7 @@ def run_command(
     queues: Sequence[str],
     read_runs: Callable[..., Mapping[str, Any]],
     make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
-    export: Callable[[Path, Path], Mapping[str, int]],
+    export: Callable[[Path, Path], Exported],
     get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
 ) -> None:
     """Train the queues that the command line names, in this order, or with `export` write what is finished to results/.
@@ -214,7 +216,7 @@ def run_command(
     shorter ones. A queue that needs results of runs that are left is skipped.
 
     `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
-    `get_options(name)` more options of `train_queue`, and `export(finished, results)` how many runs each file has.
+    `get_options(name)` more options of `train_queue`, and `export(finished, results)` exports runs.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queue", nargs="+", choices=(*queues, "export"), metavar="queue", help=", ".join(queues))
@@ -234,8 +236,13 @@ def run_command(
     if len(args.run_seconds) not in (1, len(args.queue)):
         parser.error(f"{len(args.run_seconds)} --run-seconds for {len(args.queue)} queues; give one, or one for each")
     if args.queue == ["export"]:
-        for name, count in export(args.runs / FINISHED, args.results).items():
+        counts, left_out = export(args.runs / FINISHED, args.results)
+        for name, count in counts.items():
             print(count, "runs in", args.results / name)
+        if left_out:
+            print(
+                f"{len(left_out)} runs are of no queue here, or of one that needs more runs; the first: {left_out[0]}"
+            )
         return
     if "export" in args.queue:
         parser.error("export is a command of its own; run it after the queues")

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim.inputs import State, StepInputs
-from mvngrad.optim.tensors import is_wrapper
 from mvngrad.rule import LOG_OF_ZERO
 
 
@@ -75,17 +74,12 @@ class Batch:
         """The tensors with other strides; the kernel works on copies of them."""
 
     def _check_tensors(self, params: list[Tensor], grads: list[Tensor], state: State) -> None:
-        """Raise a ValueError for tensors that a kernel cannot read, or would read beyond their end."""
+        """Raise a ValueError for state on another device, and for tensors that a kernel would read beyond their end."""
         other_devices = {str(tensor.device) for tensors in state.values() for tensor in tensors} - {str(self.device)}
         if other_devices:
             raise ValueError(
                 f"state is on {', '.join(other_devices)} and its parameter on {self.device}: move the model before the "
                 "first step, or load the state again after moving it"
-            )
-        if wrappers := {type(grad).__name__ for grad in grads if is_wrapper(grad)}:
-            raise ValueError(
-                f"a gradient is a {', '.join(wrappers)}, which may have no memory that a fused step could read: leave "
-                "it out, or set fused=False"
             )
         wholes = {"gradient": grads} | {name: state[name] for name in (*self.rule.state_names, "low") if name in state}
         for name, tensors in wholes.items():

@@ -215,6 +215,9 @@ def _dial(floors: Mapping[float, tuple[float, ...]], make: Callable[[OptimizerNa
     return runs
 
 
+MNIST_SEEDS = (6, 7, 8, 9, 10)
+"""Of the dial on MNIST; seeds 1 to 5 were seen before its rule was written."""
+
 BATCH_128_RATES = (5e-4, 1e-3, 5e-3, 1e-2)
 """The paper's at this batch size."""
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from mvngrad_lab.experiments.floor.arms import GRID_ARMS
+from mvngrad_lab.experiments.floor.arms import GRID_ARMS, MNIST_SEEDS
 from mvngrad_lab.recipe import COUPLED, RULES, has_eps_s
 from mvngrad_lab.report.claims import find_values
 from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast
@@ -387,6 +387,8 @@ def compare_beta_mean(result: dict[str, Any]) -> Verdict:
 
 @judges("floor-mnist")
 def judge_mnist(result: dict[str, Any]) -> Verdict:
+    if not {*result["seeds"]} <= {*MNIST_SEEDS}:
+        return Verdict(NOT_RUN, "", "The stored run has seeds that were seen before the rule was written.")
     gains = {
         NAMES[cell]: estimate_contrast(
             {"floor": result["cells"][cell][MNIST_FLOOR]["test"], "none": result["cells"][cell]["0"]["test"]},

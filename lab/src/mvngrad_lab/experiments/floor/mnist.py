@@ -14,7 +14,7 @@ import torch
 
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.floor.arms import NO_FLOOR, with_floor
+from mvngrad_lab.experiments.floor.arms import MNIST_SEEDS, NO_FLOOR, with_floor
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import COUPLED, Recipe, has_eps_s
 from mvngrad_lab.tasks.files import find_files
@@ -35,7 +35,7 @@ class MnistDial(Recipe):
     data: str = "mnist"
     epochs: int = 3
     betas: tuple[float, float] = (0.9, 0.99)
-    seeds: tuple[int, ...] = (6, 7, 8, 9, 10)
+    seeds: tuple[int, ...] = MNIST_SEEDS
     floors: tuple[tuple[float, tuple[float, ...]], ...] = (
         (0.0, (3e-4, 1e-3, 3e-3, 1e-2)),
         (1e-5, (3e-4, 1e-3, 3e-3, 1e-2)),
@@ -58,7 +58,7 @@ def make_recipe(quick: bool, data: Path | None) -> MnistDial:
     complete = find_files("mnist", mnist.FILES, data) is not None and not quick
     recipe = MnistDial() if complete else MnistDial("mnist-5k", epochs=10)
     some = tuple((floor, rates[1:3]) for floor, rates in recipe.floors if floor in (0.0, 1e-2, 1.0))
-    return dataclasses.replace(recipe, epochs=2, seeds=(6, 7), floors=some) if quick else recipe
+    return dataclasses.replace(recipe, epochs=2, seeds=MNIST_SEEDS[:2], floors=some) if quick else recipe
 
 
 def make_jobs(recipe: MnistDial) -> list[Job]:
