@@ -17,7 +17,7 @@ from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import estimate_contrast
-from mvngrad_lab.report.verdicts import find_judges
+from mvngrad_lab.report.verdicts import find_judges, find_latest
 
 
 def test_the_start_of_a_training_with_a_floor():
@@ -34,7 +34,7 @@ def test_the_start_of_a_training_with_a_floor():
 
 def test_the_floor_runs_at_200_epochs():
     """If this fails after new runs: the log's table of them, and what the settings page says."""
-    tables = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    tables = {name: each.result for name, each in find_latest(load_records(ROOT / "results", warn=pytest.fail)).items()}
     arms, log, settings = tables["floor-table"]["arms"], read("log.md"), read("how-to/settings.md")
     rows = json.loads((ROOT / "results" / "floor-table.json").read_text())["runs"]
     assert f"At 200 epochs {len(rows)} of 27 runs are done" in log
@@ -78,6 +78,14 @@ def test_the_floor_runs_at_200_epochs():
         best = [dial[cell][floor]["best"] for cell, floor in product(cells, floors)]
         assert f"{min(best):.1f}% to {max(best):.1f}% {where}" in settings
     assert f"{dial['sgd']['1']['best']:.1f}% with SGD" in settings
+    for floor, title in (("0", "none"), ("0.001", "1e-3"), ("0.01", "1e-2"), ("0.1", "1e-1")):
+        values = " | ".join(f"{dial[cell][floor]['best']:.2f}" for cell in cells)
+        assert f"| {title} | {values} |" in log
+    verdict = find_judges()["floor-mnist"](tables["floor-mnist"])
+    gains = [f"{row.value:.2f}" for row in verdict.strip.rows]
+    assert f"adds {', '.join(gains[:3])} and {gains[3]} points" in log
+    p = re.findall(r" (0\.\d+)", verdict.measured)[:4]
+    assert f"(p = {', '.join(p[:3])} and {p[3]} after Holm's correction; `floor-mnist`: {verdict.status})" in log
 
 
 def read_grid(queue):
