@@ -144,9 +144,10 @@ def describe_deviations(seeds: int, ratios: Sequence[float]) -> str:
     return f"Power: if deviations are equal, all four are within a factor of 2 in {every:.2f}; one is found in {ratio}."
 
 
-def state(power: Callable[..., float], values: Sequence[float], unit: str) -> str:
-    """
-    >>> state(lambda shift: shift / 2, (0.5, 1), " deviations")
+def list_powers(power: Callable[..., float], values: Sequence[float], unit: str) -> str:
+    """The powers at some values, as text.
+
+    >>> list_powers(lambda shift: shift / 2, (0.5, 1), " deviations")
     '0.25, 0.50 for 0.5, 1 deviations'
     """
     return f"{', '.join(f'{power(value):.2f}' for value in values)} for {', '.join(f'{v:g}' for v in values)}{unit}"

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from mvngrad_lab.report.claims import find_values
-from mvngrad_lab.report.power import describe_deviations, describe_means, state, welch_power
+from mvngrad_lab.report.power import describe_deviations, describe_means, list_powers, welch_power
 from mvngrad_lab.report.statistics import LEVEL
 
 TEXTS = {"wikitext": (4, 2.0, 10.0, (10,)), "openwebtext": (3, 0.02, 0.1, (10, 30))}
@@ -47,13 +47,13 @@ def make_sentences() -> dict[str, str]:
             sentences[f"{text}-{kind}"] = f"Power with the paper's deviations: {means}"
             sentences[claim] = describe_deviations(seeds, ratios)
     two = (
-        state(partial(welch_power, SEEDS, deviations=(deviation, 0.001)), differences, " nats")
+        list_powers(partial(welch_power, SEEDS, deviations=(deviation, 0.001)), differences, " nats")
         for deviation, differences in ((0.012, (0.01, 0.03, 0.1)), (0.006, (0.01, 0.03)))
     )
     one_test = "Power of one test if the deviations are 0.012 and 0.001: {}; if 0.006 and 0.001: {}."
     sentences["stand-in-adam"] = one_test.format(*two)
     laprop, *others = sorted(find_values("wikitext-deviation-validation").values(), reverse=True)
     paper = laprop / math.sqrt(sum(deviation**2 for deviation in others) / 3)
-    spread = state(spread_power, (round(paper, 1), 5, 10), " times the deviation")
+    spread = list_powers(spread_power, (round(paper, 1), 5, 10), " times the deviation")
     sentences["stand-in-spread"] = f"Power {spread} (the first is the paper's)."
     return sentences

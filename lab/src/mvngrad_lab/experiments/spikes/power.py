@@ -8,7 +8,7 @@ from scipy import stats
 
 from mvngrad_lab.experiments.spikes.judge import LAST_AND_FIRST, LEVEL
 from mvngrad_lab.experiments.spikes.recipes import RATE_FACTORS, SEEDS, TASKS
-from mvngrad_lab.report.power import signed_rank_power, state
+from mvngrad_lab.report.power import list_powers, signed_rank_power
 
 FIRST_LEVEL = LEVEL / len(LAST_AND_FIRST)
 """Holm's first."""
@@ -32,7 +32,7 @@ def make_sentences() -> dict[str, str]:
     sentences = {}
     for task in ("text", "images"):
         n = count_pairs(task)
-        power = state(partial(signed_rank_power, n, level=FIRST_LEVEL), (0.5, 0.8, 1), " deviations")
+        power = list_powers(partial(signed_rank_power, n, level=FIRST_LEVEL), (0.5, 0.8, 1), " deviations")
         errors = [signed_rank_power(n, 0, FIRST_LEVEL, seeds=len(SEEDS), correlation=each) for each in (0.2, 0.5)]
         sentences[f"spikes-{task}-recovery"] = (
             f"Power {power}. Pairs of one seed share weights, data and events, so p is nominal: at the level "
@@ -49,7 +49,7 @@ def make_sentences() -> dict[str, str]:
         f"All of MNIST: {MNIST_SEEDS['mnist']} seeds, power {whole} for a shift of 1, 1.5 deviations; "
         f"the 5,000 digits: {MNIST_SEEDS['mnist-5k']} seeds, power {sample}."
     )
-    divergence = state(sign_test_power, (5, 8, 12), " such pairs")
+    divergence = list_powers(sign_test_power, (5, 8, 12), " such pairs")
     return {
         **sentences,
         "spikes-mnist-usual-recovery": mnist,

@@ -6,7 +6,7 @@ from functools import partial
 
 from mvngrad_lab.experiments.sweeps.judge import EQUALITY_LEVEL, POINT
 from mvngrad_lab.experiments.sweeps.sweeps import SWEEPS
-from mvngrad_lab.report.power import narrower_power, signed_rank_power, state
+from mvngrad_lab.report.power import list_powers, narrower_power, signed_rank_power
 from mvngrad_lab.report.statistics import LEVEL
 
 MEDIANS = {
@@ -32,14 +32,16 @@ def make_sentences() -> dict[str, str]:
     sentences = dict[str, str]()
     for sweep, claims in MEDIANS.items():
         n = count_settings(sweep)
-        power = state(partial(signed_rank_power, n, level=LEVEL), (0.5, 0.8, 1), " deviations")
+        power = list_powers(partial(signed_rank_power, n, level=LEVEL), (0.5, 0.8, 1), " deviations")
         sentences |= dict.fromkeys(claims, f"Power of one test over {n} pairs: {power} of a paired difference.")
     for sweep, claim in RANGES.items():
         n = count_settings(sweep)
-        power = state(partial(narrower_power, n), (2, 4, 8), " times the range")
+        power = list_powers(partial(narrower_power, n), (2, 4, 8), " times the range")
         sentences[claim] = f"Power of one test over {n} pairs: {power}."
     n = count_settings("cifar100-bs128")
-    power = state(lambda deviation: signed_rank_power(n, 0, EQUALITY_LEVEL, POINT / deviation), (0.5, 1, 2), " points")
+    power = list_powers(
+        lambda deviation: signed_rank_power(n, 0, EQUALITY_LEVEL, POINT / deviation), (0.5, 1, 2), " points"
+    )
     sentences["sweep-cifar-128"] = (
         f"Power over {n} pairs if nothing differs, by the deviation of a paired difference: {power}."
     )

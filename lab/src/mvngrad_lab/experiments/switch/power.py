@@ -7,7 +7,7 @@ from functools import partial
 
 from mvngrad_lab.experiments.switch.judge import END, LEVEL
 from mvngrad_lab.experiments.switch.records import SEEDS
-from mvngrad_lab.report.power import state, t_test_power
+from mvngrad_lab.report.power import list_powers, t_test_power
 
 
 def power(above: float, deviation: float) -> float:
@@ -15,8 +15,8 @@ def power(above: float, deviation: float) -> float:
 
 
 def make_sentences() -> dict[str, str]:
-    bump = state(partial(power, 0.2), (0.02, 0.05, 0.1), "")
-    end = state(partial(power, END), (0.001, 0.003, 0.005), "")
+    bump = list_powers(partial(power, 0.2), (0.02, 0.05, 0.1), "")
+    end = list_powers(partial(power, END), (0.001, 0.003, 0.005), "")
     return {
         "switch-bump": f"Power of the test if fresh / 2 - converted is 0.2, by its deviation: {bump} "
         "(measured: 0.21, 0.012).",
