@@ -340,6 +340,19 @@ def test_a_function_may_exit_and_change_the_folder(toy, tmp_path, monkeypatch):
     assert toy.work(root=Path("runs")) == {"raised": 1, "finished": 2}
 
 
+@dataclass(frozen=True)
+class BowlWithBetas(Bowl):
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+def test_a_setting_may_be_a_tuple(toy):
+    pairs = ((0.9, 0.99), (0.8, 0.9))
+    settings = {"run": lambda recipe: {"loss": recipe.betas[0]}, "metric": "loss", "higher": False}
+    toy.init(Sweep(stages=(grid(BowlWithBetas(), betas=pairs),), seconds=1, hardware="a CPU", **settings))
+    assert toy.work() == {"finished": 2}
+    assert describe_selection(toy.queue)[-1] == "sgd: 0.8  (betas [0.8, 0.9])"
+
+
 def test_a_selected_value_at_the_edge_of_the_grid_is_named(toy):
     toy.init(sweep_toy.make_sweep(sweep_toy.toys(("adam", "laprop"), lr=(0.0, 2.0, 3.0, 9.0), steps=(1, 2))))
     toy.work()

@@ -148,8 +148,8 @@ def describe_edges(record: Record, swept: Sequence[Record]) -> list[str]:
     mine = [other for other in swept if other.optimizer == record.optimizer]
     for name in varied_settings(mine):
         value = record.settings.get(name)
-        tried = {other.settings.get(name) for other in mine}
-        numbers = sorted(number for number in tried if isinstance(number, int | float) and not isinstance(number, bool))
+        tried = [other.settings.get(name) for other in mine]
+        numbers = sorted({each for each in tried if isinstance(each, int | float) and not isinstance(each, bool)})
         if value not in numbers or len(numbers) < 2 or value not in (numbers[0], numbers[-1]) or value == 0:
             continue
         end, more = ("least", "smaller") if value == numbers[0] else ("largest", "larger")
