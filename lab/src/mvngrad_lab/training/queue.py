@@ -152,7 +152,7 @@ def make_row(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _round(loss: float | None) -> float | None:
-    return None if loss is None else round(loss, 4)
+    return None if loss is None else round(loss, 3)
 
 
 def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order: Iterable[str]) -> int:
@@ -161,7 +161,7 @@ def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order:
     rows = {row["key"]: row for row in before} | dict(new)
     ordered = [rows[key] for key in dict.fromkeys((*order, *rows)) if key in rows]
     start = json.dumps({**head, "made": store.timestamp()}, indent=1).removesuffix("\n}")
-    body = ",\n".join(json.dumps(row) for row in ordered)
+    body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in ordered)
     store.write_atomic(path, f'{start},\n "runs": [\n{body}\n]\n}}\n')
     return len(ordered)
 
