@@ -14,10 +14,12 @@ from mvngrad.diagnostics import diagnose, read_records
 from mvngrad.diagnostics.diagnosis import FLOOR_COUPLED, FLOOR_DECOUPLED
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.judge import compute_effects
+from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import estimate_contrast
 from mvngrad_lab.report.verdicts import find_judges, find_latest
+from mvngrad_lab.store import load_runs
 
 
 def test_the_start_of_a_training_with_a_floor():
@@ -86,6 +88,17 @@ def test_the_floor_runs_at_200_epochs():
     assert f"adds {', '.join(gains[:3])} and {gains[3]} points" in log
     p = re.findall(r" (0\.\d+)", verdict.measured)[:4]
     assert f"(p = {', '.join(p[:3])} and {p[3]} after Holm's correction; `floor-mnist`: {verdict.status})" in log
+
+
+def test_the_dial_on_the_sample_of_mnist():
+    recipe = MnistDial("mnist-5k", epochs=10)
+    (result,) = (run.result for run in load_runs(ROOT / "results") if run.key == recipe.key)
+    verdict = find_judges()["floor-mnist"](result)
+    gains, p = [f"{row.value:.2f}" for row in verdict.strip.rows], re.findall(r" (0\.\d+)", verdict.measured)[:4]
+    text = "{}, {}, {} and {} points (p = {}, {}, {} and {}; {}, for MVN-Grad alone"
+    assert text.format(*gains, *p, verdict.status) in read("log.md")
+    readme = " ".join(FLOOR_README.read_text().split())
+    assert f"they gain {min(gains)} to {max(gains)}, which is shown for MVN-Grad alone" in readme
 
 
 def read_grid(queue):
@@ -276,6 +289,7 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
     assert sentence.format(*by_seed, p) in log
 
 
+FLOOR_README = ROOT / "lab" / "src" / "mvngrad_lab" / "experiments" / "floor" / "README.md"
 SIGNS = {"floor": 1.0, "none": -1.0}
 
 
