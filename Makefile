@@ -13,8 +13,9 @@ export PYTHONDONTWRITEBYTECODE :=
 reproduce: $(READY)
 	$(BIN)/mvngrad reproduce
 
+# One worker more than cores, because some tests wait for other processes.
 test: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
