@@ -213,6 +213,40 @@ def test_a_full_disk_fails_the_experiment(tmp_path):
     assert not list(tmp_path.rglob(".*")), "a partial file was left behind"
 
 
+def list_files(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_second_process_is_refused_before_it_changes_anything(tmp_path, capsys):
+    process = command("reproduce", "separation", root=tmp_path, wait=False)
+    try:
+        assert has_started(tmp_path, "separation")
+        process.send_signal(signal.SIGSTOP)
+        before = list_files(tmp_path)
+        assert cli.main(["reproduce", "memory", "--quick", "--runs", str(tmp_path)]) == 2
+        assert list_files(tmp_path) == before
+        error = capsys.readouterr().err
+        assert f"mvngrad: {tmp_path} is in use by process {process.pid} on this machine; wait for it" in error
+        assert "another folder with --runs" in error
+        assert cli.main(["report", "--runs", str(tmp_path)]) == 0, "others may read"
+    finally:
+        process.kill()
+        process.communicate()
+    assert cli.main(["reproduce", "memory", "--quick", "--runs", str(tmp_path)]) == 0
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_process_that_lost_its_lock_stores_no_result(tmp_path, monkeypatch, capsys):
+    def run(recipe, data, tick):
+        (tmp_path / "lock").write_text("another's lock")
+        return {}
+
+    monkeypatch.setattr(spike, "run", run)
+    assert cli.main(["reproduce", "spike", "memory", "--quick", "--runs", str(tmp_path)]) == 2
+    assert "was taken by another process" in capsys.readouterr().err
+    assert store.load_runs(tmp_path) == []
+
+
 def test_without_its_packages_the_command_says_what_to_install():
     code = "import sys; sys.modules['tyro'] = None; from mvngrad_lab.__main__ import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -21,8 +21,9 @@ from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs
 from mvngrad_lab.cli.sweep import Sweeps, hide_passwords
-from mvngrad_lab.discovery import find_experiments
+from mvngrad_lab.discovery import Experiment, find_experiments
 from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
+from mvngrad_lab.store.lock import Check, Locked, lock_folder
 
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
@@ -48,16 +49,26 @@ class Reproduce:
     open: Open = False
 
     def __call__(self) -> int:
+        from mvngrad_lab.experiments import select_experiments
+
+        selected = select_experiments(self.experiments)
+        try:
+            with lock_folder(self.runs) as check:
+                return self._run(selected, check)
+        except Locked as error:
+            raise Locked(f"{error}; or name another folder with --runs") from error
+
+    def _run(self, selected: list[Experiment], check: Check) -> int:
         from rich.console import Console
 
         from mvngrad_lab.cli.progress import Bars
-        from mvngrad_lab.experiments import reproduce, select_experiments
+        from mvngrad_lab.experiments import reproduce
 
-        selected, console = select_experiments(self.experiments), Console()
+        console = Console()
         display = Bars(console)
         try:
             with display:
-                outcomes = reproduce(selected, display, root=self.runs, quick=self.quick, data=self.data)
+                outcomes = reproduce(selected, display, root=self.runs, quick=self.quick, data=self.data, check=check)
         except KeyboardInterrupt:
             console.print("Interrupted. Finished results are stored; run the same command to continue.")
             return 130

@@ -34,6 +34,7 @@ from mvngrad_lab.discovery import Experiment, OnEvent, RunModule, Tick, find_exp
 from mvngrad_lab.errors import UserError
 from mvngrad_lab.store import RunFolder, timestamp
 from mvngrad_lab.store.environment import LIBRARY, environment
+from mvngrad_lab.store.lock import Check
 
 __all__ = ["Experiment", "OnEvent", "RunModule", "Tick", "find_experiments", "reproduce", "select_experiments"]
 __path__ = pkgutil.extend_path(__path__, __name__)
@@ -85,9 +86,18 @@ def code_hash(experiment: Experiment) -> str:
 
 
 def reproduce(
-    experiments: Iterable[Experiment], display: Display, *, root: Path, quick: bool = False, data: Path | None = None
+    experiments: Iterable[Experiment],
+    display: Display,
+    *,
+    root: Path,
+    quick: bool = False,
+    data: Path | None = None,
+    check: Check = lambda: None,
 ) -> list[Outcome]:
-    """Run what the store does not have yet. An exception ends its experiment, Ctrl-C ends all."""
+    """Run what the store does not have yet. An exception ends its experiment, Ctrl-C ends all.
+
+    `check` is called before each experiment and before its result is written.
+    """
     outcomes = list[Outcome]()
     waiting: list[tuple[Experiment, RunModule, RunFolder | None, str]] = []
     for experiment in experiments:
@@ -103,6 +113,7 @@ def reproduce(
     here = environment() if waiting else {}  # imports torch, which the plan's estimate need not contain
     display.plan([experiment for experiment, *_ in waiting], quick)
     for experiment, module, run_folder, code in waiting:
+        check()
         tick, start = display.begin(experiment, run_folder is not None and run_folder.interrupted), time.perf_counter()
         try:
             if run_folder is None:
@@ -110,6 +121,7 @@ def reproduce(
             else:
                 run_folder.start({**here, "code": code, "quick": quick, "made": timestamp()})
                 result = module.run(run_folder.recipe, data, tick)
+                check()
                 run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
             outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
         except Exception as error:
