@@ -21,21 +21,21 @@ from mvngrad_lab.cli import progress
 from mvngrad_lab.cli.progress import Bars, TrainingBar
 from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.experiments.spike import run as spike
+from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.training import events
 
 EXPERIMENTS = find_experiments()
-SPIKE = dataclasses.replace(EXPERIMENTS["spike"], seconds=(10, 10))
-MEMORY = dataclasses.replace(EXPERIMENTS["memory"], seconds=(30, 30))
+SPIKE, MEMORY = EXPERIMENTS["spike"], EXPERIMENTS["memory"]
 
 
 class Recorder:
     """A display that records its calls."""
 
     def __init__(self):
-        self.planned, self.begun, self.ended = None, [], []
+        self.expected, self.begun, self.ended = None, [], []
 
-    def plan(self, experiments, quick):
-        self.planned = [experiment.name for experiment in experiments]
+    def plan(self, experiments):
+        self.expected = {experiment.name: seconds for experiment, seconds in experiments}
 
     def begin(self, experiment, interrupted):
         self.begun.append((experiment.name, interrupted))
@@ -64,7 +64,7 @@ def test_finished_results_are_reused(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     outcomes, display = run_quick(tmp_path, "spike", "memory")
     assert get_statuses(outcomes) == {"spike": "stored", "memory": "stored"}
-    assert display.planned == []
+    assert display.expected == {}
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
 
 
@@ -276,7 +276,7 @@ def test_bars_estimate_the_remaining_time(monkeypatch):
     monkeypatch.setattr(progress, "measure_slowness", lambda: 1.0)
     console = Console(force_terminal=True, width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with Bars(console) as bars:
-        bars.plan([SPIKE, MEMORY], quick=False)
+        bars.plan([(SPIKE, 10), (MEMORY, 30)])
         tick = bars.begin(SPIKE, True)
         tick(0.5)
         (everything, current) = bars.tasks
@@ -368,11 +368,32 @@ def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monke
 
 
 def test_an_estimate_counts_the_speed_of_this_machine_and_the_processes_that_an_experiment_can_use():
-    experiment = dataclasses.replace(SPIKE, seconds=(60.0, 6.0), jobs=3)
+    experiment = dataclasses.replace(SPIKE, jobs=3)
     start = 2 * progress.WORKER_SECONDS
-    assert progress.estimate_seconds(experiment, quick=False, slowness=2.0, cores=2) == 60 + start
-    assert progress.estimate_seconds(experiment, quick=True, slowness=2.0, cores=16) == 4 + start
-    assert progress.estimate_seconds(experiment, quick=True, slowness=2.0, cores=1) == 12, "in this process"
-    assert (
-        progress.estimate_seconds(dataclasses.replace(experiment, gpu=True), quick=False, slowness=2.0, cores=2) == 60
-    )
+    assert progress.estimate_seconds(experiment, 60, slowness=2.0, cores=2) == 60 + start
+    assert progress.estimate_seconds(experiment, 6, slowness=2.0, cores=16) == 4 + start
+    assert progress.estimate_seconds(experiment, 6, slowness=2.0, cores=1) == 12, "in this process"
+    assert progress.estimate_seconds(dataclasses.replace(experiment, gpu=True), 60, slowness=2.0, cores=2) == 60
+
+
+def make_digits(folder):
+    """Files that have the names of all of MNIST."""
+    for known in mnist.FILES:
+        store.write_atomic(folder / "mnist" / known.name, "")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["floor-mnist", "spikes-mnist"])
+def test_an_estimate_is_that_of_the_digits_that_are_here(tmp_path, monkeypatch, no_data, name):
+    experiment, digits = EXPERIMENTS[name], make_digits(tmp_path / "data")
+    monkeypatch.setattr(experiment.load(), "run", lambda recipe, data, tick: {})
+
+    def get_expected(quick, data):
+        display = Recorder()
+        experiments.reproduce([experiment], display, root=tmp_path, quick=quick, data=data)
+        return display.expected[name]
+
+    sample, quick = experiment.seconds
+    assert get_expected(quick=False, data=None) == sample
+    assert get_expected(quick=False, data=digits) == experiment.seconds_by_data["mnist"] > 4 * sample
+    assert get_expected(quick=True, data=digits) == quick, "of a part of the sample"

@@ -6,8 +6,8 @@ The experiments import the report, so the report imports them by this alone.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +55,13 @@ class Experiment:
     """How many processes it can use, if there are as many cores."""
     gpu: bool = False
     """Needs a GPU, so it runs only if named on the command line."""
+    seconds_by_data: Mapping[str, float] = field(default_factory=dict)
+    """Expected duration in full by `data` of the recipe, where it is not that of `seconds`."""
+
+    def expected_seconds(self, quick: bool, recipe: Recipe | None) -> float:
+        """Expected duration of a recipe; without one, of the trainings on a GPU."""
+        usual = self.seconds[quick]
+        return usual if quick else self.seconds_by_data.get(getattr(recipe, "data", ""), usual)
 
     def load(self) -> RunModule:
         return cast(RunModule, import_module(self.module))

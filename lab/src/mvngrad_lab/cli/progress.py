@@ -52,12 +52,12 @@ def measure_slowness() -> float:
     return (time.perf_counter() - start) / PROBE_SECONDS
 
 
-def estimate_seconds(experiment: Experiment, quick: bool, slowness: float, cores: int) -> float:
-    """How long an experiment takes; on a GPU as on the H200."""
+def estimate_seconds(experiment: Experiment, seconds: float, slowness: float, cores: int) -> float:
+    """How long an experiment takes here, from its `seconds` on the reference machine; on a GPU as on the H200."""
     if experiment.gpu:
-        return experiment.seconds[quick]
+        return seconds
     processes = min(cores, experiment.jobs)
-    return slowness * (experiment.seconds[quick] / processes + (WORKER_SECONDS if processes > 1 else 0.0))
+    return slowness * (seconds / processes + (WORKER_SECONDS if processes > 1 else 0.0))
 
 
 class TrainingBar(Progress):
@@ -100,9 +100,9 @@ class Bars(Progress):
         self.training, self.metrics = "", dict[str, float]()
         """The key of the current training and its latest metrics."""
 
-    def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
+    def plan(self, experiments: Sequence[tuple[Experiment, float]]) -> None:
         slowness, cores = measure_slowness(), count_cores()
-        self.expected = {each.name: estimate_seconds(each, quick, slowness, cores) for each in experiments}
+        self.expected = {each.name: estimate_seconds(each, seconds, slowness, cores) for each, seconds in experiments}
         if total := sum(self.expected.values()):
             self.console.print(f"{len(experiments)} to run, about {clock(total)}")
             self.everything = self.add_task("everything", total=total, left="")

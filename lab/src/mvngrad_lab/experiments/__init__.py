@@ -58,8 +58,8 @@ class Outcome:
 class Display(Protocol):
     """What a person sees while experiments run."""
 
-    def plan(self, experiments: Sequence[Experiment], quick: bool) -> None:
-        """Called once with what will run."""
+    def plan(self, experiments: Sequence[tuple[Experiment, float]]) -> None:
+        """Called once with what will run, and its expected seconds where `Experiment.seconds` was measured."""
 
     def begin(self, experiment: Experiment, interrupted: bool) -> Tick: ...
 
@@ -111,7 +111,9 @@ def reproduce(
         else:
             waiting.append((experiment, module, run_folder, code))
     here = environment() if waiting else {}  # imports torch, which the plan's estimate need not contain
-    display.plan([experiment for experiment, *_ in waiting], quick)
+    display.plan(
+        [(each, each.expected_seconds(quick, folder.recipe if folder else None)) for each, _, folder, _ in waiting]
+    )
     for experiment, module, run_folder, code in waiting:
         check()
         tick, start = display.begin(experiment, run_folder is not None and run_folder.interrupted), time.perf_counter()

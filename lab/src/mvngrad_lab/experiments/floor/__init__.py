@@ -5,5 +5,12 @@ from mvngrad_lab.experiments import Experiment
 EXPERIMENTS = (
     Experiment("floor", "a floor under the divisor, in every cell", (20_000, 20_000), f"{__name__}.run", gpu=True),
     Experiment("floor-dial", "the dial, from no floor to SGD", (1200, 1200), f"{__name__}.dial", gpu=True),
-    Experiment("floor-mnist", "the dial on MNIST, from no floor to SGD", (280, 4.5), f"{__name__}.mnist", jobs=40),
+    Experiment(
+        "floor-mnist",
+        "the dial on MNIST, from no floor to SGD",
+        (200, 4.5),
+        f"{__name__}.mnist",
+        jobs=40,
+        seconds_by_data={"mnist": 1050},
+    ),
 )

@@ -4,5 +4,12 @@ from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
     Experiment("spikes", "bad batches in real trainings", (3_500, 3_500), f"{__name__}.run", gpu=True),
-    Experiment("spikes-mnist", "bad batches on MNIST", (420, 36), f"{__name__}.mnist", jobs=760),
+    Experiment(
+        "spikes-mnist",
+        "bad batches on MNIST",
+        (420, 36),
+        f"{__name__}.mnist",
+        jobs=760,
+        seconds_by_data={"mnist": 2400},
+    ),
 )
