@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from mvngrad_lab import cli
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.store import read_run
+from mvngrad_lab.store import read_rows, read_run
 from mvngrad_lab.sweep import Sweep, grid
 from mvngrad_lab.sweep.records import latest_by_key
 from mvngrad_lab.sweep.stages import requeue_errors
@@ -143,7 +143,23 @@ def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
 
     with pytest.raises(Interrupted):
         train(recipe, root=tmp_path / "parts", checkpoint_every=0, on_event=interrupt, observe=lambda *_: interrupt(0))
-    assert train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result["weights"] == whole["weights"]
+    parts = train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result
+    assert parts["weights"] == whole["weights"]
+    assert parts["validation_loss"] == whole["validation_loss"]
+
+
+def test_a_validation_set_that_draws_numbers_is_the_same_in_every_run_of_a_seed(tmp_path):
+    def get_losses(name, **settings):
+        recipe = make_recipe(noisy, lr=0.0, **settings)
+        train(recipe, root=tmp_path / name, on_event=lambda event: None)
+        return [row["validation_loss"] for row in read_rows(tmp_path / name / recipe.key / "metrics.jsonl")]
+
+    before = torch.get_rng_state()
+    first = get_losses("first", seed=1)
+    assert torch.equal(torch.get_rng_state(), before), "the training's own draws are not disturbed"
+    torch.rand(1)
+    assert get_losses("second", seed=1) == first
+    assert first[0] != first[1], "an epoch has draws of its own"
 
 
 class WithOffset(torch.nn.Linear):

@@ -22,7 +22,7 @@ from mvngrad_lab.store.lock import Check, Locked
 from mvngrad_lab.training import checkpoint, parallel
 from mvngrad_lab.training.events import EpochEnd, Event, Message, StepProgress
 from mvngrad_lab.training.step import TrainingStep
-from mvngrad_lab.training.task import EpochPlan
+from mvngrad_lab.training.task import EpochPlan, seed_evaluation
 
 Observer: TypeAlias = Callable[[int, TrainingStep], Any]
 """Called with the number of epochs done and the training step, which it may read and must not change."""
@@ -282,7 +282,8 @@ class Trainer:
         training_step = self.training_step
         training_step.model.eval()
         device = training_step.step_index.device.type
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
+        seeded = seed_evaluation(self.recipe.seed, self.step // self.steps_per_epoch)
+        with seeded, torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
             model = EvaluatedModel(training_step.model, self._stop_if_asked)
             metrics = training_step.task.evaluate(model, final) | training_step.train_metrics()
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

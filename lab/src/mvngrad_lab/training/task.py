@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -85,6 +86,17 @@ def make_generators(seed: int, epoch: int) -> tuple[random.Random, torch.Generat
     """Random number generators for an epoch's plan. Seed and epoch are mixed as text, so neighbours are unrelated."""
     draw = random.Random(f"{seed} {epoch}")
     return draw, torch.Generator().manual_seed(draw.getrandbits(32))
+
+
+@contextmanager
+def seed_evaluation(seed: int, epoch: int) -> Iterator[None]:
+    """Seed torch's generator of the CPU, which a Dataset may draw from; afterwards it is as before.
+
+    torch.manual_seed would also change the generators of GPUs, which the training may use.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(random.Random(f"{seed} {epoch} evaluation").getrandbits(32))
+        yield
 
 
 def build_initial_model(task: Task, seed: int) -> nn.Module:
