@@ -1,0 +1,146 @@
+"""Verdicts on the dial, batch 128, mixed images and beta_mean, on generated runs whose truth is known."""
+
+import dataclasses
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from floor_runs import JUDGES, NOISE, collect, judge, write_runs
+
+from mvngrad_lab.experiments.floor import arms, records
+from mvngrad_lab.report.page import draw
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
+from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
+
+
+def dial_results(gain, harm):
+    """Accuracy and loss by floor, the middle rate best."""
+    for queue, floors, metric in (
+        (arms.dial(), arms.DIAL, "test_accuracy"),
+        (arms.language_dial(), arms.LANGUAGE_DIAL, "validation_loss"),
+    ):
+        rates = iter(queue)
+        for floor, tried in floors.items():
+            for _ in arms.COUPLED if floor < 1 else ("sgd",):
+                for at, recipe in enumerate(next(rates) for _ in tried):
+                    floored = 1e-3 <= floor < 1
+                    value = 72 + gain * floored if metric == "test_accuracy" else 4 + harm * floored
+                    yield recipe, {metric: value - (at != 1 if metric == "test_accuracy" else -float(at != 1))}
+
+
+@pytest.mark.parametrize(("gain", "harm", "expected"), [(2, 0.3, REPRODUCED), (0.5, 0.04, NOT_REPRODUCED)])
+def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
+    write_runs(tmp_path, list(dial_results(gain, harm)))
+    dial = collect(tmp_path)["floor-dial"]
+    assert dial.result["images"]["cells"]["laprop"]["0.001"] == {"best": 72 + gain, "lr": 1e-2, "done": 3, "of": 3}
+    assert dial.result["images"]["cells"]["sgd"]["1"]["lr"] == 10
+    assert dial.result["language"]["gradient_rms"] == 1e-3
+    for task in ("images", "language"):
+        verdict = JUDGES[f"floor-dial-{task}"](dial.result)
+        assert verdict.status == expected
+        assert [row.value for row in verdict.strip.rows] == pytest.approx([gain if task == "images" else harm] * 4)
+    (figure,) = draw(dial)
+    assert [panel.title for panel in figure.panels] == ["CIFAR-100", "GPT-2 30M"]
+    assert "LaProp 72 at" in figure.panels[0].svg
+
+
+def test_a_loss_between_none_and_the_needed_one_decides_nothing(tmp_path):
+    write_runs(tmp_path, list(dial_results(2, 0.07)))
+    assert judge(tmp_path, "floor-dial-language", "floor-dial").status == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("gain", "best_rate", "expected"),
+    [(0.5, 0.01, REPRODUCED), (0.5, 0.1, CAVEAT), (-0.5, 0.01, NOT_REPRODUCED), (0.0, 0.01, UNDECIDED)],
+)
+def test_the_dial_on_mnist_is_judged_at_the_floor_that_its_rule_names(gain, best_rate, expected):
+    noise = [0.05, -0.05, 0.02, -0.02, 0.0]
+
+    def point(test):
+        return {"test": test, "lr": best_rate, "validation": {str(lr): 0.0 for lr in (0.001, 0.01, 0.1)}}
+
+    floors = {"0": [94.0] * 5, "0.001": [99.0] * 5, "0.01": [94 + gain + by for by in noise]}
+    cells = {cell: {floor: point(test) for floor, test in floors.items()} for cell in arms.COUPLED}
+    result = {"cells": cells, "seeds": arms.MNIST_SEEDS, "gradient_rms": 1e-3, "data": "digits"}
+    verdict = JUDGES["floor-mnist"](result)
+    assert verdict.status == expected
+    assert [row.value for row in verdict.strip.rows] == pytest.approx([gain] * 4)
+    assert ("at an end of its grid" in verdict.note) == (best_rate == 0.1)
+    assert JUDGES["floor-mnist"]({**result, "seeds": [1, 2, 3, 4, 5]}).status == NOT_RUN
+
+
+def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tmp_path):
+    write_runs(tmp_path, list(dial_results(2, 0.3)))
+    path = tmp_path / records.get_file_name("made-up")
+    rows = {row["key"]: row for row in json.loads(path.read_text())["runs"]}
+    for recipe in arms.language_dial()[: 4 * 3]:  # without a floor
+        del rows[recipe.key]["gradient_rms"]
+    for recipe in arms.language_dial()[4 * 3 : 8 * 3]:  # at 1e-6
+        rows[recipe.key]["gradient_rms"] = [2e-4]
+    path.write_text(json.dumps({"runs": list(rows.values())}))
+    assert collect(tmp_path)["floor-dial"].result["language"]["gradient_rms"] == 2e-4
+
+
+def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
+    results = list(dial_results(2, 0.3))
+    write_runs(tmp_path, results[:20])  # all of floor 0, two cells of 1e-5 and two rates of the third
+    dial = collect(tmp_path)["floor-dial"]
+    assert JUDGES["floor-dial-images"](dial.result).status == NOT_RUN
+    (figure,) = draw(dial)
+    description = figure.panels[0].svg
+    assert "20 of 126 runs of both tasks are done" in figure.caption
+    assert description.count("72 at 0.001;") + description.count("72 at 0.001.") == 2, "AdaBelief and MVN-Grad"
+
+
+def batch_128_results(gain):
+    rng, grid = np.random.default_rng(5), arms.batch_128_grid()
+    yield from ((r, {"test_accuracy": 70.0 + (at == 2)}) for recipes in grid.values() for at, r in enumerate(recipes))
+    for arm, recipes in grid.items():
+        mean = 78 + gain * arm.endswith("-floor")
+        yield from ((r, {"test_accuracy": mean + rng.normal(0, NOISE)}) for r in arms.table_runs({arm: recipes[2]}))
+    for cell, seed in product(("adam", "laprop", "mvngrad"), (0, 1, 2)):
+        yield paper(cell, 128, seed), {"test_accuracy": 78 + gain * (cell == "mvngrad") + rng.normal(0, NOISE)}
+
+
+@pytest.mark.parametrize(("gain", "status"), [(2.0, REPRODUCED), (0.0, NOT_REPRODUCED), (1.0, UNDECIDED)])
+def test_batch_128_is_pooled_within_arms(tmp_path, gain, status):
+    write_runs(tmp_path, list(batch_128_results(gain)))
+    verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
+    assert verdict.status == status
+    assert "12 degrees of freedom" in verdict.measured
+
+
+@pytest.mark.parametrize(
+    ("shift", "status"),
+    [
+        ({}, REPRODUCED),
+        ({"adam": 2.0}, CAVEAT),
+        ({"adam": 2.0, "laprop": 2.0}, UNDECIDED),
+        (dict.fromkeys(arms.COUPLED, 5.0), NOT_REPRODUCED),
+    ],
+)
+def test_train_accuracy_on_mixed_images_is_compared_with_the_paper(tmp_path, shift, status):
+    mixed = {"adam": 83.15, "laprop": 83.05, "adabelief": 85.89, "mvngrad": 85.89}
+    write_runs(
+        tmp_path,
+        [
+            (r, {"train_accuracy_mixed": mixed[r.optimizer] + shift.get(r.optimizer, 0), "train_accuracy": 99.0})
+            for r in arms.as_published_runs()
+        ],
+    )
+    verdict = judge(tmp_path, "floor-train-mixed-1024", "floor-as-published")
+    assert verdict.status == status
+    assert (verdict.note == "A shift of +5.00 of all four.") == (len(shift) == 4)
+
+
+def test_beta_mean_is_compared_with_the_default(tmp_path):
+    results = []
+    for recipe in arms.beta_mean_runs():
+        image = isinstance(recipe, Cifar100)
+        for run, shift in ((recipe, 1.5), (dataclasses.replace(recipe, beta_mean=None), 0.0)):
+            results.append((run, {"test_accuracy": 70 + shift} if image else {"validation_loss": 4 + shift / 100}))
+    write_runs(tmp_path, results)
+    verdict = judge(tmp_path, "floor-beta-mean", "floor-beta-mean")
+    assert [round(row.value, 2) for row in verdict.strip.rows] == [1.5, 1.5, 0.5], "of 1 point, and of 0.03 of loss"
+    assert "language +0.015, to 4.015" in verdict.measured
