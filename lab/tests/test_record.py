@@ -247,6 +247,46 @@ def test_bad_batches_in_a_language_model():
     assert f"LaProp trains worse by {mean_loss('laprop', 'none', 3) - clean['laprop']:.2f}" in log
 
 
+def test_bad_batches_on_cifar100():
+    """If this fails after new runs: the log's entry, the settings page and the README."""
+    result = next(
+        each.result for each in load_records(ROOT / "results", warn=pytest.fail) if each.name == "spikes-images"
+    )
+    log, settings = read("log.md").replace("**", ""), read("how-to/settings.md")
+    damages = {}
+    for row in result["rows"]:
+        key = row["injection"], row["rate"], row["protection"], row["cell"]
+        damages.setdefault(key, []).append(row["damage"])
+    titles = {"labels": "wrong labels", "scaled": "loss times 1,000"}
+    clippings = {"no clipping": "none", "norm clipping": "norm", "z_clip": "`z_clip`"}
+    for injection, rate, clipping in product(titles, ("1x", "3x"), clippings):
+        cells = [
+            f" {median(damages[injection, rate, clipping, cell]):.1f} |"
+            if (injection, rate, clipping, cell) in damages
+            else " |"
+            for cell in ("adam", "laprop", "adabelief", "mvngrad")
+        ]
+        first = clipping == "no clipping"
+        title = f" {titles[injection]}" if first and rate == "1x" else ""
+        head = f"|{title} |{f' {rate}' if first else ''} | {clippings[clipping]} |"
+        assert head + "".join(cells) in log
+    runs = json.loads((ROOT / "results" / "spikes-images.json").read_text())["runs"]
+    ended = [
+        run["metrics"]["test_accuracy"]
+        for run in runs
+        if run["settings"]["injection"] == "scaled" and not (run["settings"]["clip"] or run["settings"]["z_clip"])
+    ]
+    assert len(ended) == 24
+    assert f"all 24 runs without clipping end at {min(ended):.2f}% to {max(ended):.2f}%" in log
+    assert f"ends every training at {min(ended):.2f}% to {max(ended):.2f}%" in settings
+    for claim in ("recovery", "damage", "clipping", "divergence"):
+        verdict = find_judges()[f"spikes-images-{claim}"](result)
+        assert f"`spikes-images-{claim}`: {verdict.status})" in log
+    for cell, rate in product(("adam", "laprop", "adabelief", "mvngrad"), ("1x", "3x")):
+        clipped, free = (damages["labels", rate, kind, cell] for kind in ("norm clipping", "no clipping"))
+        assert all(a > b for a, b in zip(clipped, free, strict=True)), "24 of 24 pairs"
+
+
 def test_8_bit_adamw_on_a_language_model():
     records = load_records(ROOT / "results", warn=pytest.fail)
     result = next(each.result for each in records if each.name == "state-precision-adamw")

@@ -185,6 +185,33 @@ def estimate_contrast(
     return Contrast(estimate, spread * math.sqrt(sum(w**2 / counts[arm] for arm, w in weights.items())), freedom)
 
 
+def estimate_ratio(
+    values: Mapping[str, Sequence[float]], above: Mapping[str, float], below: Mapping[str, float]
+) -> tuple[float, tuple[float, float] | None]:
+    """The ratio of two contrasts with seeds as blocks, and its 95% interval by Fieller's theorem.
+
+    The interval has every r for which the contrast of weights above - r * below is not different from 0. It is None if
+    the contrast `below` itself is not, because then no ratio is excluded.
+
+    >>> values = {"a": [0.9, 1.0, 1.1], "b": [3.9, 4.2, 3.9], "c": [2.0, 2.1, 1.9]}
+    >>> ratio, (low, high) = estimate_ratio(values, {"b": 1, "c": -1}, {"b": 1, "a": -1})
+    >>> f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+    '0.667 (0.591 to 0.745)'
+    """
+    numerator, denominator = estimate_contrast(values, above), estimate_contrast(values, below)
+    both = estimate_contrast(values, {arm: above.get(arm, 0.0) + below.get(arm, 0.0) for arm in values})
+    covariance = (both.error**2 - numerator.error**2 - denominator.error**2) / 2
+    reach = float(stats.t.isf(0.025, numerator.freedom)) ** 2
+    ratio = numerator.estimate / denominator.estimate
+    square = denominator.estimate**2 - reach * denominator.error**2
+    half = numerator.estimate * denominator.estimate - reach * covariance
+    constant = numerator.estimate**2 - reach * numerator.error**2
+    if square <= 0:
+        return ratio, None
+    width = math.sqrt(half**2 - square * constant)
+    return ratio, ((half - width) / square, (half + width) / square)
+
+
 def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values: those below a level are significant together at that level.
 

@@ -222,11 +222,14 @@ BATCH_128_RATES = (5e-4, 1e-3, 5e-3, 1e-2)
 """The paper's at this batch size."""
 
 
+BATCH_128_ARMS = tuple(arm for arm, cell in GRID_ARMS.items() if cell != "adabelief")
+
+
 def batch_128_grid() -> dict[str, list[Cifar100]]:
-    """The pilot's four arms at batch 128 and 30 epochs, at the betas that the paper selected there for the cell."""
+    """Six arms and SGD at batch 128 and 30 epochs, at the betas that the paper selected there for the cell."""
     arms = {
         arm: [short_run(GRID_ARMS[arm], 128, lr=lr, **get_floor(arm)) for lr in BATCH_128_RATES]
-        for arm in ("adam-floor", "laprop-floor", "mvngrad-none")
+        for arm in BATCH_128_ARMS
     }
     return {**arms, "sgd": [sgd_recipe(0.9, lr * SGD_SCALE, 128) for lr in BATCH_128_RATES]}
 

@@ -24,7 +24,7 @@ from mvngrad_lab.report.figures.style import (
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import Contrast, mean_and_deviation
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
-from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
 
 NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
 SGD = BOUND.with_label("SGD at 1,000 times the rate")
@@ -266,8 +266,8 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         return f"{words}, but one seed decides nothing: {numbers}."
     shares = get_shares_closed(verdicts["floor-decay-decoupled"], verdicts["floor-decay-strength"])
     decoupled = verdicts["floor-decay-floor"]
-    gain = decoupled.strip.rows[0].value if decoupled.strip and decoupled.status == REPRODUCED else None
-    lead, *others = _describe_effects(verdicts, shares, gain)
+    gain = decoupled.strip.rows[0].value if decoupled.strip and decoupled.status in (REPRODUCED, CAVEAT) else None
+    lead, *others = [*_describe_effects(verdicts, shares, gain), *_describe_language(verdicts["floor-dial-language"])]
     return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
 
 
@@ -316,7 +316,9 @@ def _describe_effects(verdicts: Mapping[str, Verdict], shares_closed: Sequence[f
         share, *tuned = (f"{share:.0%}" for share in shares_closed)
         parts.append(f"**decoupled weight decay without one closes {share} of that gap**")
         parts[-1] += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
-        parts[-1] += "" if gain is None else f"; with decoupled decay a floor still adds {gain:.1f} points"
+        parts[-1] += (
+            "" if gain is None else f"; with decoupled decay a floor, at other betas, still adds {gain:.1f} points"
+        )
     elif not different + undecided:
         parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
@@ -324,6 +326,14 @@ def _describe_effects(verdicts: Mapping[str, Verdict], shares_closed: Sequence[f
         effects = (f"{name} adds {_describe_estimate(verdicts[equal[name]])}" for name in undecided)
         parts.append(f"{' and '.join(effects)}; whether that matters is undecided")
     return parts
+
+
+def _describe_language(verdict: Verdict) -> list[str]:
+    """What a floor costs a language model, if the rule says that it does."""
+    if verdict.strip is None or verdict.status not in (REPRODUCED, CAVEAT):
+        return []
+    low, *_, high = sorted(row.value for row in verdict.strip.rows)
+    return [f"**a language model loses by it**: GPT-2 30M {low:.2f} to {high:.2f} nats (1,000 steps, one seed)"]
 
 
 def _describe_estimate(verdict: Verdict) -> str:

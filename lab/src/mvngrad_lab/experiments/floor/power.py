@@ -15,7 +15,7 @@ from statistics import fmean, variance
 
 from scipy import integrate, stats
 
-from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, LEVEL, MARGIN, make_weights
+from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, LEVEL, LOOKS, MARGIN, make_weights
 from mvngrad_lab.report.power import t_test_power
 
 
@@ -52,7 +52,7 @@ def equivalence_power(effect: float, error: float, df: int, alpha: float, margin
 def interaction_power(effect: float, factors: tuple[str, ...], deviation: float, seeds: int) -> float:
     """Of the two-sided test of an interaction at Holm's first level."""
     error = deviation * math.sqrt(sum(weight**2 for weight in make_weights(*factors).values()) / seeds)
-    return t_test_power(effect, error, 7 * (seeds - 1), LEVEL / 4 / 2)
+    return t_test_power(effect, error, 7 * (seeds - 1), LEVEL / LOOKS / 4 / 2)
 
 
 def make_sentences() -> dict[str, str]:
@@ -83,8 +83,11 @@ def main() -> None:
         whole, half = 7 * (n - 1), 3 * (n - 1)  # degrees of freedom: eight or four arms, seeds as blocks
         error = standard_error(every, 4 * n)
         powers = {
-            **{f"floor-main, true {x}": t_test_power(x - GAIN, error, whole, GAIN_LEVEL) for x in (1.3, 1.5, 1.7)},
-            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, LEVEL / 4),
+            **{
+                f"floor-main, true {x}": t_test_power(x - GAIN, error, whole, GAIN_LEVEL / LOOKS)
+                for x in (1.3, 1.5, 1.7)
+            },
+            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, LEVEL / LOOKS / 4),
             "variance-equal, order-equal": equivalence_power(0, error, whole, LEVEL),
             "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, LEVEL),
             "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, LEVEL),
@@ -96,8 +99,8 @@ def main() -> None:
                 )
                 for x in (0.5, 1.0)
             },
-            "batch-128, true 1.5": t_test_power(1.5 - GAIN, standard_error(small, 3 * n), 6 * (n - 1), GAIN_LEVEL),
-            "batch-128, true 2": t_test_power(2 - GAIN, standard_error(small, 3 * n), 6 * (n - 1), GAIN_LEVEL),
+            "batch-128, true 1.5": t_test_power(1.5 - GAIN, standard_error(small, 3 * n), 5 * (n - 1), GAIN_LEVEL),
+            "batch-128, true 2": t_test_power(2 - GAIN, standard_error(small, 3 * n), 5 * (n - 1), GAIN_LEVEL),
         }
         print(f"{n} seeds:", "; ".join(f"{name}: {value:.2f}" for name, value in powers.items()))
 

@@ -249,11 +249,9 @@ def _collect_batch_128(runs: Runs) -> TableResult:
         selected = arms.select(get_accuracies(runs), grid)
     except InvalidInput:
         selected = {}
-    old = {"adam-none": "adam", "laprop-none": "laprop", "mvngrad-floor": "mvngrad"}
-    rows = {arm: _by_seed(runs, [paper(cell, 128, seed) for seed in (0, 1, 2)]) for arm, cell in old.items()}  # type: ignore[arg-type]
-    new = {arm: _by_seed(runs, arms.table_runs({arm: recipe})) for arm, recipe in selected.items()}
+    rows = {arm: _by_seed(runs, arms.table_runs({arm: recipe})) for arm, recipe in selected.items()}
     queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(selected)]
-    return _make_table("floor-batch-128", runs, queue, {"batch_size": 128, "epochs": 200}, arms={**rows, **new})
+    return _make_table("floor-batch-128", runs, queue, {"batch_size": 128, "epochs": 200}, arms=rows)
 
 
 def _collect_as_published(runs: Runs) -> TableResult:

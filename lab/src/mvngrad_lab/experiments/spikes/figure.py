@@ -99,7 +99,7 @@ def _choose_words(verdict: Verdict, what: str) -> str:
     verb, _, rest = what.partition(" ")
     return {
         REPRODUCED: f"**momentum after normalizing {what}**",
-        CAVEAT: f"**momentum after normalizing {what}**, in part",
+        CAVEAT: f"**momentum after normalizing {what}**, with a caveat,",
         NOT_REPRODUCED: f"**momentum after normalizing does not {verb.removesuffix('s')} {rest}**",
     }.get(verdict.status, f"it is **undecided** whether momentum after normalizing {what}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ LEVEL = 0.05
 LAST_AND_FIRST = (("laprop", "adam"), ("mvngrad", "adabelief"))
 """Momentum after normalizing, and before it, by the same normalizer."""
 NAMES = {cell: rule.name for cell, rule in RULES.items()}
+NOMINAL = "Pairs of one seed are not independent, so p is nominal."
 
 Row = Mapping[str, Any]
 Pairs = list[tuple[float, float]]
@@ -76,8 +78,8 @@ def pair_runs(
     return [(fmean(a for a, _ in of), fmean(b for _, b in of)) for of in of_seeds]
 
 
-def judge_pairs(all_pairs: Mapping[str, Pairs], what: str) -> Verdict:
-    """Whether in each comparison the first of its pairs is smaller."""
+def judge_pairs(all_pairs: Mapping[str, Pairs], what: str, *caveats: str) -> Verdict:
+    """Whether in each comparison the first of its pairs is smaller; with `caveats`, not without one."""
     if not all(all_pairs.values()):
         return Verdict(UNDECIDED, "", "Runs without bad batches diverged: there is nothing to compare with.")
     for_it, against = (
@@ -96,8 +98,9 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str) -> Verdict:
     p_values = (f"{name} {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
     text = f"p for less and for more (Holm): {'; '.join(p_values)}"
     if shown := [name for name in all_pairs if for_it[name] < LEVEL]:
-        caveat = "" if len(shown) == len(all_pairs) else f"Shown only for {', '.join(shown)}."
-        return Verdict(CAVEAT if caveat else REPRODUCED, text, caveat, strip)
+        partly = [] if len(shown) == len(all_pairs) else [f"Shown only for {', '.join(shown)}."]
+        notes = [*partly, *caveats]
+        return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
     return Verdict(NOT_REPRODUCED if min(against.values()) < LEVEL else UNDECIDED, text, strip=strip)
 
 
@@ -112,19 +115,22 @@ def judge_order(result: Mapping[str, Any], measure: str, what: str, by_seed: boo
         )
         for last, first in LAST_AND_FIRST
     }
-    return judge_pairs(pairs, what)
+    return judge_pairs(pairs, what, *([] if by_seed else [NOMINAL]))
 
 
 def judge_clipping(result: Mapping[str, Any], by_seed: bool = False) -> Verdict:
     """Whether damage is less with norm clipping, and with z_clip, than without."""
     if obstacle := find_obstacle(result):
         return obstacle
-    rows, none = index_rows(result), {"protection": "no clipping"}
-    pairs = {
-        f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage", by_seed)
-        for name in ("norm clipping", "z_clip")
-    }
-    return judge_pairs(pairs, "damage")
+    rows, none, names = index_rows(result), {"protection": "no clipping"}, ("norm clipping", "z_clip")
+    pairs = {f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage", by_seed) for name in names}
+    caveats = [] if by_seed else [NOMINAL]
+    for injection, name in product(sorted({key.injection for key in rows}), names):
+        some = {key: row for key, row in rows.items() if key.injection == injection}
+        reverse = [pair[::-1] for pair in pair_runs(some, {"protection": name}, none, "damage", by_seed)]
+        if reverse and (p := signed_rank(reverse)) < LEVEL:
+            caveats.append(f"The bad batches '{injection}' cost more with {name} (p = {p:.2g}).")
+    return judge_pairs(pairs, "damage", *caveats)
 
 
 def judge_divergence(result: Mapping[str, Any]) -> Verdict:
@@ -151,8 +157,9 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     text = (
         f"of {len(pairs)} pairs only momentum first diverged in {only_first}, only last in {only_last}; p = {p_for:.2g}"
     )
-    status = REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED
-    return Verdict(status, text, strip=strip)
+    if p_for < LEVEL:
+        return Verdict(CAVEAT, text, NOMINAL, strip)
+    return Verdict(NOT_REPRODUCED if p_against < LEVEL else UNDECIDED, text, strip=strip)
 
 
 def judge_regime(result: Mapping[str, Any], regime: str, judge: Callable[..., Verdict], **options: Any) -> Verdict:
