@@ -28,7 +28,7 @@ from mvngrad_lab.store import load_runs
 def test_the_start_of_a_training_with_a_floor():
     log, start = read("log.md"), json.loads((ROOT / "results" / "cifar100-start.json").read_text())
     losses = {name: [f"{row['loss']:.2f}" for row in start[name]["rows"]] for name in ("MVN-Grad", "SGD")}
-    assert "are {} and {} with MVN-Grad, {} and {} with SGD".format(*losses["MVN-Grad"][:2], *losses["SGD"]) in log
+    assert "are {} and {} with MVN-Grad, and {} and {} with SGD".format(*losses["MVN-Grad"][:2], *losses["SGD"]) in log
     records = read_records(ROOT / "results" / "cifar100-start-monitor.jsonl")
     assert [f"{record['groups'][0]['epsilon_floor']:.0%}" for record in records] == ["99%"] * 3
     assert [record["step"] for record in records] == [8, 16, 24]

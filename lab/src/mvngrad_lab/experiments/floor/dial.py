@@ -12,5 +12,6 @@ from mvngrad_lab.training.train import require_gpu
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    require_gpu("floor-dial", f"trains {len(arms.dial())} networks for 30 epochs each")
+    what = f"trains {len(arms.dial())} networks for 30 epochs each"
+    require_gpu("floor-dial", what, "`mvngrad reproduce floor-mnist`")
     train_queues(("dial",), read_accuracies, arms.make_queue, root, data, tick, on_event, again=True)
