@@ -32,7 +32,9 @@ def dial_results(gain, harm):
 def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
     write_runs(tmp_path, list(dial_results(gain, harm)))
     dial = collect(tmp_path)["floor-dial"]
-    assert dial.result["images"]["cells"]["laprop"]["0.001"] == {"best": 72 + gain, "lr": 1e-2, "done": 3, "of": 3}
+    assert dial.result["images"]["cells"]["laprop"]["0.001"] == {
+        "best": 72 + gain, "lr": 1e-2, "done": 3, "of": 3, "rates": [4e-3, 1e-2, 2.5e-2],
+    }  # fmt: skip
     assert dial.result["images"]["cells"]["sgd"]["1"]["lr"] == 10
     assert dial.result["language"]["gradient_rms"] == 1e-3
     for task in ("images", "language"):
@@ -40,8 +42,21 @@ def test_dial_takes_the_best_rate_of_each_floor(tmp_path, gain, harm, expected):
         assert verdict.status == expected
         assert [row.value for row in verdict.strip.rows] == pytest.approx([gain if task == "images" else harm] * 4)
     (figure,) = draw(dial)
-    assert [panel.title for panel in figure.panels] == ["CIFAR-100", "GPT-2 30M"]
-    assert "LaProp 72 at" in figure.panels[0].svg
+    assert [panel.title for panel in figure.panels] == ["Images: CIFAR-100", "Language: GPT-2 30M"]
+    assert f"LaProp 72 at none, 72 at 0.01, 72 at 0.1, {72 + gain:g} at 1" in figure.panels[0].svg
+    assert "to come" not in figure.caption
+    assert "that counts: 1 point" in figure.panels[0].svg
+    assert "that counts: 0.03 nats" in figure.panels[1].svg
+
+
+def test_dial_shows_which_rates_are_at_an_end_of_their_grid(tmp_path):
+    def count_hollow(results):
+        write_runs(tmp_path, results)
+        return draw(collect(tmp_path)["floor-dial"])[0].panels[0].svg.count("fill:var(--paper")
+
+    results = list(dial_results(2, 0.3))
+    middle = count_hollow(results)
+    assert count_hollow([(results[0][0], {"test_accuracy": 80}), *results[1:]]) == middle + 1
 
 
 def test_a_loss_between_none_and_the_needed_one_decides_nothing(tmp_path):
@@ -77,8 +92,13 @@ def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tm
         del rows[recipe.key]["gradient_rms"]
     for recipe in arms.language_dial()[4 * 3 : 8 * 3]:  # at 1e-6
         rows[recipe.key]["gradient_rms"] = [2e-4]
+    for recipe in arms.language_dial()[8 * 3 :]:
+        rows[recipe.key]["gradient_rms"] = [1.5e-4]
     path.write_text(json.dumps({"runs": list(rows.values())}))
-    assert collect(tmp_path)["floor-dial"].result["language"]["gradient_rms"] == 2e-4
+    dial = collect(tmp_path)["floor-dial"]
+    assert dial.result["language"]["gradient_rms"] == 2e-4
+    (figure,) = draw(dial)
+    assert "is 1.00 to 1.00 of it on CIFAR-100 and falls to 0.75 of it on GPT-2 30M" in figure.caption
 
 
 def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
@@ -89,7 +109,9 @@ def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
     (figure,) = draw(dial)
     description = figure.panels[0].svg
     assert "20 of 126 runs of both tasks are done" in figure.caption
-    assert description.count("72 at 0.001;") + description.count("72 at 0.001.") == 2, "AdaBelief and MVN-Grad"
+    assert description.count("72 at none, 72 at 0.01") == 2, "Adam and LaProp"
+    assert description.count("72 at none;") + description.count("72 at none.") == 2, "AdaBelief and MVN-Grad"
+    assert "to come" in description, "SGD"
 
 
 def batch_128_results(gain):

@@ -7,19 +7,24 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
-from mvngrad_lab.experiments.floor.judge import MARGIN, ORDER, VARIANCE as NORMALIZER, compute_effects
+from mvngrad_lab.experiments.floor.judge import MARGIN, ORDER, SEEN, SEEN_LOSS, VARIANCE as NORMALIZER, compute_effects
 from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
 from mvngrad_lab.report.figures.style import (
     BOUND,
     LIGHT,
     MARKS,
+    SIZE,
     Mark,
     draw_curve,
     draw_vertical,
+    label_columns,
     label_rows,
     make_axes,
     number,
+    superscript,
 )
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import Contrast, mean_and_deviation
@@ -166,21 +171,60 @@ def _format_betas(arm: str, settings: dict[str, Any]) -> str:
     return f"{settings['beta1']:g}" if arm == "sgd" else f"{settings['beta1']:g}, {settings['beta2']:g}"
 
 
+DIALS = {
+    "images": (
+        "test accuracy, % (higher is better)",
+        "CIFAR-100",
+        "ResNet-18 on CIFAR-100 after 30 epochs",
+        (SEEN, f"{SEEN:g} point"),
+    ),
+    "language": (
+        "validation loss, nats (lower is better)",
+        "GPT-2 30M",
+        "GPT-2 30M on the stand-in text after 1,000 steps",
+        (SEEN_LOSS, f"{SEEN_LOSS:g} nats"),
+    ),
+}
+"""Label of the axis, name, training, and the smallest difference that counts with one seed."""
+HOLLOW = "A hollow point has the lowest or the highest of its rates: another may be better."
+
+
 def draw_dial(result: dict[str, Any]) -> list[Figure]:
     """From no floor to SGD, on images and on language. A point whose rates are not all done is left out."""
-    parts = {
-        "images": ("test accuracy, %", "CIFAR-100", "ResNet-18 on CIFAR-100 after 30 epochs"),
-        "language": ("validation loss", "GPT-2 30M", "GPT-2 30M on the stand-in text after 1,000 steps"),
-    }
-    shown = [(result[task], *words) for task, words in parts.items() if has_points(result[task])]
-    panels = tuple(draw_dial_panel(part, y, title) for part, y, title, _ in shown)
+    shown = {task: words for task, words in DIALS.items() if has_points(result[task])}
+    panels, changes = [], []
+    for task, (y, name, _, seen) in shown.items():
+        panels.append(draw_dial_panel(result[task], y, f"{task.capitalize()}: {name}", seen))
+        if change := _describe_gradient(result[task]["gradient_rms_by_floor"]):
+            changes.append(f"{change} on {name}")
     caption = (
-        f"The best of three rates at each floor, seed 0: {', '.join(what for *_, what in shown)}. {result['done']} of "
-        f"{result['of']} runs of both tasks are done; a point with a run to come is left out. At a floor far above "
-        "every gradient all four are SGD with momentum, the last point. With one seed, differences below 1 point of "
-        "accuracy may be chance."
+        f"The best of three rates at each floor, seed 0: {', '.join(words[2] for words in shown.values())}. The floor "
+        "itself is below its ratio to the gradient; at a floor far above every gradient all four are SGD with "
+        f"momentum, the last point. The bar is the smallest difference that counts with one seed. {HOLLOW}"
     )
-    return [Figure("The dial: from a normalized gradient to SGD", caption, panels, tuple(MARKS.values()))]
+    if changes:
+        caption += (
+            " All ratios of a panel are to one size of the gradient, at the lowest floor at which runs recorded it; at "
+            f"higher floors the gradient {' and '.join(changes)}."
+        )
+    if result["done"] < result["of"]:
+        done = f"{result['done']} of {result['of']} runs of both tasks are done"
+        caption += f" {done}; a point with a run to come is left out."
+    return [Figure("The dial: from a normalized gradient to SGD", caption, tuple(panels), tuple(MARKS.values()))]
+
+
+def _describe_gradient(sizes: Mapping[str, float]) -> str:
+    """How the gradient's size changes from the lowest floor on; empty if it is known at one floor at most.
+
+    >>> _describe_gradient({"0": 4.0, "0.01": 3.0, "1": 1.0}), _describe_gradient({"0": 4.0, "0.01": 3.0, "1": 5.0})
+    ('falls to 0.25 of it', 'is 0.75 to 1.25 of it')
+    """
+    ratios = [size / next(iter(sizes.values())) for size in sizes.values()]
+    if len(ratios) < 2:
+        return ""
+    if ratios[-1] < 1 and ratios == sorted(ratios, reverse=True):
+        return f"falls to {ratios[-1]:.2f} of it"
+    return f"is {min(ratios[1:]):.2f} to {max(ratios[1:]):.2f} of it"
 
 
 def has_points(part: dict[str, Any]) -> bool:
@@ -188,37 +232,82 @@ def has_points(part: dict[str, Any]) -> bool:
     return any(sum(row["done"] == row["of"] for row in rows.values()) > 1 for rows in part["cells"].values())
 
 
-def draw_dial_panel(part: dict[str, Any], y: str, title: str) -> Panel:
-    """One task: the best value of each cell against the floor, relative to the gradient where that is known."""
-    size = part["gradient_rms"]
-    scale = size or 1.0
-    floors = [float(floor) for floor in part["cells"]["mvngrad"] if float(floor) > 0]
-    none = min(floors) / scale / 10
-    x = "floor / root mean square of the gradient" if size else "floor (the gradient's size was not kept)"
-    at = make_axes(x, y, log="x")
-    words = []
-    for cell, name in NAMES.items():
-        rows = {**part["cells"][cell], **part["cells"]["sgd"]}
-        points = [
-            (float(floor) / scale or none, row["best"])
-            for floor, row in rows.items()
-            if row["done"] == row["of"] and row["best"] is not None
-        ]
+def draw_dial_panel(part: dict[str, Any], y: str, title: str, seen: tuple[float, str] | None = None) -> Panel:
+    """One task: the best value of each cell against the floor, relative to the gradient where that is known.
+
+    `seen` is the length of a bar, and how the panel names it.
+    """
+    size, cells = part["gradient_rms"], part["cells"]
+    x = "floor / root mean square of the gradient, and the floor" if size else "floor (the gradient was not recorded)"
+    at = make_axes(x, y, size=(SIZE[0], SIZE[1] + 0.2), bottom=0.64)  # labels of two lines
+    floors = [*cells["mvngrad"], *cells["sgd"]]
+    labels = [_label_floor(float(floor), size) for floor in floors]
+    last, words = len(floors) - 1, []
+    for index, (cell, name) in enumerate(NAMES.items()):
+        rows = {**cells[cell], **cells["sgd"]}
+        points = {column: rows[floor] for column, floor in enumerate(floors) if _is_known(rows[floor])}
+        # Side by side, so that equal points are all visible; at SGD the four are one run.
+        places = [column + 0.12 * (index - 1.5) * (column < last) for column in points]
+        draw_curve(at, MARKS[name], places, [row["best"] for row in points.values()])
+        for place, (column, row) in zip(places, points.items(), strict=True):
+            if column < last:
+                _draw_point(at, place, row, MARKS[name].points)
         if points:
-            draw_curve(at, MARKS[name], *zip(*points, strict=True))
-            words.append(f"{name} " + ", ".join(f"{value:.4g} at {number(floor)}" for floor, value in points))
-    ticks = [floor / scale for floor in floors]
-    at.set_xticks([none, *ticks, 1 / scale], ["none", *(number(tick, 2) for tick in ticks), "SGD"])
-    at.set_xlim(none / 2, 2 / scale)
+            values = (f"{row['best']:.4g} at {labels[column].splitlines()[0]}" for column, row in points.items())
+            words.append(f"{name} {', '.join(values)}")
+    if _is_known(sgd := cells["sgd"][floors[-1]]):
+        _draw_point(at, last, sgd, {"color": LIGHT["ink"], "marker": "o", "markersize": 8})
+    else:
+        at.annotate("to come", (last, 0.5), xycoords=("data", "axes fraction"), ha="center", color=LIGHT["muted"])
+    if seen:
+        _draw_seen(at, *seen)
+    label_columns(at, labels)
     return make_panel(at, title, f"{'; '.join(words)}.")
+
+
+def _is_known(row: Mapping[str, Any]) -> bool:
+    """Whether all rates of a point are done, and one did not diverge."""
+    return row["done"] == row["of"] and row["best"] is not None
+
+
+def _label_floor(floor: float, size: float | None) -> str:
+    """Of a column: the ratio of the floor, a power of ten, to the gradient, and below it the floor."""
+    if not 0 < floor < 1:
+        return "SGD" if floor else "none"
+    itself = f"10{superscript(round(math.log10(floor)))}"
+    return f"{number(floor / size, 2)}\n{itself}" if size else itself
+
+
+def _draw_point(at: Axes, x: float, row: Mapping[str, Any], style: Mapping[str, Any]) -> None:
+    """Draw a point, hollow if its rate is at an end of the grid."""
+    fill = LIGHT["paper"] if _is_at_end(row) else style["color"]
+    at.plot(x, row["best"], **style, markerfacecolor=fill, zorder=2.5)
+
+
+def _is_at_end(row: Mapping[str, Any]) -> bool:
+    """Whether the best rate is the lowest or the highest that was tried."""
+    rates = [float(lr) for lr in row["rates" if "rates" in row else "validation"]]
+    return row["lr"] in (min(rates), max(rates))
+
+
+def _draw_seen(at: Axes, length: float, label: str) -> None:
+    """Draw a bar of this length in the upper left corner."""
+    at.margins(y=0.08)
+    low, high = at.get_ylim()
+    top = high - 0.05 * (high - low)
+    at.plot([-0.35, -0.35], [top - length, top], color=LIGHT["muted"], marker="_", markersize=7, linewidth=1.2)
+    words = f"smallest difference\nthat counts: {label}"
+    box = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
+    at.annotate(words, (-0.25, top - length / 2), va="center", color=LIGHT["muted"], bbox=box)
 
 
 def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     caption = (
-        f"A two-layer network; mean over {len(result['seeds'])} seeds, at the best rate by validation accuracy at each "
-        f"floor. {result['data']}."
+        f"A two-layer network; mean over {len(result['seeds'])} seeds, at the best rate by "
+        f"validation accuracy at each floor. The floor itself is below its ratio to the gradient, whose size is that "
+        f"without a floor. {HOLLOW} {result['data']}."
     )
-    panel = draw_dial_panel(result, "test accuracy, %", "MNIST")
+    panel = draw_dial_panel(result, "test accuracy, % (higher is better)", "MNIST")
     return [Figure("The dial on MNIST", caption, (panel,), tuple(MARKS.values()))]
 
 

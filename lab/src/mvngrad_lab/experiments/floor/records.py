@@ -228,19 +228,21 @@ def _fill_dial(
     """For each cell and floor the best of its rates; at the last floor, SGD, one run is all four cells.
 
     `gradient_rms` is the median over epochs of the best runs of all cells at the lowest floor at which they kept it,
-    or None if none did: most stored runs without a floor are older and did not.
+    or None if none did: most stored runs without a floor are older and did not. `gradient_rms_by_floor` has all floors
+    at which they did.
     """
     chunks = iter(recipes)  # in the order of arms.dial: floors, cells, rates
     cells: dict[str, dict[str, Any]] = {cell: {} for cell in (*COUPLED, "sgd")}
-    sizes: dict[float, list[float]] = {floor: [] for floor in sorted(floors)}
+    sizes: dict[str, list[float]] = {f"{floor:g}": [] for floor in sorted(floors)}
     for floor, rates in floors.items():
         for cell in COUPLED if floor < 1 else ("sgd",):
             some = [next(chunks) for _ in rates]
-            best = cells[cell][f"{floor:g}"] = _best(runs, some, metric)
-            kept = [runs[recipe.key].gradient_rms for recipe in some if recipe.lr == best["lr"] and recipe.key in runs]
-            sizes[floor] += [size for each in kept for size in each if size is not None]
-    lowest = next((of for of in sizes.values() if of), None)
-    return {"cells": cells, "gradient_rms": median(lowest) if lowest else None}
+            best = cells[cell][f"{floor:g}"] = {**_best(runs, some, metric), "rates": list(rates)}
+            is_whole = best["done"] == len(some)
+            kept = [runs[recipe.key].gradient_rms for recipe in some if is_whole and recipe.lr == best["lr"]]
+            sizes[f"{floor:g}"] += [size for each in kept for size in each if size is not None]
+    medians = {floor: median(of) for floor, of in sizes.items() if of}
+    return {"cells": cells, "gradient_rms": next(iter(medians.values()), None), "gradient_rms_by_floor": medians}
 
 
 def _collect_batch_128(runs: Runs) -> TableResult:

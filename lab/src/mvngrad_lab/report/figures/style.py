@@ -114,13 +114,15 @@ def cell_mark(label: str) -> Mark:
     return next((mark for name, mark in MARKS.items() if label.startswith(name)), BOUND).with_label(label)
 
 
-def make_axes(x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56) -> Axes:
+def make_axes(
+    x: str, y: str, log: str = "", size: tuple[float, float] = SIZE, left: float = 0.56, bottom: float = 0.44
+) -> Axes:
     """The axes of one panel; `log` names those that are logarithmic. The label of y is above them, not turned.
 
-    Margins are fixed, the left one to `left` inches, so that panels side by side are aligned.
+    Margins are fixed, those at the left and the bottom in inches, so that panels side by side are aligned.
     """
     width, height = size
-    margins = {"left": left / width, "right": 1 - 0.1 / width, "bottom": 0.44 / height, "top": 1 - 0.3 / height}
+    margins = {"left": left / width, "right": 1 - 0.1 / width, "bottom": bottom / height, "top": 1 - 0.3 / height}
     axes = Canvas(figsize=size).subplots(gridspec_kw=margins)
     axes.set_xlabel(x, loc="right")
     axes.set_title(y, loc="left", x=-(left - 0.04) / (width - left - 0.1), fontsize=RC["font.size"], pad=9)
