@@ -8,6 +8,7 @@ import pytest
 from floor_runs import JUDGES, NOISE, collect, judge, write_runs
 
 from mvngrad_lab.experiments.floor import arms, records
+from mvngrad_lab.report import TableResult
 from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
@@ -82,6 +83,19 @@ def test_the_dial_on_mnist_is_judged_at_the_floor_that_its_rule_names(gain, best
     assert [row.value for row in verdict.strip.rows] == pytest.approx([gain] * 4)
     assert ("at an end of its grid" in verdict.note) == (best_rate == 0.1)
     assert JUDGES["floor-mnist"]({**result, "seeds": [1, 2, 3, 4, 5]}).status == NOT_RUN
+
+
+def test_the_dial_on_mnist_has_intervals_over_seeds():
+    def count_intervals(seeds):
+        test = [94.0, 94.5, 95.0][:seeds]
+        point = {"best": 94.5, "test": test, "lr": 0.01, "validation": {"0.01": 95.0}, "done": 1, "of": 1}
+        cells = {cell: dict.fromkeys(("0", "0.001"), point) for cell in arms.COUPLED} | {"sgd": {"1": point}}
+        result = {"cells": cells, "seeds": [6, 7, 8][:seeds], "gradient_rms": 1e-3, "data": "digits"}
+        (figure,) = draw(TableResult("floor-mnist", {}, {}, result, ("a",), 0))
+        assert f"mean over {seeds} seeds" in figure.caption
+        return figure.panels[0].svg.count("stroke-width:1.2;")
+
+    assert (count_intervals(1), count_intervals(3)) == (0, 4 * 2 + 1)
 
 
 def test_dial_relates_floors_to_the_gradient_at_the_lowest_floor_that_kept_it(tmp_path):

@@ -27,7 +27,7 @@ from mvngrad_lab.report.figures.style import (
     superscript,
 )
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
-from mvngrad_lab.report.statistics import Contrast, mean_and_deviation
+from mvngrad_lab.report.statistics import Contrast, mean_and_deviation, mean_interval
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
 
@@ -235,7 +235,7 @@ def has_points(part: dict[str, Any]) -> bool:
 def draw_dial_panel(part: dict[str, Any], y: str, title: str, seen: tuple[float, str] | None = None) -> Panel:
     """One task: the best value of each cell against the floor, relative to the gradient where that is known.
 
-    `seen` is the length of a bar, and how the panel names it.
+    A point of several seeds has its 95% interval. `seen` is the length of a bar, and how the panel names it.
     """
     size, cells = part["gradient_rms"], part["cells"]
     x = "floor / root mean square of the gradient, and the floor" if size else "floor (the gradient was not recorded)"
@@ -279,9 +279,11 @@ def _label_floor(floor: float, size: float | None) -> str:
 
 
 def _draw_point(at: Axes, x: float, row: Mapping[str, Any], style: Mapping[str, Any]) -> None:
-    """Draw a point, hollow if its rate is at an end of the grid."""
+    """Draw a point, hollow if its rate is at an end of the grid, and its interval if it has several seeds."""
     fill = LIGHT["paper"] if _is_at_end(row) else style["color"]
     at.plot(x, row["best"], **style, markerfacecolor=fill, zorder=2.5)
+    if interval := mean_interval(row.get("test", ())):
+        at.plot([x, x], interval, color=style["color"], linewidth=1.2, zorder=2.3)
 
 
 def _is_at_end(row: Mapping[str, Any]) -> bool:
@@ -303,7 +305,7 @@ def _draw_seen(at: Axes, length: float, label: str) -> None:
 
 def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     caption = (
-        f"A two-layer network; mean over {len(result['seeds'])} seeds, at the best rate by "
+        f"A two-layer network; mean over {len(result['seeds'])} seeds with its 95% interval, at the best rate by "
         f"validation accuracy at each floor. The floor itself is below its ratio to the gradient, whose size is that "
         f"without a floor. {HOLLOW} {result['data']}."
     )
