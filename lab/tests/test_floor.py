@@ -370,6 +370,8 @@ def test_the_report_shows_the_best_of_each_arm_in_results():
     assert best["Adam", "yes"] == 74.54
     assert best["SGD", ""] == 73.67
     assert [each.title for each in drawn.panels] == list(figure.TITLES.values())
+    (partial,) = figure.draw({**record.result, "done": 152})
+    assert ["Nothing is judged before all runs" in each.caption for each in (drawn, partial)] == [False, True]
 
 
 def test_results_without_a_verdict_are_shown_where_their_claims_will_be(tmp_path):

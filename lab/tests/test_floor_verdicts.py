@@ -325,9 +325,12 @@ def test_curves_are_means_over_the_seeds_that_kept_them(tmp_path):
         row["curve"] = [{"epoch": 10, "loss": 1.0}, {"epoch": 100, "test_accuracy": 60.0}]
         row["curve"].append({"epoch": 200, "test_accuracy": last})
     path.write_text(json.dumps({"runs": rows}))
-    *_, curves = draw(collect(tmp_path)["floor-table"])
+    result = collect(tmp_path)["floor-table"].result
+    *_, curves = draw_effects(result)
     (panel,) = curves.panels
     assert "At the end: Adam 78.50 (n = 2)." in panel.svg
+    *_, complete = draw_effects({**result, "curves": {arm: [[(200, 78.0)]] for arm in result["arms"]}})
+    assert ["Arms without a line are to come" in each.caption for each in (curves, complete)] == [True, False]
     (row,) = (row for row in rows if row["key"] == arms.long_run(best["adam-floor"], 3).key)
     row |= {"status": "diverged", "metrics": {}, "curve": [{"epoch": 100, "test_accuracy": 1.0}]}
     path.write_text(json.dumps({"runs": rows}))

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MultipleLocator
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
 from mvngrad_lab.experiments.floor.judge import MARGIN, ORDER, SEEN, SEEN_LOSS, VARIANCE as NORMALIZER, compute_effects
@@ -39,10 +40,12 @@ TITLES = {"floor": "A floor of 10⁻³ under the divisor", "none": "No floor"}
 def draw(result: dict[str, Any]) -> list[Figure]:
     arms = result["arms"]
     caption = (
-        f"ResNet-18 on CIFAR-100, batch 1024, 30 epochs, seed 0: the best of four pairs of betas at each rate. "
-        f"{result['done']} of {result['of']} runs are done; nothing is judged before all are. The floor is ε for Adam "
-        "and LaProp and √(ε_s/(1−β₂)) for AdaBelief and MVN-Grad, where it is 3.2×10⁻³ at β₂ = 0.999. The paper's "
-        "settings are Adam and LaProp without a floor against AdaBelief and MVN-Grad with one."
+        f"ResNet-18 on CIFAR-100, batch 1024, 30 epochs, seed 0: the best of four pairs of betas at each rate, "
+        f"{result['done']} of {result['of']} runs. The floor is ε for Adam and LaProp and √(ε_s/(1−β₂)) for AdaBelief "
+        "and MVN-Grad, where it is 3.2×10⁻³ at β₂ = 0.999. The paper's settings are Adam and LaProp without a floor "
+        "against AdaBelief and MVN-Grad with one."
+        + " Nothing is judged before all runs are done."
+        * (result["done"] < result["of"])
     )
     panels = tuple(_panel(arms, kind) for kind in TITLES)
     return [Figure("Variance or epsilon", caption, panels, (*MARKS.values(), SGD), _table(arms))]
@@ -81,7 +84,7 @@ def _table(arms: dict[str, list[dict[str, Any]]]) -> Table:
         accuracy, runs = f"{best['test_accuracy']:.2f}", f"{len(arms[arm])} of 17"
         rows.append((*_name_arm(arm), accuracy, number(best["lr"]), _format_betas(arm, best), runs))
     head = ("optimizer", "floor", "best test accuracy", "learning rate", "betas or momentum", "runs done")
-    return Table("Best of each arm so far", head, tuple(rows))
+    return Table("Best of each arm", head, tuple(rows))
 
 
 def draw_effects(result: dict[str, Any]) -> list[Figure]:
@@ -98,6 +101,7 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
             at.plot([effect.estimate], [row], color=color, marker="D" if row == 0 else "o", markersize=5)
         at.set_yticks(range(len(effects)), list(effects))
         at.set_ylim(len(effects) - 0.5, -0.5)
+        at.xaxis.set_major_locator(MultipleLocator(0.5))
         at.grid(visible=False, axis="y")
         words = "; ".join(f"{name} {effect}" for name, effect in effects.items())
         panels = (make_panel(at, "Effects", f"{words}."),)
@@ -153,7 +157,9 @@ def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> list[Figure]:
     seeds = sorted({len(of) for of in curves.values() if of})
     caption = (
         f"ResNet-18, batch 1024: mean over seeds, n = {' or '.join(map(str, seeds))} for each line, accuracy every 10 "
-        "epochs. Arms without a line are to come. The runs of Table 1 did not keep their accuracy along the training."
+        "epochs. The runs of Table 1 did not keep their accuracy along the training."
+        + " Arms without a line are to come."
+        * (not all(curves.get(arm) for arm in (*GRID_ARMS, "sgd")))
     )
     marks = (*MARKS.values(), *([SGD.with_label("SGD")] if curves.get("sgd") else []))
     return [Figure("Training curves on CIFAR-100", caption, tuple(panels), marks)] if panels else []
