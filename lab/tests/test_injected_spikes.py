@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from functools import partial
+from statistics import fmean, median
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_mnist_is_trained_in_both_regimes_at_the_best_rate_of_each_cell(monkeypa
             assert JUDGES[f"spikes-mnist-{regime}-{claim}"](result).status == status
     figures = draw(TableResult("spikes-mnist", {}, {}, result, ("a",), 0))
     assert [figure.title for figure in figures] == [f"After a bad batch, betas (0.9, {beta})" for beta in (0.99, 0.7)]
-    assert len({panel.svg for figure in figures for panel in figure.panels}) == 4
+    assert len({panel.svg for figure in figures for panel in figure.panels}) == 8
 
 
 def test_quick_has_one_regime_and_judges_no_other():
@@ -217,7 +218,7 @@ def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     assert scaled[first + 1] != clean[first + 1]
     assert exported[some[3].key]["losses"] != clean, "clipping has its own run without bad batches"
 
-    monkeypatch.setattr(compare, "SHOWN", 5)
+    monkeypatch.setattr(compare, "SHOWN", 11)
     (table,) = records.collect(Sources((tmp_path / "results",), {}, warn=pytest.fail))
     assert [(row["protection"], row["injection"]) for row in table.result["rows"]] == [
         (name, kind) for name in ("no clipping", "norm clipping") for kind in ("labels", "scaled")
@@ -225,9 +226,16 @@ def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     row = table.result["rows"][0]
     metric = "test_accuracy"
     assert row["damage"] == exported[some[0].key][metric] - exported[some[1].key][metric]
-    assert len(table.result["excess"]["1x"]["mvngrad"]) == 5
+    events, bad = recipes.find_events(1, 40), 2
+    after = [[b - a for a, b in zip(clean, labels, strict=True)][event + bad :] for event in events]
+    means = [median(fmean(each[start : start + 10]) for each in after) for start in (0, 1)]
+    assert table.result["mean_excess"]["labels"]["1x"]["mvngrad"] == pytest.approx(means)
     (figure,) = draw(table)
     assert len(figure.table.rows) == 4
+    assert [panel.title for panel in figure.panels] == [
+        f"{kind}, 1x the best rate, betas (0.9, 0.99)" for kind in ("Wrong labels", "Loss times 1,000")
+    ]
+    assert "damage to the final test accuracy" in figure.caption
 
 
 def test_text_is_trained_at_the_best_rate_of_each_cell(tmp_path, monkeypatch):
@@ -245,7 +253,7 @@ def test_text_is_trained_at_the_best_rate_of_each_cell(tmp_path, monkeypatch):
     run.main()
     counts = {"spikes-text-short-rates.json": 2, "spikes-text-short.json": 2}
     assert run.export(tmp_path / "runs" / queue.FINISHED, tmp_path) == (counts, [])
-    monkeypatch.setattr(compare, "SHOWN", 5)
+    monkeypatch.setattr(compare, "SHOWN", 11)
     (table,) = records.collect(Sources((tmp_path,), {}, warn=pytest.fail))
     assert (table.name, table.result["done"], table.left) == ("spikes-text-short", 2, 0)
     assert [row["rate"] for row in table.result["rows"]] == ["3x"]
@@ -286,7 +294,7 @@ def make_rows(recovery=None, damage=None, diverged=(), clipped=1.0, seed=0):
                 "damage": None if lost else factor * ((damage or {}).get(recipe.optimizer, 1) + rng.normal(0, 0.1)),
             }
         )  # fmt: skip
-    return {"rows": rows, "betas": [0.9, 0.99], "excess": {}, "done": 180, "of": 180}
+    return {"rows": rows, "betas": [0.9, 0.99], "mean_excess": {}, "done": 180, "of": 180}
 
 
 SLOW_FIRST = {"adam": 11, "adabelief": 11}
@@ -334,6 +342,15 @@ def test_clipping_that_harms_after_one_kind_of_bad_batch_is_named():
     verdict = JUDGES["spikes-images-clipping"](result)
     assert "The bad batches 'labels' cost more with norm clipping (p = 6e-08)." in verdict.note
     assert "z_clip" not in verdict.note
+
+
+def test_stored_results_of_single_steps_are_averaged():
+    result = {**make_rows(), "excess": {"1x": {"adam": [0.0] * 10 + [1.0] * 90}}}
+    del result["mean_excess"]
+    (figure,) = draw(TableResult("spikes-images", {}, {}, result, ("a",), 0))
+    (panel,) = figure.panels
+    assert "Adam 0 at first, 1 at last" in panel.svg
+    assert "events and kinds of bad batches" in figure.caption
 
 
 def test_figure_shows_where_the_median_run_diverged():

@@ -22,10 +22,11 @@ Runs = Mapping[str, Mapping[str, Any]]
 
 
 def compare_all(queue: Sequence[Any], runs: Runs, task: str, best_rates: Mapping[str, float]) -> dict[str, Any]:
-    """The comparison of each run that is done with its run without bad batches, and the median excess of the loss in
-    the steps after an event, by rate and optimizer, of runs without clipping. `best_rates` are those of each cell.
+    """The comparison of each run that is done with its run without bad batches, and the excess of the loss after an
+    event: its mean over WINDOW steps, as a median over events and seeds, by injection, rate and optimizer, of runs
+    without clipping. `best_rates` are those of each cell.
     """
-    rows, excesses = [], dict[str, dict[str, list[list[float]]]]()
+    rows, means = [], dict[str, dict[str, dict[str, list[list[float]]]]]()
     for recipe in queue:
         clean = runs.get(dataclasses.replace(recipe, injection="none").key)
         if recipe.injection == "none" or recipe.key not in runs or clean is None:
@@ -42,14 +43,18 @@ def compare_all(queue: Sequence[Any], runs: Runs, task: str, best_rates: Mapping
         }
         excess = row.pop("excess")
         if not given:
-            excesses.setdefault(row["rate"], {}).setdefault(recipe.optimizer, []).extend(excess)
+            cells = means.setdefault(recipe.injection, {}).setdefault(row["rate"], {})
+            cells.setdefault(recipe.optimizer, []).extend(average(each) for each in excess)
         rows.append(row)
     shown = {
-        rate: {cell: [median(column) for column in zip(*each, strict=True)] for cell, each in cells.items() if each}
-        for rate, cells in excesses.items()
+        injection: {
+            rate: {cell: [median(column) for column in zip(*each, strict=True)] for cell, each in cells.items() if each}
+            for rate, cells in rates.items()
+        }
+        for injection, rates in means.items()
     }
     done = sum(recipe.key in runs for recipe in queue)
-    return {"rows": rows, "excess": shown, "done": done, "of": len(queue)}
+    return {"rows": rows, "mean_excess": shown, "done": done, "of": len(queue)}
 
 
 def compare(recipe: Any, run: Mapping[str, Any], clean: Mapping[str, Any], task: str) -> dict[str, Any]:
@@ -79,6 +84,11 @@ def compare(recipe: Any, run: Mapping[str, Any], clean: Mapping[str, Any], task:
     return {**row, "recovery": fmean(times), "damage": damage, "excess": whole}
 
 
+def average(difference: Sequence[float]) -> list[float]:
+    """The mean over WINDOW steps from each step on."""
+    return [fmean(difference[start : start + WINDOW]) for start in range(len(difference) - WINDOW + 1)]
+
+
 def find_recovery(difference: Sequence[float]) -> int:
     """Steps until the mean of the next WINDOW differences is within TOLERANCE and stays so; all if it never does.
 
@@ -89,8 +99,8 @@ def find_recovery(difference: Sequence[float]) -> int:
     >>> find_recovery([1.0] * 30), find_recovery([0.0] * 30)
     (30, 0)
     """
-    starts = range(len(difference) - WINDOW + 1)
-    late = [start for start in starts if fmean(difference[start : start + WINDOW]) > TOLERANCE]
-    if late and late[-1] == starts[-1]:
+    means = average(difference)
+    late = [start for start, mean in enumerate(means) if mean > TOLERANCE]
+    if late and late[-1] == len(means) - 1:
         return len(difference)
     return late[-1] + 1 if late else 0

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 from typing import Any
 
 from mvngrad_lab.experiments.spikes import recipes
+from mvngrad_lab.experiments.spikes.compare import FINAL, TOLERANCE, WINDOW, average
 from mvngrad_lab.experiments.spikes.judge import NAMES, get_number, index_rows
-from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.style import BOUND, LIGHT, MARKS, NARROW, SIZE, draw_curve, make_axes, number
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, Verdict
 
 
-def draw(result: dict[str, Any]) -> list[Figure]:
+def draw(result: dict[str, Any], task: str) -> list[Figure]:
     """The excess of the loss at both rates; the betas distinguish the figures of a page."""
-    panels, where = [], f", betas {_format_betas(result)}"
-    for rate, cells in sorted(result["excess"].items()):
-        at = make_axes("steps after a bad batch", "loss above the run without it")
-        for cell, excess in cells.items():
+    panels, where, excesses = [], f", betas {_format_betas(result)}", _get_mean_excess(result)
+    y, size = f"loss above the run without it, mean over {WINDOW} steps", NARROW if len(excesses) > 4 else SIZE
+    for title, by_cell in excesses.items():
+        at = make_axes("steps after a bad batch", y, size=size)
+        for cell, excess in by_cell.items():
             draw_curve(at, MARKS[NAMES[cell]], range(len(excess)), excess)
         at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
-        words = "; ".join(f"{NAMES[cell]} {number(excess[0])} at first" for cell, excess in cells.items())
-        panels.append(make_panel(at, f"{rate} the best rate{where}", f"{words}."))
+        at.axhline(TOLERANCE, **BOUND.stroke)
+        ends = (f"{NAMES[cell]} {number(of[0])} at first, {number(of[-1])} at last" for cell, of in by_cell.items())
+        panels.append(make_panel(at, f"{title}{where}", f"{'; '.join(ends)}."))
     runs, rows = index_rows(result), []
     for injection, protection, rate in dict.fromkeys((key.injection, key.protection, key.rate) for key in runs):
         cells = []
@@ -33,22 +37,42 @@ def draw(result: dict[str, Any]) -> list[Figure]:
             some = [row for key, row in runs.items() if key._replace(**wanted) == key]
             middle = [quantile([get_number(row, name) for row in some], 0.5) for name in MEASURES if some]
             cells.append(", ".join(number(value) if isfinite(value) else "diverged" for value in middle))
-        rows.append((injection, protection, rate, *cells))
+        rows.append((INJECTIONS[injection], protection, rate, *cells))
+    what = "events" if "mean_excess" in result else "events and kinds of bad batches"
     caption = (
         f"{result['done']} of {result['of']} runs are done. Each run with bad batches is compared with the run of the "
-        "same seed, data and settings without them. Lines: median over events, kinds of bad batches and seeds, without "
-        "clipping. Table: median steps to recovery, and damage at the end."
+        f"same seed, data and settings without them. Lines: median over {what} of runs without clipping that did not "
+        f"diverge; a run has recovered once it stays below the dashed line, {TOLERANCE}. Table: median steps to "
+        "recovery, which are all steps to the next bad batch if a run does not recover, and damage to the final "
+        f"{FINAL[task][0].replace('_', ' ')}."
     )
     head = ("bad batch", "clipping", "rate", *NAMES.values())
     table = Table("Median steps to recovery, damage", head, tuple(rows))
     return [Figure(f"After a bad batch{where}", caption, tuple(panels), tuple(MARKS.values()), table)]
 
 
+def _get_mean_excess(result: Mapping[str, Any]) -> dict[str, Mapping[str, list[float]]]:
+    """Title of a panel -> optimizer -> mean excess of the loss over WINDOW steps, from each step on.
+
+    Results of older versions have medians of single steps, of all kinds of bad batches together, in `excess`.
+    """
+    if "mean_excess" not in result:
+        return {
+            f"{rate} the best rate": {cell: average(excess) for cell, excess in cells.items()}
+            for rate, cells in sorted(result["excess"].items())
+        }
+    return {
+        f"{INJECTIONS[injection].capitalize()}, {rate} the best rate": cells
+        for injection, rates in result["mean_excess"].items()
+        for rate, cells in sorted(rates.items())
+    }
+
+
 def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     """A figure for each regime of betas."""
     figures = []
     for part in result["regimes"].values():
-        (figure,) = draw(part)
+        (figure,) = draw(part, "mnist")
         rates = ", ".join(f"{NAMES[cell]} {number(rate)}" for cell, rate in part["best"].items())
         caption = (
             f"A two-layer network, seeds {', '.join(map(str, result['seeds']))}. {result['data']}. {figure.caption}"
@@ -110,5 +134,16 @@ def _format_betas(result: Mapping[str, Any]) -> str:
 
 
 MEASURES = ("recovery", "damage")
+INJECTIONS = {
+    "labels": "wrong labels",
+    "scaled": f"loss times {recipes.SCALE:,.0f}",
+    "shuffled": "shuffled tokens",
+    "repeated": "repeated token",
+}
 FINDINGS = {"spikes-text-short": (20, describe_text), "spikes-mnist": (45, describe_mnist)}
-FIGURES = {"spikes-text": draw, "spikes-text-short": draw, "spikes-images": draw, "spikes-mnist": draw_mnist}
+FIGURES = {
+    "spikes-text": partial(draw, task="text"),
+    "spikes-text-short": partial(draw, task="text"),
+    "spikes-images": partial(draw, task="images"),
+    "spikes-mnist": draw_mnist,
+}
