@@ -27,7 +27,7 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     assert floor.startswith("An epsilon floor")
     gain = by_claim["floor-decay-floor"].strip.rows[0].value
     assert f"with decoupled decay a floor, at other betas, still adds {gain:.1f} points" in floor
-    assert "A language model loses by it : GPT-2 30M 0.76 to 0.93 nats" in floor  # as in the README
+    assert "A language model loses by the same floor : GPT-2 30M 0.76 to 0.93 nats" in floor  # as in the README
     assert "costs Adam 0.85, AdaBelief 0.59, MVN-Grad 0.08, LaProp 0.05 nats (3 seeds)" in spikes  # as in the README
     for batch in ("128", "1024"):
         value = next(row.value for row in by_claim[f"cifar-test-{batch}"].strip.rows if row.label == "MVN-Grad")
