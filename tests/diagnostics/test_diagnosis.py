@@ -248,6 +248,25 @@ def test_at_the_floor_the_sgd_rate_is_that_of_an_sgd_with_the_same_steps(make, o
     torch.testing.assert_close(weight.detach(), x, rtol=5e-3, atol=1e-5)
 
 
+def test_the_sgd_rates_are_those_of_the_judged_records_and_not_of_the_last_step():
+    """lr falls to 0 at the last record, and the divisor is eps within 1%."""
+    weight, records = torch.nn.Parameter(torch.zeros(100)), []
+    optimizer = torch.optim.Adam([weight], lr=10.0, eps=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 399)
+    with Monitor(optimizer, every=20, sink=records.append):
+        for _ in range(400):
+            weight.grad = 0.01 * torch.randn(100)
+            optimizer.step()
+            schedule.step()
+    assert records[-1]["groups"][0]["lr"] == 0
+    (group,) = diagnose(records).groups
+    assert "are stepped as by SGD with momentum at rates 0.061 to 9.8, because" in group.finding
+    assert "are stepped as by SGD at rates 0.061 to 9.8;" in group["epsilon floor"].because
+    assert group["epsilon floor"].numbers["sgd_rate"] == pytest.approx(5, rel=0.05), "the median"
+    (group,) = diagnose(records[-1:]).groups
+    assert "are stepped as by SGD with momentum, because" in group.finding
+
+
 def test_what_is_known_comes_first_under_the_name_of_the_class():
     diagnosis = diagnose(train_with_monitor(torch.optim.AdamW, noise, follow=False)[2])
     (group,) = diagnosis.groups

@@ -190,8 +190,8 @@ def _summarize(
 ) -> tuple[str, str]:
     """What is known that matters most, and one thing to do about it."""
     share = floor.numbers.get("share", 0.0)
-    rate = f" at rate {floor.numbers['sgd_rate']:.2g}" if floor.numbers.get("sgd_rate") else ""
-    like_sgd = f"{share:.0%} of the coordinates are stepped as by SGD with momentum{rate}"
+    rates = f" at {_format_rates(floor.numbers['sgd_rates'])}" if "sgd_rates" in floor.numbers else ""
+    like_sgd = f"{share:.0%} of the coordinates are stepped as by SGD with momentum{rates}"
     if share >= MOSTLY:
         name = "eps_s" if last["floor"] > last["eps"] else "eps"
         return (
@@ -252,7 +252,7 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     corrected = median(map(_remove_start, medians, known))
     numbers |= {"snr_corrected": corrected, "t": last["t"]}
     low, high = sorted((snr, corrected))
-    values = " to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}")))
+    values = _format_range(low, high, 3)
     because = f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {values}{more}; {text}"
     if _name_regime(low, noise_to) != _name_regime(high, noise_to):
         needed = SETTLED / (1 - last["beta2"])
@@ -312,9 +312,13 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
             f"For {share:.1%} of the coordinates the divisor is mostly epsilon "
             f"(eps {last['eps']:.2g}, floor of eps_s {last['floor']:.2g})"
         )
-        if last.get("floor_divisor") and last["lr"] is not None:  # early records do not have it
-            numbers["sgd_rate"] = last["lr"] / last["floor_divisor"]
-            because += f", so that they are stepped as by SGD at rate {numbers['sgd_rate']:.2g}"
+        # Early records have no floor_divisor. At an lr of 0, as at the end of a schedule, nothing is stepped.
+        rates = [
+            entry["lr"] / entry["floor_divisor"] for entry in entries if entry["lr"] and entry.get("floor_divisor")
+        ]
+        if rates:
+            numbers |= {"sgd_rate": median(rates), "sgd_rates": (min(rates), max(rates))}
+            because += f", so that they are stepped as by SGD at {_format_rates(numbers['sgd_rates'])}"
     elif last["sign_collapse_is"] == "measured":
         above, below = "present", "absent"
         because = f"{share:.1%} of the coordinates step by lr within 5%, whatever their gradient"
@@ -323,6 +327,16 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
         because = f"A second moment would make {share:.1%} of the coordinates step by lr within 5%"
     because += f"; the threshold is {bound:.0%}."
     return Statement(topic, above if share >= bound else below, because, numbers, provisional)
+
+
+def _format_rates(rates: tuple[float, float]) -> str:
+    """`rate 10`, or `rates 3 to 10` if they differ in two digits."""
+    text = _format_range(*rates, 2)
+    return f"rates {text}" if " to " in text else f"rate {text}"
+
+
+def _format_range(low: float, high: float, digits: int) -> str:
+    return " to ".join(dict.fromkeys((f"{low:.{digits}g}", f"{high:.{digits}g}")))
 
 
 def _judge_spikes(entries: Sequence[Record]) -> Statement:
