@@ -11,7 +11,7 @@ from pages import ROOT, read
 from scipy import stats
 
 from mvngrad.diagnostics import diagnose, read_records
-from mvngrad.diagnostics.diagnosis import FLOOR_COUPLED, FLOOR_DECOUPLED
+from mvngrad.diagnostics.diagnosis import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
 from mvngrad_lab.experiments.floor import arms as floor_arms
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.judge import compute_effects
@@ -152,6 +152,7 @@ def test_the_floor_runs_with_decoupled_decay_and_without_decay():
         row = f"{floor:.2f} | {none:.2f} | {floor - none:+.2f} | {decayed[0] - decayed[1]:+.2f}"
         assert f"| {name} | {row} |" in log
         assert f"{none - floor:.1f}" in settings
+        assert re.search(rf"{none - floor:.1f} (points )?with {name}\b", FLOOR_WITHOUT_DECAY)
     for row in make_grid_rows("decoupled", ("adamw", "mvngradw"), (0.05, 0.2, 1.0, 5.0)):
         assert row in log.replace("**", "")
     for (cell, name), floor in product(names.items(), ("none", "floor")):
@@ -343,6 +344,20 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
 
 FLOOR_README = ROOT / "lab" / "src" / "mvngrad_lab" / "experiments" / "floor" / "README.md"
 SIGNS = {"floor": 1.0, "none": -1.0}
+
+
+def test_what_a_floor_costs_a_language_model_is_what_diagnose_says():
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    part = records["floor-dial"]["language"]
+    cells = {name: rows for name, rows in part["cells"].items() if name != "sgd"}
+    assert all(row["done"] == row["of"] == 3 for rows in cells.values() for row in rows.values())
+    sentences = ("a floor of {:.2g} times the root mean square of the gradient cost {}", "one of {:.2g} times {}")
+    for floor, sentence in zip(("0.0001", "0.001"), sentences, strict=True):
+        costs = [rows[floor]["best"] - rows["0"]["best"] for rows in cells.values()]
+        span = f"{min(costs):.2f} to {max(costs):.2f}" + (" nats" if floor == "0.0001" else "")
+        assert sentence.format(float(floor) / part["gradient_rms"], span) in FLOOR_LANGUAGE
+    runs = json.loads((ROOT / "results" / "floor-language-dial.json").read_text())["runs"]
+    assert {run["settings"]["weight_decay"] for run in runs} == {1e-6}
 
 
 def test_beta_mean():

@@ -12,7 +12,13 @@ import torch
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
-from mvngrad.diagnostics.diagnosis import _judge_spikes
+from mvngrad.diagnostics.diagnosis import (
+    FLOOR_COUPLED,
+    FLOOR_DECOUPLED,
+    FLOOR_LANGUAGE,
+    FLOOR_WITHOUT_DECAY,
+    _judge_spikes,
+)
 from mvngrad.diagnostics.spikes import SpikeTracker
 
 CLASSES = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}
@@ -246,6 +252,40 @@ def test_at_the_floor_the_sgd_rate_is_that_of_an_sgd_with_the_same_steps(make, o
         u = 0.9 * u + 0.1 * gradient
         x -= rate * u / (1 - 0.9**t)
     torch.testing.assert_close(weight.detach(), x, rtol=5e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "cited"),
+    [
+        (mvngrad.MVNGrad, {}, [FLOOR_WITHOUT_DECAY]),
+        (mvngrad.MVNGrad, {"weight_decay": 0.1}, [FLOOR_COUPLED]),
+        (mvngrad.MVNGradW, {}, [FLOOR_DECOUPLED]),
+        (torch.optim.AdamW, {"weight_decay": 0.0}, [FLOOR_WITHOUT_DECAY]),
+        (torch.optim.Adam, {"weight_decay": 0.1, "decoupled_weight_decay": True}, [FLOOR_DECOUPLED]),
+        (mvngrad.MVNGrad, {"early": True}, [FLOOR_COUPLED, FLOOR_WITHOUT_DECAY]),
+    ],
+)
+def test_what_is_cited_of_a_floor_depends_on_weight_decay(make, options, cited):
+    is_early, options = "early" in options, {name: value for name, value in options.items() if name != "early"}
+    records = train_with_monitor(make, lambda t, size: 0.01 * noise(t, size), steps=20, eps=1.0, **options)[2]
+    entry = records[0]["groups"][0]
+    assert entry["weight_decay"] == options.get("weight_decay", 0.01 if make is mvngrad.MVNGradW else 0.0)
+    if is_early:
+        del entry["weight_decay"], entry["decoupled_weight_decay"]
+    (group,) = diagnose(records).groups
+    texts = (FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_WITHOUT_DECAY, FLOOR_LANGUAGE)
+    assert [text for text in texts if text in group.action] == [*cited, FLOOR_LANGUAGE]
+
+
+def test_a_group_without_decay_is_judged_with_the_decay_of_the_others():
+    """As usual for biases. What we measured without decay has none in any parameter."""
+    weight, bias = (torch.nn.Parameter(torch.zeros(50)) for _ in range(2))
+    groups, records = [{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}], []
+    with Monitor(torch.optim.AdamW(groups, eps=1.0), every=1, sink=records.append) as monitor:
+        weight.grad, bias.grad = 0.01 * torch.randn(50), 0.01 * torch.randn(50)
+        monitor.optimizer.step()
+    assert [entry["weight_decay"] for entry in records[0]["groups"]] == [0.01, 0.0]
+    assert all(FLOOR_DECOUPLED in group.action for group in diagnose(records).groups)
 
 
 def test_the_sgd_rates_are_those_of_the_judged_records_and_not_of_the_last_step():

@@ -312,6 +312,8 @@ class _Group:
             "beta2": hyper.beta2,
             "eps": hyper.eps,
             "floor": hyper.floor if rule.centered else 0.0,
+            "weight_decay": float(hyper.weight_decay),
+            "decoupled_weight_decay": hyper.decoupled,
             "t": int(host["t"].min()),
             "mean_noise": math.sqrt((1 - hyper.mean_decay) / (1 + hyper.mean_decay)),  # |m|/sigma without signal
             "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,

@@ -127,6 +127,8 @@ GROUP = {
     "beta2": lambda value: _is_share(value) and value < 1,
     "eps": _is_number,
     "floor": _is_number,
+    "weight_decay": _is_number,
+    "decoupled_weight_decay": lambda value: isinstance(value, bool),
     "t": lambda value: _is_count(value) and value > 0,
     "mean_noise": _is_share,
     "m": _optional(_is_text),
@@ -154,7 +156,16 @@ GROUP = {
     "layers": [{"name": _is_text, "sampled": _is_count, "epsilon_floor": _optional(_is_share)}],
 }
 RECORD = {"step": _is_count, "optimizer": _is_text, "groups": [GROUP], "logged": _has_numbers()}
-NOT_IN_ALL = ("optimizer", "logged", "noise_hidden", "floor_divisor", "recovered", "layers")
+NOT_IN_ALL = (
+    "optimizer",
+    "logged",
+    "weight_decay",
+    "decoupled_weight_decay",
+    "noise_hidden",
+    "floor_divisor",
+    "recovered",
+    "layers",
+)
 """Fields that early versions did not write, or that only some records have."""
 
 
