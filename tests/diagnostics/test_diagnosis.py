@@ -246,12 +246,49 @@ def test_at_the_floor_the_sgd_rate_is_that_of_an_sgd_with_the_same_steps(make, o
     (group,) = diagnose(records).groups
     rate = group["epsilon floor"].numbers["sgd_rate"]
     assert group.finding.startswith(f"100% of the coordinates are stepped as by SGD with momentum at rate {rate:.2g}")
-    assert f"lower {next(iter(options))} and lr" in group.action
+    assert next(iter(options)) in group.action
     x, u = torch.zeros(1000), torch.zeros(1000)
     for t, gradient in gradients.items():
         u = 0.9 * u + 0.1 * gradient
         x -= rate * u / (1 - 0.9**t)
     torch.testing.assert_close(weight.detach(), x, rtol=5e-3, atol=1e-5)
+
+
+FLOORS = [
+    (mvngrad.MVNGrad, {"eps_s": 1e-6}, 1e-3),  # a floor of 7e-3
+    (mvngrad.AdaBelief, {"eps_s": 1e-16}, 1e-8),  # a floor of 7e-8; eps is as large as a gradient
+    (mvngrad.LaProp, {"eps": 0.1}, 1e-3),
+    (torch.optim.AdamW, {"eps": 0.1}, 1e-3),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "scale"), FLOORS, ids=[make.__name__ for make, *_ in FLOORS])
+def test_the_action_against_a_floor_removes_it_and_says_how_steps_grow(make, options, scale):
+    torch.manual_seed(0)
+    gradients = {t: scale * torch.randn(1000) for t in range(1, 401)}
+    records = train_with_monitor(make, lambda t, size: gradients[t], **options)[2]
+    diagnosis = diagnose(records)
+    (group,) = diagnosis.groups
+    if make in (mvngrad.LaProp, torch.optim.AdamW):
+        assert "eps_s" not in str(diagnosis), "it has no such option"
+    advised = {name: float(value) for name, value in re.findall(r"(eps|eps_s)=([\d.e-]+\d)", group.action)}
+    assert advised.keys() == ({"eps", "eps_s"} if make is mvngrad.AdaBelief else options.keys())
+    after = train_with_monitor(make, lambda t, size: gradients[t], **{**options, **advised})[2]
+    assert diagnose(after).groups[0]["epsilon floor"].verdict == "not active"
+    growth = float(re.search(r"the median step is then about ([\d.e+]+) times as large", group.action)[1])
+    medians = [each[-1]["groups"][0]["update"]["0.5"] for each in (records, after)]
+    assert medians[1] / medians[0] == pytest.approx(growth, rel=0.15)
+
+
+@pytest.mark.parametrize("without", ["root", "noise"])
+def test_the_action_against_a_floor_has_no_values_if_the_root_is_not_known(without):
+    scale = 1e-3 if without == "root" else 1e-5  # s is all floor
+    records = train_with_monitor(mvngrad.MVNGrad, lambda t, size: scale * torch.randn(size), eps_s=1e-6)[2]
+    if without == "root":  # as an early version wrote it
+        for record in records:
+            del record["groups"][0]["root"]
+    (group,) = diagnose(records).groups
+    assert "If that is not intended, lower eps_s, and lr too if it was tuned with this floor." in group.action
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,9 @@ FLOOR_LANGUAGE = (
     "times 0.76 to 0.93 (GPT-2 30M, 1,000 steps, weight decay 1e-6, best of three rates, one seed)."
 )
 
+NO_FLOOR = 0.1
+"""Multiple of the median root at which a floor hardly changes that coordinate's divisor: eps by 10%, eps_s by 0.5%."""
+
 CARRIED = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
 bound for recovery. Momentum on normalized gradients only decays after a spike; Adam's update rises again if v forgets
@@ -79,6 +82,8 @@ ERRORS = 2.0
 """Number of standard errors by which a measured gap must differ from 0."""
 
 CANNOT_TELL = "cannot tell"
+
+CENTERED = (ADABELIEF.name, MVNGRAD.name)
 
 
 @dataclass(frozen=True)
@@ -195,9 +200,22 @@ def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
 
 
 def _advise_floor(entries: Sequence[Record]) -> str:
-    """How to remove a floor."""
-    name = "eps_s" if entries[-1]["floor"] > entries[-1]["eps"] else "eps"
-    return f"If that is not intended, lower {name} and lr with it (eps_s=1e-16 and eps=1e-8 are no floor)."
+    """How to remove a floor: with values, if the records have the median root that is below it."""
+    last = entries[-1]
+    roots = [entry["root"] for entry in entries if entry.get("root") and _get_hidden(entry) < MOSTLY]
+    root = median(roots) if roots else math.inf  # early records do not have it
+    eps, floor = (min(last[name], NO_FLOOR * root) for name in ("eps", "floor"))
+    settings = [f"eps_s={floor * floor * (1 - last['beta2']):.1g}"] if floor < last["floor"] else []
+    settings += [f"eps={eps:.1g}"] if eps < last["eps"] else []
+    if not settings:
+        name = "eps_s" if last["floor"] > last["eps"] else "eps"
+        return f"If that is not intended, lower {name}, and lr too if it was tuned with this floor."
+    growth = (math.hypot(root, last["floor"]) + last["eps"]) / (math.hypot(root, floor) + eps)
+    return (
+        f"If that is not intended, set {' and '.join(settings)}, a floor of about a tenth of the median root "
+        f"({root:.2g}). At the same lr the median step is then about {growth:.2g} times as large: lower lr if it was "
+        "tuned with this floor."
+    )
 
 
 def _cite_floor(optimizer: str, groups: Sequence[Record]) -> str:
@@ -303,7 +321,7 @@ def _remove_start(snr: float, entry: Record) -> float:
     weight of the first third of the steps is taken as the error.
     """
     beta2, t = entry["beta2"], entry["t"]
-    if entry["cell"] not in (ADABELIEF.name, MVNGRAD.name):
+    if entry["cell"] not in CENTERED:
         first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
         return snr * math.sqrt(1 + first)
     noise = entry["mean_noise"] ** 2
@@ -330,10 +348,8 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
         return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})
     if key == "epsilon_floor":
         above, below = "active", "not active"
-        because = (
-            f"For {share:.1%} of the coordinates the divisor is mostly epsilon "
-            f"(eps {last['eps']:.2g}, floor of eps_s {last['floor']:.2g})"
-        )
+        of_eps_s = f", floor of eps_s {last['floor']:.2g}" if last["cell"] in CENTERED else ""
+        because = f"For {share:.1%} of the coordinates the divisor is mostly epsilon (eps {last['eps']:.2g}{of_eps_s})"
         # Early records have no floor_divisor. At an lr of 0, as at the end of a schedule, nothing is stepped.
         rates = [
             entry["lr"] / entry["floor_divisor"] for entry in entries if entry["lr"] and entry.get("floor_divisor")

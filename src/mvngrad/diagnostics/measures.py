@@ -120,6 +120,7 @@ def measure_sample(
         "sign_collapse_is": "implied" if rule.centered else "measured",
         "epsilon_floor": floor_share,
         "floor_divisor": _median(root[at_floor] + hyper.eps) if floor_share else None,
+        "root": _median(deviation),
         "update": _name_quantiles(sizes),
         "layers": [
             {

@@ -140,6 +140,7 @@ GROUP = {
     "sign_collapse_is": _is_text,
     "epsilon_floor": _optional(_is_share),
     "floor_divisor": _optional(_is_number),
+    "root": _optional(_is_number),
     "update": _optional(_has_numbers("0.5")),
     "gradient_norm": _optional(_has_numbers("median", "max")),
     "spikes": [
@@ -163,6 +164,7 @@ NOT_IN_ALL = (
     "decoupled_weight_decay",
     "noise_hidden",
     "floor_divisor",
+    "root",
     "recovered",
     "layers",
 )
