@@ -224,6 +224,17 @@ def test_before_the_averages_have_settled_the_answer_is_provisional(cell):
         assert statement.numbers["snr_corrected"] == pytest.approx(6, rel=0.1)
 
 
+@pytest.mark.parametrize("gradient", [noise, signal])
+@pytest.mark.parametrize("cell", ["MVN-Grad", "AdaBelief", "Adam"])
+def test_a_provisional_answer_is_a_range(cell, gradient):
+    for steps in (80, 400):
+        records = train_with_monitor(CLASSES[cell], gradient, steps=steps, betas=(0.9, 0.999))[2]
+        (group,) = diagnose(records).groups
+        assert group["signal"].provisional
+        low, high = re.search(r"over coordinates is ([\d.]+) to ([\d.]+);", group["signal"].because).groups()
+        assert 1.02 < float(high) / float(low) < 3
+
+
 def test_no_provisional_answer_if_the_start_could_change_it():
     records = train_with_monitor(
         mvngrad.MVNGrad, lambda t, size: 1.04 + torch.randn(size), steps=60, betas=(0.9, 0.999)

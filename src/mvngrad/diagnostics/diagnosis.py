@@ -314,22 +314,23 @@ def _name_regime(snr: float, noise_to: float) -> str:
 
 
 def _remove_start(snr: float, entry: Record) -> float:
-    """|mu|/sigma without what s still has from its start, for a mean mu that has not changed.
+    """The largest |mu|/sigma if s or v is too large by what it still has from its start.
 
-    m starts at 0, so that g - m has a mean of mu beta^i at step i, and s has an excess of mu^2 times the average of
-    beta^(2i). A second moment has none, but the first steps of a training are unlike the later ones: there the
-    weight of the first third of the steps is taken as the error.
+    The first steps of a training are unlike the later ones: the weight of the first third of them is taken as the
+    error of both. s has one more: m starts at 0, so that g - m has a mean of mu beta^i at step i, and s an excess of
+    mu^2 times the average of beta^(2i), if mu has not changed. The larger of the two counts.
     """
     beta2, t = entry["beta2"], entry["t"]
+    first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
+    from_first = snr * math.sqrt(1 + first)
     if entry["cell"] not in CENTERED:
-        first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
-        return snr * math.sqrt(1 + first)
+        return from_first
     noise = entry["mean_noise"] ** 2
     beta = (1 - noise) / (1 + noise)
     excess = sum(beta2 ** (t - i) * beta ** (2 * i) for i in range(1, t + 1)) * (1 - beta2) / (1 - beta2**t)
     ratio = snr / (beta * math.sqrt(2 / (1 + beta)))
     left = 1 - excess * ratio * ratio
-    return snr / math.sqrt(left) if left > 0 else math.inf
+    return max(from_first, snr / math.sqrt(left)) if left > 0 else math.inf
 
 
 def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) -> Statement:
