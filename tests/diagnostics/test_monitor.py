@@ -406,6 +406,14 @@ def test_close_works_inside_the_sink_next_to_other_hooks():
         monitor.record()
 
 
+def test_log_keeps_nothing_after_close():
+    monitor = Monitor(mvngrad.MVNGrad(parameters((5,))), sink=print)
+    monitor.close()
+    for _ in range(3):
+        monitor.log(loss=1.0)
+    assert not monitor._logged
+
+
 def test_groups_closures_frozen_and_late_parameters():
     one, two, frozen, late = parameters((4000,), (30,), (9,), (7,))
     frozen.requires_grad_(False)

@@ -111,8 +111,10 @@ class Monitor:
     def log(self, **values: float | Tensor) -> None:
         """Add values of this step, such as `loss=loss`, to the next record, which has the mean of each name.
 
-        Does not wait for a device.
+        Does not wait for a device. After `close` it does nothing.
         """
+        if self.closed:
+            return  # no record will empty the lists
         for name, value in values.items():
             if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
                 what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
