@@ -209,12 +209,14 @@ def test_data_are_escaped(runs, records):
 
 
 def test_a_diagnosis_has_the_regime_the_pick_and_the_statements(records):
-    diagnosis = diagnose(records)
     for i, record in enumerate(records):
         record["logged"] = {"loss": 40 - i}
+    records[0]["logged_not_finite"] = {"loss": 3}
+    diagnosis = diagnose(records)
     html = page.render_diagnosis(records, diagnosis, source="monitor.jsonl")
     text = words(html)
     assert "theory would pick MVN-Grad" in text
+    assert f"Values of loss that were not finite: 3, the first by step {records[0]['step']}." in text
     assert html.count(f"From 40 to {41 - len(records)}") == 1, "the loss is the training's, not a group's"
     assert "Signal-dominated" in text or "signal-dominated" in text
     for group in diagnosis.groups:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import mvngrad
-from mvngrad.diagnostics import Monitor, TensorBoard, read_records, variance_gap
+from mvngrad.diagnostics import Monitor, TensorBoard, diagnose, read_records, variance_gap
 from mvngrad.diagnostics.measures import SATURATION, correct_bias, find_quantiles, update_sizes
 from mvngrad.diagnostics.sinks import named_scalars
 from mvngrad.diagnostics.state import Sample, copy_to_host, view_group
@@ -735,6 +735,22 @@ def test_layers_have_values_of_their_own_under_their_names():
     assert layers["0.weight"]["snr"] > 10 * layers["1.weight"]["snr"] > 0
     assert records[0]["logged"] == {"loss": 49.5, "accuracy": 0.5}
     assert named_scalars(records[0])["mvngrad/loss"] == 49.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_logged_value_that_is_not_finite_is_counted_and_not_averaged(bad, tmp_path):
+    optimizer, path = mvngrad.MVNGrad(parameters((5,))), tmp_path / "records.jsonl"
+    with Monitor(optimizer, every=4, sink=path) as monitor:
+        for t in range(1, 13):
+            monitor.log(loss=bad if t in (6, 7) or t > 8 else float(t), accuracy=torch.tensor(0.5))
+            train(optimizer, 1)
+    records = read_records(path)
+    assert [record["logged"] for record in records] == [
+        {"loss": 2.5, "accuracy": 0.5}, {"loss": 6.5, "accuracy": 0.5}, {"loss": None, "accuracy": 0.5},
+    ]  # fmt: skip
+    assert [record.get("logged_not_finite") for record in records] == [None, {"loss": 2}, {"loss": 4}]
+    lead = str(diagnose(records)).splitlines()[0]
+    assert lead == "Steps 4 to 12. Values of loss that were not finite: 6, the first by step 8."
 
 
 def test_layers_without_names_are_numbered():

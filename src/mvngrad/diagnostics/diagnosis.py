@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -132,11 +132,13 @@ class Diagnosis:
     steps: tuple[int, int] | None
     """The first and the last step judged."""
     groups: tuple[GroupDiagnosis, ...]
+    notes: tuple[str, ...] = ()
+    """What concerns the whole training, such as a loss that was not finite."""
 
     def __str__(self) -> str:
         if self.steps is None:
             return "No record, no diagnosis."
-        lines = [f"Steps {self.steps[0]} to {self.steps[1]}."]
+        lines = [" ".join([f"Steps {self.steps[0]} to {self.steps[1]}.", *self.notes])]
         for group in self.groups:
             lines += [f"Group {group.group}, trained with {group.optimizer}: {group.finding} {group.action}"]
             lines += [f"  {statement}" for statement in group.statements]
@@ -160,7 +162,16 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
         return Diagnosis(None, ())
     numbers = sorted({entry["group"] for record in judged for entry in record["groups"]})
     groups = tuple(_diagnose_group(number, training, judged, gap) for number in numbers)
-    return Diagnosis((judged[0]["step"], judged[-1]["step"]), groups)
+    return Diagnosis((judged[0]["step"], judged[-1]["step"]), groups, tuple(_note_not_finite(training)))
+
+
+def _note_not_finite(training: Sequence[Record]) -> Iterator[str]:
+    """A sentence for each logged name with values that were not finite: they are rare, so the whole training counts."""
+    for name in dict.fromkeys(name for record in training for name in record.get("logged_not_finite", {})):
+        counts = {record["step"]: record.get("logged_not_finite", {}).get(name, 0) for record in training}
+        first = next((step for step, count in counts.items() if count), None)
+        if first is not None:
+            yield f"Values of {name} that were not finite: {sum(counts.values())}, the first by step {first}."
 
 
 def _diagnose_group(

@@ -111,7 +111,7 @@ class Monitor:
     def log(self, **values: float | Tensor) -> None:
         """Add values of this step, such as `loss=loss`, to the next record, which has the mean of each name.
 
-        Does not wait for a device. After `close` it does nothing.
+        Values that are not finite are counted instead. Does not wait for a device. After `close` it does nothing.
         """
         if self.closed:
             return  # no record will empty the lists
@@ -178,7 +178,11 @@ class Monitor:
         record["groups"] = entries
         if self._logged:
             joined = {k: torch.stack([v.to(values[0].device) for v in values]) for k, values in self._logged.items()}
-            record["logged"] = {name: finite_or_none(values.mean().item()) for name, values in joined.items()}
+            finite = {name: values[values.isfinite()] for name, values in joined.items()}
+            record["logged"] = {name: finite_or_none(values.mean().item()) for name, values in finite.items()}
+            lost = {name: len(values) - len(finite[name]) for name, values in joined.items()}
+            if any(lost.values()):
+                record["logged_not_finite"] = {name: count for name, count in lost.items() if count}
             self._logged = {}
         self.sink(record)
         return record

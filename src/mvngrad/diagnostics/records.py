@@ -156,10 +156,17 @@ GROUP = {
     ],
     "layers": [{"name": _is_text, "sampled": _is_count, "epsilon_floor": _optional(_is_share)}],
 }
-RECORD = {"step": _is_count, "optimizer": _is_text, "groups": [GROUP], "logged": _has_numbers()}
+RECORD = {
+    "step": _is_count,
+    "optimizer": _is_text,
+    "groups": [GROUP],
+    "logged": _has_numbers(),
+    "logged_not_finite": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
+}
 NOT_IN_ALL = (
     "optimizer",
     "logged",
+    "logged_not_finite",
     "weight_decay",
     "decoupled_weight_decay",
     "noise_hidden",

@@ -216,7 +216,7 @@ def render_diagnosis(records: Sequence[dict[str, Any]], diagnosis: Diagnosis, *,
         groups.append(DiagnosedGroup(group, entries[-1][1], figures))
         losses = []  # the training's, shown once
     return TEMPLATES.get_template("diagnosis.html").render(
-        source=source, steps=diagnosis.steps, recorded=len(records), groups=groups
+        source=source, steps=diagnosis.steps, notes=diagnosis.notes, recorded=len(records), groups=groups
     )
 
 
