@@ -122,6 +122,16 @@ def test_monitor_callback_records_the_loss_that_the_trainer_logs(tmp_path):
     assert [record["logged"]["loss"] for record in records] == pytest.approx(means)
 
 
+def test_monitor_callback_refuses_a_file_that_cannot_be_written(tmp_path):
+    from mvngrad.integrations.transformers import MonitorCallback
+
+    trainer = make_trainer(tmp_path, {})
+    trainer.add_callback(MonitorCallback(trainer, every=4, sink="/proc/nope/monitor.jsonl"))
+    with pytest.raises(OSError, match=r"sink='/proc/nope/.*' cannot be written: "):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 def test_monitor_callback_is_closed_by_another_callback_and_after_a_failure(tmp_path):
     from transformers import TrainerCallback
 
@@ -351,6 +361,15 @@ def test_monitor_callback_ignores_outputs_of_lightning_that_are_no_loss(tmp_path
     model.training_step = step_by_hand
     trainer.fit(model)
     assert [record["step"] for record in records if "logged" in record] == [6]
+
+
+def test_monitor_callback_of_lightning_refuses_a_file_that_cannot_be_written(tmp_path):
+    from mvngrad.integrations.lightning import MonitorCallback
+
+    model, trainer = make_lightning(tmp_path, {}, [MonitorCallback(sink="/proc/nope/monitor.jsonl")], max_epochs=1)
+    with pytest.raises(OSError, match=r"sink='/proc/nope/.*' cannot be written: "):
+        trainer.fit(model)
+    assert trainer.global_step == 0
 
 
 def test_monitor_callback_closes_when_lightning_fails(tmp_path):

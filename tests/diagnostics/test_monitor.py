@@ -545,6 +545,27 @@ def test_records_survive_kill_9(tmp_path):
     assert [record["step"] for record in records] == [5, 10, 15, 19, 20, 21]
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").touch()
+    optimizer = mvngrad.MVNGrad(parameters((5,)))
+    for path in (tmp_path / "file" / "records.jsonl", "/proc/nope/records.jsonl", "/proc/records.jsonl"):
+        with pytest.raises(OSError, match=r"sink='.*records.jsonl' cannot be written: .*; name a file in a folder"):
+            Monitor(optimizer, sink=path)
+    assert not optimizer._optimizer_step_post_hooks
+    assert optimizer.sum_readers == 0
+
+
+def test_a_file_is_neither_made_nor_changed_before_the_first_record(tmp_path):
+    optimizer, path = mvngrad.MVNGrad(parameters((5,))), tmp_path / "deep" / "records.jsonl"
+    Monitor(optimizer, sink=path).close()
+    assert list(path.parent.iterdir()) == []
+    with Monitor(optimizer, every=1, sink=path):
+        train(optimizer, 1)
+    before = path.read_bytes()
+    Monitor(optimizer, sink=path).close()
+    assert path.read_bytes() == before
+
+
 def test_a_second_run_into_one_file_is_a_new_section(tmp_path):
     path = tmp_path / "records.jsonl"
     for every, steps in ((1, 3), (2, 5)):

@@ -21,7 +21,7 @@ from mvngrad.diagnostics.measures import (
     update_sizes,
 )
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, make_sink
+from mvngrad.diagnostics.sinks import Sink, check_sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
 from mvngrad.optim.inputs import StepSums
@@ -59,6 +59,9 @@ class Monitor:
         spike: a gradient norm above this multiple of its running median is a spike.
         recovered: a spike is over when the update is below this multiple of its median.
 
+    Raises:
+        OSError: the file of `sink` cannot be written. Its folder is made if needed, and the file by the first record.
+
     >>> from mvngrad import MVNGrad
     >>> weight = torch.nn.Parameter(torch.zeros(1000))
     >>> optimizer, records = MVNGrad([weight], betas=(0.9, 0.99)), []
@@ -93,6 +96,7 @@ class Monitor:
         for group in optimizer.param_groups:
             view_group(optimizer, group)  # raises if the optimizer's state is unknown
         self.optimizer, self.every, self.sink = optimizer, every, make_sink(sink)
+        check_sink(self.sink)
         self.sample, self.seed, self.follow = sample, seed, follow
         self.spike, self.recovered = spike, recovered
         self._groups: list[_Group] = []

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from mvngrad.diagnostics.records import NEW_RUN, Record, add_checksum
@@ -24,6 +25,19 @@ class JSONLines:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._file: BinaryIO | None = None
+
+    def check(self) -> None:
+        """Create the folder, and raise an OSError if the file cannot be appended to. Creates no file."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self.path.open("ab+", buffering=0).close()
+            else:
+                TemporaryFile(dir=self.path.parent).close()
+        except OSError as error:
+            raise type(error)(
+                f"sink={str(self.path)!r} cannot be written: {error}; name a file in a folder that you can write to"
+            ) from error
 
     def __call__(self, record: Record) -> None:
         line = json.dumps(add_checksum(record), allow_nan=False).encode() + b"\n"
@@ -105,3 +119,9 @@ def make_sink(sink: str | os.PathLike[str] | Sink) -> Sink:
             raise IsADirectoryError(f"sink={sink!r} is a folder; name a file in it, such as monitor.jsonl")
         return JSONLines(sink)
     raise TypeError(f"sink={sink!r} is invalid; it must be a path, or a callable that takes a record")
+
+
+def check_sink(sink: Sink | None) -> None:
+    """Raise an OSError if the sink is a file that cannot be written, before a training spends time."""
+    if isinstance(sink, JSONLines):
+        sink.check()

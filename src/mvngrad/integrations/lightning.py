@@ -16,7 +16,7 @@ except ImportError as error:
 
 from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, make_sink, named_scalars
+from mvngrad.diagnostics.sinks import Sink, check_sink, make_sink, named_scalars
 
 
 class MonitorCallback(Callback):
@@ -41,6 +41,8 @@ class MonitorCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.close()
+        if trainer.is_global_zero:
+            check_sink(self.sink)
         for number, optimizer in enumerate(trainer.optimizers):
             prefix = f"optimizer{number}/" if len(trainer.optimizers) > 1 else ""
             write = partial(self._write, trainer, prefix)

@@ -12,7 +12,7 @@ except ImportError as error:
 
 from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, make_sink, named_scalars
+from mvngrad.diagnostics.sinks import Sink, check_sink, make_sink, named_scalars
 
 
 class MonitorCallback(TrainerCallback):
@@ -40,6 +40,8 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.close()
+        if self.trainer.is_world_process_zero():
+            check_sink(self.sink)
         while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # Accelerate wraps it, and calls the inner step
         self.monitor = Monitor(optimizer, self.every, self._write, **self.options)
