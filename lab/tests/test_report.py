@@ -221,7 +221,7 @@ def test_a_diagnosis_has_the_regime_the_pick_and_the_statements(records):
     assert "Signal-dominated" in text or "signal-dominated" in text
     for group in diagnosis.groups:
         assert group.finding in text
-        assert group.action in text
+        assert all(said in text for said in (group.action, *group.measured))
         for statement in group.statements:
             assert statement.verdict in text
     assert "No record, no diagnosis" in words(page.render_diagnosis([], diagnose([]), source="empty.jsonl"))

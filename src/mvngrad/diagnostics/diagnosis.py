@@ -113,6 +113,8 @@ class GroupDiagnosis:
     """What to do about it."""
     statements: tuple[Statement, ...]
     """What is known first."""
+    measured: tuple[str, ...] = ()
+    """What we measured in such a case."""
 
     def __getitem__(self, topic: str) -> Statement:
         by_topic = {statement.topic: statement for statement in self.statements}
@@ -141,7 +143,7 @@ class Diagnosis:
         lines = [" ".join([f"Steps {self.steps[0]} to {self.steps[1]}.", *self.notes])]
         for group in self.groups:
             lines += [f"Group {group.group}, trained with {group.optimizer}: {group.finding} {group.action}"]
-            lines += [f"  {statement}" for statement in group.statements]
+            lines += [f"  {line}" for line in (*group.measured, *group.statements)]
         return "\n".join(lines)
 
 
@@ -191,12 +193,13 @@ def _diagnose_group(
     statements.sort(key=lambda statement: statement.verdict == CANNOT_TELL)
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
-    floor_action = f"{_advise_floor(entries)} {_cite_floor(optimizer, judged[-1]['groups'])}"
+    floor_action = _advise_floor(entries)
     finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
+    measured = _cite_floor(optimizer, judged[-1]["groups"]) if action == floor_action else ()
     if (step := _find_loss_of_state(number, training)) is not None:
         finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
-        action = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr."
-    return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements))
+        action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
+    return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements), measured)
 
 
 def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
@@ -229,7 +232,7 @@ def _advise_floor(entries: Sequence[Record]) -> str:
     )
 
 
-def _cite_floor(optimizer: str, groups: Sequence[Record]) -> str:
+def _cite_floor(optimizer: str, groups: Sequence[Record]) -> tuple[str, ...]:
     """What we measured with a floor: on images with the weight decay that these groups have, and on language."""
     decays = [entry.get("weight_decay") for entry in groups]
     is_decoupled = any(entry.get("decoupled_weight_decay", optimizer.endswith("W")) for entry in groups)
@@ -238,7 +241,7 @@ def _cite_floor(optimizer: str, groups: Sequence[Record]) -> str:
         cited.append(FLOOR_DECOUPLED if is_decoupled else FLOOR_COUPLED)
     if not any(decays):
         cited.append(FLOOR_WITHOUT_DECAY)
-    return " ".join([*cited, FLOOR_LANGUAGE])
+    return (*cited, FLOOR_LANGUAGE)
 
 
 def _summarize(

@@ -430,7 +430,9 @@ def _describe_language(verdict: Verdict) -> list[str]:
     if verdict.strip is None or verdict.status not in (REPRODUCED, CAVEAT):
         return []
     low, *_, high = sorted(row.value for row in verdict.strip.rows)
-    return [f"**a language model loses by the same floor**: GPT-2 30M {low:.2f} to {high:.2f} nats (1,000 steps, one seed)"]
+    return [
+        f"**a language model loses by the same floor**: GPT-2 30M {low:.2f} to {high:.2f} nats (1,000 steps, one seed)"
+    ]
 
 
 def _describe_estimate(verdict: Verdict) -> str:
