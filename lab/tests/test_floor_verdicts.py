@@ -259,11 +259,11 @@ def test_forest_plot_shows_every_effect_and_arm(tmp_path):
 
 
 def get_first_screen(folder):
-    """The sentence about the floor, and the caption of the figure beside it."""
+    """The sentences about the floor, and the caption of the figure beside them."""
     loaded = load_records(folder, warn=pytest.fail)
     by_name = find_latest(loaded)
     found = [finding.text for finding in findings.find(judge_all(loaded), by_name) if "floor" in finding.target]
-    return *found, findings.draw_lead(by_name).caption
+    return " ".join(found), findings.draw_lead(by_name).caption
 
 
 def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tmp_path):
@@ -303,7 +303,7 @@ def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_p
     write_runs(tmp_path, results)
     sentence = get_first_screen(tmp_path)[0]
     note = judge(tmp_path, "floor-decay-decoupled", "floor-decay").note
-    closed = f"Decoupled weight decay without one closes {re.search('[0-9]+%', note)[0]} of that gap"
+    closed = f"Without a floor decoupled weight decay closes {re.search('[0-9]+%', note)[0]} of the gap"
     assert closed in sentence
     assert "tuned" not in sentence
     write_runs(tmp_path, results + other_decay_results(best, results, "coupled", 78 + 0.4 * 1.8))

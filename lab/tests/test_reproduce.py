@@ -143,8 +143,9 @@ def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
     for outcome in failed:
         assert outcome.status == "failed"
         assert "needs a CUDA device" in outcome.error
-        small = "wikitext103 --model tiny" if outcome.experiment.name == "table2" else "cifar100 --train-limit"
-        assert f"mvngrad train {small}" in outcome.error
+        small = {"table2": "train wikitext103 --model tiny", "floor-dial": "reproduce floor-mnist"}
+        command = small.get(outcome.experiment.name, "train cifar100 --train-limit")
+        assert f"mvngrad {command}" in outcome.error
 
 
 def test_unknown_experiments_are_refused_with_the_valid_ones(capsys):

@@ -361,10 +361,7 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     if "selected" not in result:
         words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
-    shares = get_shares_closed(verdicts["floor-decay-decoupled"], verdicts["floor-decay-strength"])
-    decoupled = verdicts["floor-decay-floor"]
-    gain = decoupled.strip.rows[0].value if decoupled.strip and decoupled.status in (REPRODUCED, CAVEAT) else None
-    lead, *others = [*_describe_effects(verdicts, shares, gain), *_describe_language(verdicts["floor-dial-language"])]
+    lead, *others = _describe_effects(verdicts)
     return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
 
 
@@ -392,11 +389,8 @@ def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
     return [1 - each / gap for each in left] if still_open < gap / 2 else []
 
 
-def _describe_effects(verdicts: Mapping[str, Verdict], shares_closed: Sequence[float], gain: float | None) -> list[str]:
-    """What the rules about the floor, the variance, the order and decay say, and no more, as sentences.
-
-    `gain` is what a floor adds with decoupled decay, if that is shown.
-    """
+def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
+    """What the rules about the floor, the variance and the order say, and no more, as sentences."""
     statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
     if statuses["floor-main"] == NOT_REPRODUCED:
         return ["An epsilon floor is worth **less than 1 point**"]
@@ -406,18 +400,9 @@ def _describe_effects(verdicts: Mapping[str, Verdict], shares_closed: Sequence[f
     different, undecided = (
         [name for name, claim in equal.items() if statuses[claim] == status] for status in (NOT_REPRODUCED, UNDECIDED)
     )
+    if not (different or undecided or _explain_by_decay(verdicts)):
+        return ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts = ["**An epsilon floor is worth more than 1 point**"]
-    if statuses["floor-decay-decoupled"] == NOT_REPRODUCED:
-        parts.append("decoupled weight decay closes the gap without one, so that decay and not epsilon explains it")
-    elif shares_closed:
-        share, *tuned = (f"{share:.0%}" for share in shares_closed)
-        parts.append(f"**decoupled weight decay without one closes {share} of that gap**")
-        parts[-1] += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
-        parts[-1] += (
-            "" if gain is None else f"; with decoupled decay a floor, at other betas, still adds {gain:.1f} points"
-        )
-    elif not different + undecided:
-        parts = ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
     if undecided:
         effects = (f"{name} adds {_describe_estimate(verdicts[equal[name]])}" for name in undecided)
@@ -425,14 +410,38 @@ def _describe_effects(verdicts: Mapping[str, Verdict], shares_closed: Sequence[f
     return parts
 
 
-def _describe_language(verdict: Verdict) -> list[str]:
+def describe_decay(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
+    """What weight decay has to do with the floor, once the floor's effect is shown."""
+    if verdicts["floor-main"].status != REPRODUCED:
+        return ""
+    return _explain_by_decay(verdicts)
+
+
+def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
+    """A sentence, or nothing if decay explains less than half of the gap."""
+    decoupled, strength, floor = (verdicts[f"floor-decay-{name}"] for name in ("decoupled", "strength", "floor"))
+    if decoupled.status == NOT_REPRODUCED:
+        return "**Decoupled weight decay closes the gap without a floor**, so that decay and not epsilon explains it."
+    if not (shares := get_shares_closed(decoupled, strength)):
+        return ""
+    share, *tuned = (f"{share:.0%}" for share in shares)
+    text = f"**Without a floor decoupled weight decay closes {share} of the gap**"
+    text += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
+    if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
+        text += f"; with decoupled decay a floor, at other betas, still adds {floor.strip.rows[0].value:.1f} points"
+    return f"{text} (Adam and MVN-Grad)."
+
+
+def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """What a floor costs a language model, if the rule says that it does."""
+    verdict = verdicts["floor-dial-language"]
     if verdict.strip is None or verdict.status not in (REPRODUCED, CAVEAT):
-        return []
+        return ""
     low, *_, high = sorted(row.value for row in verdict.strip.rows)
-    return [
-        f"**a language model loses by the same floor**: GPT-2 30M {low:.2f} to {high:.2f} nats (1,000 steps, one seed)"
-    ]
+    return (
+        f"**A language model loses by a floor what images gain**: one of 1e-3 costs GPT-2 30M {low:.2f} to {high:.2f} "
+        "nats (1,000 steps of a stand-in text, one seed)."
+    )
 
 
 def _describe_estimate(verdict: Verdict) -> str:
@@ -497,5 +506,10 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
 
 
 FIGURES = {"floor-mnist": draw_mnist, "floor": draw, "floor-table": draw_effects, "floor-dial": draw_dial}
-FINDINGS = {"floor": (10, describe), "floor-table": (10, describe)}
+FINDINGS = {
+    "floor": (10, describe),
+    "floor-table": (10, describe),
+    "floor-decay": (11, describe_decay),
+    "floor-dial": (12, describe_language),
+}
 LEAD = {"floor-table": draw_lead, "floor": draw_lead}
