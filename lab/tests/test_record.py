@@ -279,6 +279,18 @@ def test_bad_batches_on_cifar100():
     assert len(ended) == 24
     assert f"all 24 runs without clipping end at {min(ended):.2f}% to {max(ended):.2f}%" in log
     assert f"ends every training at {min(ended):.2f}% to {max(ended):.2f}%" in settings
+    clean = {}
+    for run in runs:
+        each = run["settings"]
+        if each["injection"] == "none" and not each["clip"]:
+            key = each["optimizer"], each["lr"], bool(each["z_clip"])
+            clean.setdefault(key, []).append(run["metrics"]["test_accuracy"])
+    changed = {
+        cell: [f"{fmean(clean[cell, lr, True]) - fmean(clean[cell, lr, False]):.1f}" for lr in (1e-3, 3e-3)]
+        for cell in ("laprop", "mvngrad")
+    }
+    laprop, mvngrad = (" and ".join(dict.fromkeys(of)) for of in changed.values())
+    assert f"the accuracy of LaProp by {laprop} points and that of MVN-Grad by {mvngrad} (CIFAR-100" in settings
     for claim in ("recovery", "damage", "clipping", "divergence"):
         verdict = find_judges()[f"spikes-images-{claim}"](result)
         assert f"`spikes-images-{claim}`: {verdict.status})" in log

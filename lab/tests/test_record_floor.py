@@ -283,6 +283,22 @@ def test_the_dial_of_a_language_model():
     assert f"ends at {low} nats without a floor and at {high} with one" in settings
 
 
+def test_the_table_of_settings_for_images():
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    table, decay = records["floor-table"], records["floor-decay"]
+    rows = re.findall(r"\| `(\w+)\(([^`]*)\)` \| ([\d.]+) \| (yes|no) \|", read("how-to/settings.md"))
+    assert len(rows) == 7
+    for name, text, accuracy, floor in rows:
+        arm = f"{name.lower()}-{'floor' if floor == 'yes' else 'none'}"
+        result = decay if name.endswith("W") else table
+        options = dict(re.findall(r"(\w+)=(\([^)]*\)|[^,]+)", text))
+        selected = result["selected"][arm]
+        betas = tuple(map(float, options.pop("betas").strip("()").split(",")))
+        assert betas == (selected["beta1"], selected["beta2"])
+        assert {option: float(value) for option, value in options.items()}.items() <= selected.items()
+        assert accuracy == f"{fmean(list(result['arms'][arm].values())):.2f}"
+
+
 def test_runs_to_come_are_those_that_are_missing():
     """If this fails after new runs: the table on the page about reproducing, and the floor's README."""
     page, done = read("how-to/reproduce.md"), read_accuracies(ROOT / "results")
