@@ -1,5 +1,6 @@
 """`mvngrad.optax` against the torch classes, and with the wrappers of optax and JAX."""
 
+import collections
 import os
 import subprocess
 import sys
@@ -210,17 +211,115 @@ def test_state_of_nan_parameters_is_zero():
 
 @pytest.mark.parametrize("dtype", ["complex64", "int32"])
 def test_complex_and_integer_arrays_are_refused(dtype):
-    with pytest.raises(TypeError, match=rf"not {dtype}"):
+    remedy = "split_real_and_imaginary" if dtype == "complex64" else "set_to_zero"
+    with pytest.raises(TypeError, match=rf"not {dtype}; .*{remedy}"):
         ours.mvn_grad(0.1).init(jnp.ones(2, dtype))
+
+
+def test_the_remedies_for_complex_and_integer_arrays_work():
+    x = {"c": jnp.array([1 + 1j]), "w": jnp.ones(2)}
+    split = optax.contrib.split_real_and_imaginary(ours.mvn_grad(0.1))
+    updates, _ = split.update(x, split.init(x), x)
+    np.testing.assert_allclose(updates["c"], [-0.1 / 0.9 * (1 + 1j)], rtol=1e-6)
+    x = {"n": jnp.array([3]), "w": jnp.ones(2)}
+    transformation = optax.partition(
+        {"ours": ours.mvn_grad(0.1), "none": optax.set_to_zero()}, {"n": "none", "w": "ours"}
+    )
+    updates, _ = transformation.update(x, transformation.init(x), x)
+    assert updates["n"].tolist() == [0]
+    assert updates["w"].tolist() != [0, 0]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"b1": 0.0}, r"betas\[0\]"), ({"b2": 1.0}, r"betas\[1\]"), ({"z_clip": 0.0}, "z_clip"), ({"eps": -1.0}, "eps")],
+    [
+        ({"b1": 0.0}, "b1=0.0 is invalid; it must be > 0 here"),
+        ({"b2": 1.0}, "b2=1.0 is invalid"),
+        ({"b_mean": 2.0}, "b_mean=2.0 is invalid"),
+        ({"eps_root": -1.0}, "eps_root=-1.0 is invalid"),
+        ({"z_clip": np.inf}, "z_clip=inf is invalid; it must be finite and > 0"),
+        ({"eps": -1.0}, "eps=-1.0 is invalid"),
+        ({"mu_dtype": "int8"}, "mu_dtype=int8 is invalid"),
+    ],
 )
-def test_invalid_hyper_parameters_are_refused(options, message):
+@pytest.mark.parametrize("is_traced", [False, True], ids=["", "beside a traced value"])
+def test_invalid_hyper_parameters_are_refused(options, message, is_traced):
+    def make(traced):
+        return ours.scale_by_mvn_grad(**({"eps": traced, "z_clip": traced} if is_traced else {}) | options).init(1.0)
+
     with pytest.raises(ValueError, match=message):
-        ours.scale_by_mvn_grad(**options)
+        (jax.jit(make) if is_traced else make)(1.0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [(rule.ADAM, {"z_clip": 1.0}), (rule.ADAM, {"eps_s": 1e-8}), (rule.ADABELIEF, {"beta_mean": 0.5}),
+     (rule.LAPROP, {"beta_mean": 0.5}), (rule.LEAN, {"beta_mean": 0.5})],
+)  # fmt: skip
+def test_scale_by_rule_refuses_options_that_the_cell_does_not_have(cell, options):
+    with pytest.raises(ValueError, match=f"{cell.name} has no {next(iter(options))}; leave it out"):
+        ours.scale_by_rule(cell, rule.Hyper(**options))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"a": jnp.ones(2), "b": jnp.ones(2)}, {"b": jnp.ones(2)}, {"b": jnp.ones(2), "a": None}, [jnp.ones(2)] * 2],
+    ids=["another order", "a leaf less", "a None", "a list"],
+)
+def test_updates_in_another_tree_than_the_state_are_refused(other):
+    """By position, the state of b would be that of a."""
+    transformation = ours.mvn_grad(0.1)
+    state = transformation.init(collections.OrderedDict(b=jnp.ones(2), a=jnp.ones(2)))
+    with pytest.raises(ValueError, match="updates and m of the state are different trees"):
+        transformation.update(other, state)
+
+
+@pytest.mark.parametrize("mask", [None, {"w": True, "b": False}])
+def test_a_run_resumes_with_decay_switched_on_or_off(mask):
+    x = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    without, with_decay = (ours.mvn_grad(0.1, weight_decay=decay, mask=mask) for decay in (0.0, 0.5))
+    for first, second in ((without, with_decay), (with_decay, without)):
+        updates, _ = second.update(x, first.init(x), x)
+        assert updates["w"] == pytest.approx(-0.1 / 0.9 - 0.05 * (second is with_decay), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_gradients_of_float32_parameters_give_updates_in_float32(dtype):
+    """In float16 an update of 1e-8 is 0."""
+    x, transformation = jnp.zeros(2), ours.mvn_grad(1e-8)
+    updates, _ = transformation.update(jnp.array([1.0, 0.5], dtype), transformation.init(x), x)
+    assert updates.dtype == jnp.float32
+    np.testing.assert_allclose(updates, -1e-8 / 0.9, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: ours.mvn_grad(0.05, lean=True), lambda: ours.laprop(0.05), lambda: ours.mvn_grad(0.05, eps_root=0.0)],
+    ids=["lean", "laprop", "mvn_grad without eps_root"],
+)
+@pytest.mark.parametrize("start", [[1.0, 2.0], [1.0, 0.0]], ids=["", "a gradient of 0"])
+def test_derivatives_through_steps_are_finite_and_right(float64, make, start):
+    transformation, x = make(), jnp.array(start)
+
+    def loss_after_steps(scale):
+        def step(carry, _):
+            x, state = carry
+            updates, state = transformation.update(x * scale, state, x)
+            return (optax.apply_updates(x, updates), state), None
+
+        return (jax.lax.scan(step, (x, transformation.init(x)), None, length=3)[0][0] ** 2).sum()
+
+    expected = (loss_after_steps(1.3 + 1e-6) - loss_after_steps(1.3 - 1e-6)) / 2e-6
+    for derivative in (jax.jacfwd, jax.grad):
+        assert float(derivative(loss_after_steps)(1.3)) == pytest.approx(float(expected), rel=1e-4, abs=1e-8)
+
+
+def test_8_bit_floats_and_strict_promotion():
+    x = jnp.ones(2, jnp.float8_e4m3fn)
+    state = ours.scale_by_mvn_grad().init(x)
+    assert state.s.dtype == jnp.float32
+    with jax.numpy_dtype_promotion("strict"):
+        assert ours.scale_by_mvn_grad().init(jnp.ones(2, jnp.bfloat16)).s.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("options", [{"maximize": True}, {"weight_decay": 0.1}, {"decoupled": True}], ids=str)

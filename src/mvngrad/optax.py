@@ -14,7 +14,7 @@ learning rate, as `optax.adamw` does. optax has Adam and AdaBelief itself; `scal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 try:
@@ -50,18 +50,28 @@ class JaxArithmetic(Arithmetic):
         return -jnp.expm1(t * log_beta)
 
 
-JAX = JaxArithmetic(jnp.sqrt, jnp.maximum)
+def _sqrt(x: jax.Array) -> jax.Array:
+    """The root, with a derivative of 0 at 0, where s and v start: that of jnp.sqrt is infinite, and 0 times it NaN."""
+    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
+
+
+JAX = JaxArithmetic(_sqrt, jnp.maximum)
+
+FIELDS = {"betas[0]": "beta1", "betas[1]": "beta2"}
+ARGUMENTS = {"betas[0]": "b1", "betas[1]": "b2", "eps_s": "eps_root", "beta_mean": "b_mean"}
+"""What messages call a hyper-parameter of torch: as the field of a `Hyper`, and as optax does."""
 
 
 def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.GradientTransformation:
     """Rescale updates by one cell of the table, for example `mvngrad.rule.ADABELIEF`.
 
     The learning rate of `hyper` is not used: chain `optax.scale_by_learning_rate`, and `optax.add_decayed_weights` for
-    weight decay. For 16-bit gradients the arithmetic and the averages are float32.
+    weight decay. For 16-bit gradients the arithmetic and the averages are float32, and the updates have the dtype of
+    the parameters, if these are given and wider.
 
     Args:
         rule: the cell.
-        hyper: its hyper-parameters.
+        hyper: its hyper-parameters. Its eps_s is 0 by default, where `scale_by_mvn_grad` has 1e-16.
         mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
     """
     decays = isinstance(hyper.weight_decay, jax.core.Tracer) or float(hyper.weight_decay) != 0
@@ -70,16 +80,16 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
             "scale_by_rule: hyper has maximize, decoupled or weight_decay, which an update without parameters cannot "
             "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
         )
+    for name in ("eps_s", "beta_mean", "z_clip"):
+        value = getattr(hyper, name)
+        if name not in rule.options and value is not None and not (isinstance(value, (int, float)) and value == 0):
+            raise ValueError(f"scale_by_rule: {rule.name} has no {name}; leave it out")
     hyper = hyper._replace(lr=0.0)  # not used
-    if any(isinstance(value, jax.Array) and 1 < value.dtype.itemsize < 4 for value in hyper):
-        raise ValueError(
-            "scale_by_rule: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
-            "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
-        )
-    if not any(isinstance(value, jax.core.Tracer) for value in hyper):
-        rule.check(hyper)
+    _check(rule, hyper, FIELDS)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
     mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
+    if mu_dtype is not None and not jnp.issubdtype(mu_dtype, jnp.floating):
+        raise ValueError(f"mu_dtype={mu_dtype} is invalid; it must be a real floating-point dtype, or None")
 
     def init(params: optax.Params) -> ScaleByRuleState:
         def zeros(name: str) -> optax.Updates:
@@ -91,9 +101,17 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     def update(
         updates: optax.Updates, state: ScaleByRuleState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, ScaleByRuleState]:
-        del params
         count = optax.safe_increment(state.count)
+        gradients: list[Any]
+        structure: Any
         gradients, structure = jax.tree.flatten(updates)
+        for name in rule.state_names:
+            if (found := jax.tree.structure(getattr(state, name))) != structure:
+                raise ValueError(
+                    f"{rule.name}: updates and {name} of the state are different trees, {structure} and {found}; call "
+                    "init with parameters in the tree of the updates"
+                )
+        targets = gradients if params is None else structure.flatten_up_to(params)
         averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.state_names}
         directions: list[jax.Array] = []
         for i, gradient in enumerate(gradients):
@@ -102,7 +120,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
             old = {name: values[i].astype(dtype) for name, values in averages.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)
             direction, new = rule.update(jnp.zeros_like(g), g, old, t, hyper, JAX)
-            directions.append(direction.astype(gradient.dtype))
+            directions.append(direction.astype(jnp.promote_types(gradient.dtype, jnp.result_type(targets[i]))))
             for name, values in averages.items():
                 values[i] = new[name].astype(values[i].dtype)
         trees = {name: jax.tree.unflatten(structure, values) for name, values in averages.items()}
@@ -137,7 +155,9 @@ def scale_by_mvn_grad(
     hyper = Hyper(beta1=b1, beta2=b2, eps=eps, eps_s=eps_root, beta_mean=b_mean, z_clip=z_clip)
     if lean and b_mean is not None:
         raise ValueError(f"b_mean={b_mean!r} has no use with lean=True, which keeps no mean; leave it None")
-    return scale_by_rule(LEAN if lean else MVNGRAD, hyper, mu_dtype)
+    rule = LEAN if lean else MVNGRAD
+    _check(rule, hyper, ARGUMENTS)
+    return scale_by_rule(rule, hyper, mu_dtype)
 
 
 def scale_by_laprop(
@@ -147,7 +167,9 @@ def scale_by_laprop(
 
     Arguments as in `scale_by_mvn_grad`.
     """
-    return scale_by_rule(LAPROP, Hyper(beta1=b1, beta2=b2, eps=eps, z_clip=z_clip), mu_dtype)
+    hyper = Hyper(beta1=b1, beta2=b2, eps=eps, z_clip=z_clip)
+    _check(LAPROP, hyper, ARGUMENTS)
+    return scale_by_rule(LAPROP, hyper, mu_dtype)
 
 
 def mvn_grad(
@@ -166,8 +188,8 @@ def mvn_grad(
 ) -> optax.GradientTransformationExtraArgs:
     """MVN-Grad with decoupled weight decay, `mvngrad.MVNGradW` for JAX.
 
-    `weight_decay` is multiplied by the learning rate, as in `optax.adamw`; `mask` selects the parameters it applies to.
-    Other arguments as in `scale_by_mvn_grad`.
+    `weight_decay` is multiplied by the learning rate, as in `optax.adamw`, and 0 by default (`MVNGradW` has 0.01, adamw
+    1e-4); `mask` selects the parameters it applies to. Other arguments as in `scale_by_mvn_grad`.
     """
     scale = scale_by_mvn_grad(b1, b2, eps, eps_root, b_mean=b_mean, z_clip=z_clip, lean=lean, mu_dtype=mu_dtype)
     return _chain_decay_and_rate(scale, learning_rate, weight_decay, mask)
@@ -192,14 +214,34 @@ def laprop(
 def _chain_decay_and_rate(
     scale: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule, weight_decay: Number, mask: Mask
 ) -> optax.GradientTransformationExtraArgs:
-    decays = not isinstance(weight_decay, (int, float)) or weight_decay != 0
-    decay = [optax.add_decayed_weights(weight_decay, mask)] if decays else []  # without decay, params are not needed
-    return optax.chain(scale, *decay, optax.scale_by_learning_rate(learning_rate))
+    if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
+        decay = optax.add_decayed_weights(weight_decay, mask)
+    else:  # params are not needed, and the state is a tree as with decay, so that a run can resume with or without it
+        decay = optax.identity() if mask is None else optax.masked(optax.identity(), mask)
+    return optax.chain(scale, decay, optax.scale_by_learning_rate(learning_rate))
+
+
+def _check(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
+    """Raise a ValueError for a value out of range; values that are traced cannot be checked."""
+    if any(isinstance(value, jax.Array) and 1 < value.dtype.itemsize < 4 for value in hyper):
+        raise ValueError(
+            f"{rule.name}: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
+            "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
+        )
+    known = (d if isinstance(v, jax.core.Tracer) else v for v, d in zip(hyper, Hyper(), strict=True))
+    rule.check(Hyper(*known), names=names)
 
 
 def _arithmetic_dtype(x: Any) -> Any:
-    """The dtype to compute in: that of `x`, but float32 for 16-bit floats. Raises a TypeError for other dtypes."""
+    """The dtype to compute in: that of `x`, but float32 for narrower floats. Raises a TypeError for other dtypes."""
     dtype = jnp.result_type(x)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"mvngrad.optax takes real arrays, not {dtype}; wrap it: optax.contrib.split_real_and_imaginary(...)"
+        )
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"mvngrad.optax takes real floating-point arrays, not {dtype}; exclude it with optax.masked")
-    return jnp.promote_types(dtype, jnp.float32)
+        raise TypeError(
+            f"mvngrad.optax takes floating-point arrays, not {dtype}; leave it out of the tree, or give it "
+            "optax.set_to_zero() by optax.partition"
+        )
+    return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype

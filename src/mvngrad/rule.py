@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 Array = Any
@@ -186,12 +187,16 @@ class Rule:
         k = (ops.correction(hyper.beta2, t - 1) + TINY) ** 0.5
         return ops.mul_(ops.add_(ops.div_(ops.sqrt(state["s"]), k), hyper.eps), state["u"])
 
-    def check(self, hyper: Hyper, owner: str | None = None) -> None:
-        """Raise a ValueError that names the first hyper-parameter out of range; the message begins with `owner`."""
+    def check(self, hyper: Hyper, owner: str | None = None, names: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Raise a ValueError that names the first hyper-parameter out of range.
+
+        The message begins with `owner`; `names` are those of a library that does not have torch's.
+        """
 
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:
             number = float(value) if hasattr(value, "__float__") else math.nan
             if not (math.isfinite(number) and holds(number)):
+                name = names.get(name, name)
                 raise ValueError(f"{owner or self.name}: {name}={value!r} is invalid; it must be {valid}")
 
         for name in ("lr", "eps", "eps_s", "weight_decay"):
@@ -203,7 +208,7 @@ class Rule:
             why = "> 0 here: at 0 the mean m equals the gradient, and no variance is left to normalize by"
             demand(name, hyper.mean_decay, lambda number: number > 0, why)
         if hyper.z_clip is not None:
-            demand("z_clip", hyper.z_clip, lambda number: number > 0, "> 0, or None for no bound")
+            demand("z_clip", hyper.z_clip, lambda number: number > 0, "finite and > 0, or None for no bound")
 
 
 ADAM = Rule("Adam", centered=False, momentum_last=False)
