@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -272,6 +273,27 @@ def test_updates_in_another_tree_than_the_state_are_refused(other):
     state = transformation.init(collections.OrderedDict(b=jnp.ones(2), a=jnp.ones(2)))
     with pytest.raises(ValueError, match="updates and m of the state are different trees"):
         transformation.update(other, state)
+
+
+def test_parameters_may_have_more_than_the_updates():
+    """As an Equinox module has functions, where its gradient has None."""
+    network = eqx.nn.MLP(2, 1, width_size=2, depth=1, key=jax.random.key(0))
+    gradients = eqx.filter(network, eqx.is_inexact_array)
+    transformation = ours.mvn_grad(0.1)
+    state = transformation.init(gradients)
+    expected, _ = transformation.update(gradients, state, gradients)
+    updates, _ = transformation.update(gradients, state, network)
+    assert eqx.tree_equal(updates, expected)
+
+
+def test_a_traced_b_mean_counts_as_valid():
+    x = jnp.ones(2)
+    make = optax.inject_hyperparams(ours.mvn_grad, static_args=("b1", "lean"))
+    injected = make(0.01, b1=0.0, b_mean=0.9)
+    plain = ours.mvn_grad(0.01, b1=0.0, b_mean=0.9)
+    updates, _ = jax.jit(injected.update)(x, jax.jit(injected.init)(x), x)
+    expected, _ = plain.update(x, plain.init(x), x)
+    np.testing.assert_allclose(updates, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mask", [None, {"w": True, "b": False}])

@@ -92,10 +92,12 @@ def test_table_is_judged_by_its_true_effects(tmp_path, effects, seeds, expected)
         assert "too few seeds to decide: 3 of 6" in verdicts["variance-equal"].note
 
 
-def test_a_cut_queue_is_judged_with_its_whole_seeds(tmp_path):
+def test_the_table_is_read_at_three_whole_seeds_and_at_six(tmp_path):
     results = [(r, m) for r, m in table_results(6, floor=1.8) if not (r.seed == 6 and r.optimizer == "adam")]
     write_runs(tmp_path, results)
-    assert "n = 5 seeds (1, 2, 3, 4, 5)" in judge(tmp_path, "floor-main", "floor-table").measured
+    assert "n = 3 seeds (1, 2, 3)" in judge(tmp_path, "floor-main", "floor-table").measured
+    write_runs(tmp_path, table_results(6, floor=1.8))
+    assert "n = 6 seeds (1, 2, 3, 4, 5, 6)" in judge(tmp_path, "floor-main", "floor-table").measured
 
 
 def test_a_diverged_run_leaves_its_rules_undecided(tmp_path):
@@ -109,7 +111,7 @@ def test_a_diverged_run_leaves_its_rules_undecided(tmp_path):
 
 def test_effects_are_those_of_a_least_squares_fit(tmp_path):
     """Estimate, error and F of every effect, from a fit with all factors, interactions and seeds."""
-    write_runs(tmp_path, table_results(4, floor=1.8, variance=0.5, joint=0.7))
+    write_runs(tmp_path, table_results(6, floor=1.8, variance=0.5, joint=0.7))
     result = collect(tmp_path)["floor-table"].result
     effects = compute_effects(result)
     rows, y = [], []
@@ -119,19 +121,19 @@ def test_effects_are_those_of_a_least_squares_fit(tmp_path):
         rule = RULES[arms.GRID_ARMS[arm]]
         f, v, o = (1 if on else -1 for on in (arm.endswith("-floor"), rule.centered, rule.momentum_last))
         for at, accuracy in enumerate(by_seed.values()):
-            rows.append([1, f, v, o, f * v, f * o, v * o, f * v * o, *(float(at == k) for k in (1, 2, 3))])
+            rows.append([1, f, v, o, f * v, f * o, v * o, f * v * o, *(float(at == k) for k in (1, 2, 3, 4, 5))])
             y.append(accuracy)
     x, y = np.array(rows, dtype=float), np.array(y)
     fitted, (rss,), *_ = np.linalg.lstsq(x, y, rcond=None)
     freedom = len(y) - x.shape[1]
     errors = np.sqrt(rss / freedom * np.diag(np.linalg.inv(x.T @ x)))
     (analysis,) = (each for each in draw_effects(result) if each.title == "Analysis of variance")
-    assert analysis.table.head == ("effect", "points", "F(1, 21)", "p")
+    assert analysis.table.head == ("effect", "points", "F(1, 35)", "p")
     f_values = {row[0]: row[2] for row in analysis.table.rows}
     assert list(f_values.values()) == [f"{value:.1f}" for value in (fitted[1:8] / errors[1:8]) ** 2]
     for column, name, scale in ((1, "floor", 2), (4, "floor x variance", 4), (7, "floor x variance x order", 8)):
         effect = effects[name]
-        assert effect.freedom == freedom == 21
+        assert effect.freedom == freedom == 35
         assert effect.estimate == pytest.approx(scale * fitted[column])
         assert effect.error == pytest.approx(scale * errors[column])
         f_value = (fitted[column] / errors[column]) ** 2

@@ -243,9 +243,21 @@ def test_a_process_that_lost_its_lock_stores_no_result(tmp_path, monkeypatch, ca
         return {}
 
     monkeypatch.setattr(spike, "run", run)
-    assert cli.main(["reproduce", "spike", "memory", "--quick", "--runs", str(tmp_path)]) == 2
-    assert "was taken by another process" in capsys.readouterr().err
-    assert store.load_runs(tmp_path) == []
+    for others in ((), ("memory",)):
+        assert cli.main(["reproduce", "spike", *others, "--quick", "--runs", str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert "was taken by another process" in error
+        assert "--runs" not in error
+        assert store.load_runs(tmp_path) == []
+        assert not (tmp_path / "report.html").exists()
+        (tmp_path / "lock").unlink()
+
+
+@pytest.mark.parametrize("path", ["afile", "afile/folder"])
+def test_a_folder_of_results_that_is_a_file_is_refused(tmp_path, capsys, path):
+    (tmp_path / "afile").touch()
+    assert cli.main(["reproduce", "memory", "--runs", str(tmp_path / path)]) == 2
+    assert f"--runs {tmp_path / path} is not a folder" in capsys.readouterr().err
 
 
 def test_without_its_packages_the_command_says_what_to_install():

@@ -111,7 +111,10 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
                     f"{rule.name}: updates and {name} of the state are different trees, {structure} and {found}; call "
                     "init with parameters in the tree of the updates"
                 )
-        targets = gradients if params is None else structure.flatten_up_to(params)
+        dtypes = [jnp.result_type(gradient) for gradient in gradients]
+        if params is not None:  # which may have more than the updates, such as the functions of an Equinox module
+            wider = jax.tree.map(_promote, updates, params, is_leaf=lambda x: x is None)
+            dtypes = jax.tree.leaves(wider)
         averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.state_names}
         directions: list[jax.Array] = []
         for i, gradient in enumerate(gradients):
@@ -120,7 +123,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
             old = {name: values[i].astype(dtype) for name, values in averages.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)
             direction, new = rule.update(jnp.zeros_like(g), g, old, t, hyper, JAX)
-            directions.append(direction.astype(jnp.promote_types(gradient.dtype, jnp.result_type(targets[i]))))
+            directions.append(direction.astype(dtypes[i]))
             for name, values in averages.items():
                 values[i] = new[name].astype(values[i].dtype)
         trees = {name: jax.tree.unflatten(structure, values) for name, values in averages.items()}
@@ -228,8 +231,13 @@ def _check(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
             f"{rule.name}: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
             "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
         )
-    known = (d if isinstance(v, jax.core.Tracer) else v for v, d in zip(hyper, Hyper(), strict=True))
+    valid = Hyper(beta_mean=0.9)
+    known = (other if isinstance(value, jax.core.Tracer) else value for value, other in zip(hyper, valid, strict=True))
     rule.check(Hyper(*known), names=names)
+
+
+def _promote(gradient: Any, param: Any) -> Any:
+    return None if gradient is None else jnp.promote_types(jnp.result_type(gradient), jnp.result_type(param))
 
 
 def _arithmetic_dtype(x: Any) -> Any:

@@ -301,6 +301,15 @@ def test_the_action_against_a_floor_has_no_values_if_the_root_is_not_known(witho
             del record["groups"][0]["root"]
     (group,) = diagnose(records).groups
     assert "If that is not intended, lower eps_s, and lr too if it was tuned with this floor." in group.action
+    records[-1]["groups"][0]["eps"] = 2e-3  # a quarter of the floor of eps_s
+    (group,) = diagnose(records).groups
+    assert "lower eps_s and eps, and lr" in group.action
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_floor_of_eps_s_is_named_for_lean_too(lean):
+    records = train_with_monitor(mvngrad.MVNGrad, lambda t, size: 1e-4 * noise(t, size), eps_s=1e-4, lean=lean)[2]
+    assert "floor of eps_s" in diagnose(records).groups[0]["epsilon floor"].because
 
 
 @pytest.mark.parametrize(

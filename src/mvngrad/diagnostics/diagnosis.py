@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mvngrad.diagnostics.records import Record, drop_repeated_steps, read_records
 from mvngrad.diagnostics.spikes import RECOVERED
-from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
+from mvngrad.rule import ADABELIEF, ADAM, LAPROP, LEAN, MVNGRAD
 
 if TYPE_CHECKING:
     from mvngrad.diagnostics.gap import VarianceGap
@@ -83,7 +83,7 @@ ERRORS = 2.0
 
 CANNOT_TELL = "cannot tell"
 
-CENTERED = (ADABELIEF.name, MVNGRAD.name)
+CENTERED = (ADABELIEF.name, MVNGRAD.name, LEAN.name)
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,8 @@ def _diagnose_group(
     statements.sort(key=lambda statement: statement.verdict == CANNOT_TELL)
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
-    floor_action = _advise_floor(entries)
-    finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
-    measured = _cite_floor(optimizer, judged[-1]["groups"]) if action == floor_action else ()
+    finding, action = _summarize(_advise_floor(entries), signal, collapse, floor, spikes)
+    measured = _cite_floor(optimizer, judged[-1]["groups"]) if floor.numbers.get("share", 0.0) >= MOSTLY else ()
     if (step := _find_loss_of_state(number, training)) is not None:
         finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
         action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
@@ -217,13 +216,14 @@ def _advise_floor(entries: Sequence[Record]) -> str:
     """How to remove a floor: with values, if the records have the median root that is below it."""
     last = entries[-1]
     roots = [entry["root"] for entry in entries if entry.get("root") and _get_hidden(entry) < MOSTLY]
-    root = median(roots) if roots else math.inf  # early records do not have it
+    root = median(roots) if roots else math.inf  # early records do not have it, and a floor may hide it
     eps, floor = (min(last[name], NO_FLOOR * root) for name in ("eps", "floor"))
     settings = [f"eps_s={floor * floor * (1 - last['beta2']):.1g}"] if floor < last["floor"] else []
     settings += [f"eps={eps:.1g}"] if eps < last["eps"] else []
     if not settings:
-        name = "eps_s" if last["floor"] > last["eps"] else "eps"
-        return f"If that is not intended, lower {name}, and lr too if it was tuned with this floor."
+        least = NO_FLOOR * max(last["eps"], last["floor"])
+        names = [name for name, value in (("eps_s", last["floor"]), ("eps", last["eps"])) if value >= least]
+        return f"If that is not intended, lower {' and '.join(names)}, and lr too if it was tuned with this floor."
     growth = (math.hypot(root, last["floor"]) + last["eps"]) / (math.hypot(root, floor) + eps)
     return (
         f"If that is not intended, set {' and '.join(settings)}, a floor of about a tenth of the median root "

@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -52,11 +53,14 @@ class Reproduce:
         from mvngrad_lab.experiments import select_experiments
 
         selected = select_experiments(self.experiments)
-        try:
-            with lock_folder(self.runs) as check:
-                return self._run(selected, check)
-        except Locked as error:
-            raise Locked(f"{error}; or name another folder with --runs") from error
+        with ExitStack() as stack:
+            try:
+                check = stack.enter_context(lock_folder(self.runs))
+            except Locked as error:
+                raise Locked(f"{error}; or name another folder with --runs") from error
+            except (FileExistsError, NotADirectoryError) as error:
+                raise InvalidInput(f"--runs {self.runs} is not a folder; name one, which is made if needed") from error
+            return self._run(selected, check)
 
     def _run(self, selected: list[Experiment], check: Check) -> int:
         from rich.console import Console
@@ -72,6 +76,7 @@ class Reproduce:
         except KeyboardInterrupt:
             console.print("Interrupted. Finished results are stored; run the same command to continue.")
             return 130
+        check()
         Report(runs=self.runs, open=self.open)()
         return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
 

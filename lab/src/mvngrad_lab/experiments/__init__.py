@@ -127,6 +127,7 @@ def reproduce(
                 run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
             outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
         except Exception as error:
+            check()  # whose own error ends all
             if os.environ.get("MVNGRAD_DEBUG"):
                 raise
             outcomes.append(Outcome(experiment, "failed", error=_describe(error)))

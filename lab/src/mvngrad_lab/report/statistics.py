@@ -151,38 +151,29 @@ class Contrast(NamedTuple):
         return f"{self.estimate:+.2f} (95%: {low:+.2f} to {high:+.2f})"
 
 
-def estimate_contrast(
-    values: Mapping[str, Sequence[float]], weights: Mapping[str, float], blocks: bool = True
-) -> Contrast:
-    """The sum of weights times means, with the residual deviation of all `values`.
+def estimate_contrast(values: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Contrast:
+    """The sum of weights times means, with the residual deviation of all `values`, seeds as blocks.
 
     Args:
-        values: the values of each arm. With `blocks`, the n-th values of all arms share a seed.
+        values: the values of each arm; the n-th values of all arms share a seed.
         weights: of the arms that are compared; they add up to 0.
-        blocks: remove the mean of each block from the residual too, as an analysis of variance with blocks does.
 
     >>> values = {"a": [1.0, 2.0, 4.0], "b": [2.0, 3.0, 6.0]}
     >>> round(estimate_contrast(values, {"a": -1, "b": 1}).p_different(), 4)  # the paired t-test
     0.0572
-    >>> round(estimate_contrast(values, {"a": -1, "b": 1}, blocks=False).p_different(), 4)  # Student's t-test
-    0.4216
     """
-    means = {arm: fmean(row) for arm, row in values.items()}
-    counts = {arm: len(row) for arm, row in values.items()}
-    shifts = [0.0] * max(counts.values())
-    freedom = sum(counts.values()) - len(values)
-    if blocks:
-        total = fmean(means.values())
-        shifts = [fmean(column) - total for column in zip(*values.values(), strict=True)]
-        freedom -= len(shifts) - 1
+    means, seeds = {arm: fmean(row) for arm, row in values.items()}, len(next(iter(values.values())))
+    total = fmean(means.values())
+    shifts = [fmean(column) - total for column in zip(*values.values(), strict=True)]
+    freedom = (len(values) - 1) * (seeds - 1)
     residuals = [
         (value - means[arm] - shift) ** 2
         for arm, row in values.items()
-        for value, shift in zip(row, shifts, strict=False)
+        for value, shift in zip(row, shifts, strict=True)
     ]
     estimate = math.fsum(weight * means[arm] for arm, weight in weights.items())
     spread = math.sqrt(math.fsum(residuals) / freedom) if freedom else math.inf
-    return Contrast(estimate, spread * math.sqrt(sum(w**2 / counts[arm] for arm, w in weights.items())), freedom)
+    return Contrast(estimate, spread * math.sqrt(sum(weight**2 for weight in weights.values()) / seeds), freedom)
 
 
 def estimate_ratio(
@@ -191,7 +182,7 @@ def estimate_ratio(
     """The ratio of two contrasts with seeds as blocks, and its 95% interval by Fieller's theorem.
 
     The interval has every r for which the contrast of weights above - r * below is not different from 0. It is None if
-    the contrast `below` itself is not, because then no ratio is excluded.
+    it is unbounded, which it is if the contrast `below` itself is not different from 0.
 
     >>> values = {"a": [0.9, 1.0, 1.1], "b": [3.9, 4.2, 3.9], "c": [2.0, 2.1, 1.9]}
     >>> ratio, (low, high) = estimate_ratio(values, {"b": 1, "c": -1}, {"b": 1, "a": -1})
@@ -208,7 +199,7 @@ def estimate_ratio(
     constant = numerator.estimate**2 - reach * numerator.error**2
     if square <= 0:
         return ratio, None
-    width = math.sqrt(half**2 - square * constant)
+    width = math.sqrt(max(0.0, half**2 - square * constant))
     return ratio, ((half - width) / square, (half + width) / square)
 
 

@@ -11,7 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
-from mvngrad_lab.experiments.floor.judge import MARGIN, ORDER, SEEN, SEEN_LOSS, VARIANCE as NORMALIZER, compute_effects
+from mvngrad_lab.experiments.floor.judge import (
+    MARGIN,
+    ORDER,
+    SEEN,
+    SEEN_LOSS,
+    VARIANCE as NORMALIZER,
+    compute_effects,
+    is_at_end,
+)
 from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
 from mvngrad_lab.report.figures.style import (
     BOUND,
@@ -286,16 +294,10 @@ def _label_floor(floor: float, size: float | None) -> str:
 
 def _draw_point(at: Axes, x: float, row: Mapping[str, Any], style: Mapping[str, Any]) -> None:
     """Draw a point, hollow if its rate is at an end of the grid, and its interval if it has several seeds."""
-    fill = LIGHT["paper"] if _is_at_end(row) else style["color"]
+    fill = LIGHT["paper"] if is_at_end(row) else style["color"]
     at.plot(x, row["best"], **style, markerfacecolor=fill, zorder=2.5)
     if interval := mean_interval(row.get("test", ())):
         at.plot([x, x], interval, color=style["color"], linewidth=1.2, zorder=2.3)
-
-
-def _is_at_end(row: Mapping[str, Any]) -> bool:
-    """Whether the best rate is the lowest or the highest that was tried."""
-    rates = [float(lr) for lr in row["rates" if "rates" in row else "validation"]]
-    return row["lr"] in (min(rates), max(rates))
 
 
 def _draw_seen(at: Axes, length: float, label: str) -> None:

@@ -37,8 +37,8 @@ MARGIN = 0.3
 """Points within which two arms are called equal."""
 GAIN_LEVEL, LEVEL = 0.01, 0.05
 """Of tests that something gains, and of all others."""
-LOOKS = 2
-"""The table is read at three seeds and at six: each look has half of the level. Equivalence is read at six only."""
+LOOKS = (6, 3)
+"""How many seeds the table is read at: each look has half of the level. Equivalence is read at six only."""
 EQUIVALENCE_SEEDS = 6
 SEEN = 1.0
 """Points by which two runs must differ to count as different: twice the deviation of their difference."""
@@ -93,10 +93,17 @@ def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
     """Call a judge with the seeds that all eight arms have and the effects, unless there is an obstacle."""
 
     def judge_result(result: dict[str, Any], **options: Any) -> Verdict:
-        seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+        seeds, values = keep_seeds_of_look(result["arms"])
         return find_obstacle(values, len(seeds)) or judge(seeds, compute_effects(result), **options)
 
     return judge_result
+
+
+def keep_seeds_of_look(arms: Mapping[str, Mapping[str, float | None]]) -> tuple[list[str], Values]:
+    """The first six whole seeds of the eight arms, or three, or as many as there are."""
+    seeds, values = keep_whole_seeds(arms, list(GRID_ARMS))
+    count = next((look for look in LOOKS if len(seeds) >= look), len(seeds))
+    return seeds[:count], {arm: row[:count] for arm, row in values.items()}
 
 
 def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
@@ -114,7 +121,7 @@ def make_strip(effects: Effects, n: int, reference: float = 0.0, what: str = "no
 @judges("floor-main")
 @of_whole_seeds
 def judge_main(seeds: list[str], effects: Effects) -> Verdict:
-    return _judge_gain(effects["floor"], len(seeds), describe_seeds(seeds, effects["floor"]), GAIN_LEVEL / LOOKS)
+    return _judge_gain(effects["floor"], len(seeds), describe_seeds(seeds, effects["floor"]), GAIN_LEVEL / len(LOOKS))
 
 
 def _judge_gain(effect: Contrast, n: int, text: str, level: float = GAIN_LEVEL) -> Verdict:
@@ -130,7 +137,7 @@ def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
     effects = {NAMES[cell]: effects[f"floor, {NAMES[cell]}"] for cell in COUPLED}
     p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in p.items())}; seeds {', '.join(seeds)}"
-    failed = [cell for cell in effects if p[cell] >= LEVEL / LOOKS]
+    failed = [cell for cell in effects if p[cell] >= LEVEL / len(LOOKS)]
     caveat = f"Not shown for {', '.join(failed)}." if failed else ""
     return decide(len(failed) < len(effects), text, caveat, make_strip(effects, len(seeds)))
 
@@ -165,7 +172,7 @@ def judge_interactions(seeds: list[str], effects: Effects) -> Verdict:
     effects = {name: effect for name, effect in effects.items() if " x " in name}
     p = dict(zip(effects, adjust_by_holm([effect.p_different() for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{name} {value:.2g}' for name, value in p.items())}"
-    present = [name for name in effects if p[name] < LEVEL / LOOKS]
+    present = [name for name in effects if p[name] < LEVEL / len(LOOKS)]
     status = NOT_REPRODUCED if any("floor" in name for name in present) else UNDECIDED
     note = f"Present: {', '.join(present)}." if present else "None shows; none is called absent."
     text += f"; {describe_seeds(seeds, effects['floor x order'])}"
@@ -185,7 +192,7 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
 
     "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
     """
-    seeds, values = keep_whole_seeds(result["arms"], list(GRID_ARMS))
+    seeds, values = keep_seeds_of_look(result["arms"])
     if find_obstacle(values, len(seeds)):
         return {}
     effects = {"floor": estimate_contrast(values, make_weights("floor"))}
@@ -224,10 +231,12 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     of_closed = {arm: of_gap.get(arm, 0.0) - of_rest.get(arm, 0.0) for arm in values}
     whole = estimate_contrast(values, of_gap)
     open_part = estimate_contrast({arm: values[arm] for arm in compared}, of_rest)
-    excess = estimate_contrast(values, {arm: of_gap.get(arm, 0.0) / 2 - of_closed[arm] for arm in values})
+    excess = estimate_contrast(values, {arm: of_rest.get(arm, 0.0) - of_gap.get(arm, 0.0) / 2 for arm in values})
     gap, epsilon, decay = whole.estimate, excess.p_above(0), open_part.p_below(MARGIN)
     text = f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}"
-    text += f"; {describe_seeds(seeds, open_part)}"
+    text += (
+        f"; n = {len(seeds)} seeds ({', '.join(seeds)}), {excess.freedom} and {open_part.freedom} degrees of freedom"
+    )
     strip = make_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
     if gap > 0 and epsilon < GAIN_LEVEL and decay >= LEVEL:
         return Verdict(REPRODUCED, text, "The finding is about epsilon.", strip)
@@ -423,7 +432,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
         f"{NAMES[cell]} at floor {floor}"
         for cell in COUPLED
         for floor in ("0", MNIST_FLOOR)
-        if _is_at_an_end(result["cells"][cell][floor])
+        if is_at_end(result["cells"][cell][floor])
     ]
     notes = [f"Not shown for {', '.join(failed)}."] * bool(failed)
     notes += [f"The best rate is at an end of its grid: {', '.join(ends)}."] * bool(ends)
@@ -432,7 +441,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     return Verdict(NOT_REPRODUCED if min(worse.values()) < LEVEL else UNDECIDED, text, strip=strip)
 
 
-def _is_at_an_end(best: Mapping[str, Any]) -> bool:
+def is_at_end(best: Mapping[str, Any]) -> bool:
     """Whether the best rate is the lowest or the highest that was tried."""
-    rates = [float(lr) for lr in best["validation"]]
-    return bool(best["lr"] in (min(rates), max(rates)))
+    rates = [float(lr) for lr in best["rates" if "rates" in best else "validation"]]
+    return best["lr"] in (min(rates), max(rates))

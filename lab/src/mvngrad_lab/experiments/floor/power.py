@@ -52,7 +52,7 @@ def equivalence_power(effect: float, error: float, df: int, alpha: float, margin
 def interaction_power(effect: float, factors: tuple[str, ...], deviation: float, seeds: int) -> float:
     """Of the two-sided test of an interaction at Holm's first level."""
     error = deviation * math.sqrt(sum(weight**2 for weight in make_weights(*factors).values()) / seeds)
-    return t_test_power(effect, error, 7 * (seeds - 1), LEVEL / LOOKS / 4 / 2)
+    return t_test_power(effect, error, 7 * (seeds - 1), LEVEL / len(LOOKS) / 4 / 2)
 
 
 def make_sentences() -> dict[str, str]:
@@ -84,15 +84,17 @@ def main() -> None:
         error = standard_error(every, 4 * n)
         powers = {
             **{
-                f"floor-main, true {x}": t_test_power(x - GAIN, error, whole, GAIN_LEVEL / LOOKS)
+                f"floor-main, true {x}": t_test_power(x - GAIN, error, whole, GAIN_LEVEL / len(LOOKS))
                 for x in (1.3, 1.5, 1.7)
             },
-            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, LEVEL / LOOKS / 4),
+            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, LEVEL / len(LOOKS) / 4),
             "variance-equal, order-equal": equivalence_power(0, error, whole, LEVEL),
             "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, LEVEL),
             "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, LEVEL),
             "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), LEVEL),
-            "decay, gap 1.7 and no part of it": t_test_power(0.85, standard_error(every, 2 * n), half, GAIN_LEVEL),
+            "decay, gap 1.7 and no part of it": t_test_power(
+                0.85, every * math.sqrt(0.75 / n), 5 * (n - 1), GAIN_LEVEL
+            ),
             **{
                 f"decay-strength, decay-floor, true {x}": t_test_power(
                     x, standard_error(every, 2 * n), half, GAIN_LEVEL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from statistics import fmean
@@ -124,13 +124,16 @@ def judge_clipping(result: Mapping[str, Any], by_seed: bool = False) -> Verdict:
         return obstacle
     rows, none, names = index_rows(result), {"protection": "no clipping"}, ("norm clipping", "z_clip")
     pairs = {f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage", by_seed) for name in names}
-    caveats = [] if by_seed else [NOMINAL]
-    for injection, name in product(sorted({key.injection for key in rows}), names):
+    return judge_pairs(pairs, "damage", *([] if by_seed else [NOMINAL, *_find_harm(rows, names)]))
+
+
+def _find_harm(rows: Mapping[Key, Row], protections: Sequence[str]) -> Iterator[str]:
+    """The kinds of bad batches that cost more with a protection than without."""
+    for injection, name in product(sorted({key.injection for key in rows}), protections):
         some = {key: row for key, row in rows.items() if key.injection == injection}
-        reverse = [pair[::-1] for pair in pair_runs(some, {"protection": name}, none, "damage", by_seed)]
-        if reverse and (p := signed_rank(reverse)) < LEVEL:
-            caveats.append(f"The bad batches '{injection}' cost more with {name} (p = {p:.2g}).")
-    return judge_pairs(pairs, "damage", *caveats)
+        pairs = pair_runs(some, {"protection": name}, {"protection": "no clipping"}, "damage", by_seed=False)
+        if pairs and (p := signed_rank([pair[::-1] for pair in pairs])) < LEVEL:
+            yield f"The bad batches '{injection}' cost more with {name} (p = {p:.2g})."
 
 
 def judge_divergence(result: Mapping[str, Any]) -> Verdict:
