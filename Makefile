@@ -8,13 +8,17 @@ READY := $(VENV)/.ready
 # Some images set it. Then no module that is imported is ever cached, and every process of the tests compiles all it needs.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: reproduce test lint docs pictures bench clean
+.PHONY: reproduce test lint pytest docs pictures bench clean
 
 reproduce: $(READY)
 	$(BIN)/mvngrad reproduce
 
+# At once, because mypy uses one core only.
+test: $(READY)
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
 # One worker more than cores, because some tests wait for other processes.
-test: lint
+pytest: $(READY)
 	$(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
 lint: $(READY)
