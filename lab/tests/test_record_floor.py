@@ -11,7 +11,7 @@ from pages import ROOT, read
 from scipy import stats
 
 from mvngrad.diagnostics import diagnose, read_records
-from mvngrad.diagnostics.diagnosis import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
+from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
 from mvngrad_lab.experiments.floor import arms as floor_arms
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.judge import compute_effects

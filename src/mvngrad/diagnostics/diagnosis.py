@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from mvngrad.diagnostics.floor import advise_on_floor, cite_measurements
 from mvngrad.diagnostics.records import Record, drop_repeated_steps, read_records
 from mvngrad.diagnostics.spikes import RECOVERED
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, LEAN, MVNGRAD
@@ -49,26 +50,6 @@ FLOOR = 0.1
 
 MOSTLY = 0.5
 """Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum."""
-
-FLOOR_COUPLED = (
-    "On CIFAR-100 such a floor added 2 points with coupled weight decay; decoupled decay without a floor (AdamW, "
-    "MVNGradW) added 1.5 (three seeds)."
-)
-FLOOR_DECOUPLED = (
-    "On CIFAR-100 with decoupled weight decay such a floor added 0.9 points to MVNGradW, and 0.2 to AdamW, which "
-    "three seeds do not separate from 0."
-)
-FLOOR_WITHOUT_DECAY = (
-    "On CIFAR-100 without weight decay such a floor lost 1.7 points with Adam and 3.1 with MVN-Grad (30 epochs, one "
-    "seed)."
-)
-FLOOR_LANGUAGE = (
-    "On a language model a floor of 1.4 times the root mean square of the gradient cost 0.30 to 0.48 nats, one of 14 "
-    "times 0.76 to 0.93 (GPT-2 30M, 1,000 steps, weight decay 1e-6, best of three rates, one seed)."
-)
-
-NO_FLOOR = 0.1
-"""Multiple of the median root at which a floor hardly changes that coordinate's divisor: eps by 10%, eps_s by 0.5%."""
 
 CARRIED = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
@@ -193,8 +174,10 @@ def _diagnose_group(
     statements.sort(key=lambda statement: statement.verdict == CANNOT_TELL)
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
-    finding, action = _summarize(_advise_floor(entries), signal, collapse, floor, spikes)
-    measured = _cite_floor(optimizer, judged[-1]["groups"]) if floor.numbers.get("share", 0.0) >= MOSTLY else ()
+    roots = [entry["root"] for entry in entries if entry.get("root") and _get_hidden(entry) < MOSTLY]
+    root = median(roots) if roots else math.inf  # early records do not have it, and a floor may hide it
+    finding, action = _summarize(advise_on_floor(entries[-1], root), signal, collapse, floor, spikes)
+    measured = cite_measurements(optimizer, judged[-1]["groups"]) if floor.numbers.get("share", 0.0) >= MOSTLY else ()
     if (step := _find_loss_of_state(number, training)) is not None:
         finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
         action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
@@ -210,38 +193,6 @@ def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
                 is_finite = not entry["update"] or entry["update"].get("0.95", 0.0) is not None
                 lost = None if is_finite else record["step"] if lost is None else lost
     return lost
-
-
-def _advise_floor(entries: Sequence[Record]) -> str:
-    """How to remove a floor: with values, if the records have the median root that is below it."""
-    last = entries[-1]
-    roots = [entry["root"] for entry in entries if entry.get("root") and _get_hidden(entry) < MOSTLY]
-    root = median(roots) if roots else math.inf  # early records do not have it, and a floor may hide it
-    eps, floor = (min(last[name], NO_FLOOR * root) for name in ("eps", "floor"))
-    settings = [f"eps_s={floor * floor * (1 - last['beta2']):.1g}"] if floor < last["floor"] else []
-    settings += [f"eps={eps:.1g}"] if eps < last["eps"] else []
-    if not settings:
-        least = NO_FLOOR * max(last["eps"], last["floor"])
-        names = [name for name, value in (("eps_s", last["floor"]), ("eps", last["eps"])) if value >= least]
-        return f"If that is not intended, lower {' and '.join(names)}, and lr too if it was tuned with this floor."
-    growth = (math.hypot(root, last["floor"]) + last["eps"]) / (math.hypot(root, floor) + eps)
-    return (
-        f"If that is not intended, set {' and '.join(settings)}, a floor of about a tenth of the median root "
-        f"({root:.2g}). At the same lr the median step is then about {growth:.2g} times as large: lower lr if it was "
-        "tuned with this floor."
-    )
-
-
-def _cite_floor(optimizer: str, groups: Sequence[Record]) -> tuple[str, ...]:
-    """What we measured with a floor: on images with the weight decay that these groups have, and on language."""
-    decays = [entry.get("weight_decay") for entry in groups]
-    is_decoupled = any(entry.get("decoupled_weight_decay", optimizer.endswith("W")) for entry in groups)
-    cited = []
-    if any(decays) or None in decays:  # early records do not have it, so that both apply
-        cited.append(FLOOR_DECOUPLED if is_decoupled else FLOOR_COUPLED)
-    if not any(decays):
-        cited.append(FLOOR_WITHOUT_DECAY)
-    return (*cited, FLOOR_LANGUAGE)
 
 
 def _summarize(

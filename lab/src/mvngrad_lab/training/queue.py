@@ -134,11 +134,12 @@ def read_finished(path: Path) -> dict[str, dict[str, Any]]:
 def make_row(line: dict[str, Any]) -> dict[str, Any]:
     """What a repository keeps of a finished run: its evaluations, and of each epoch, or step, the loss."""
     curve = line["curve"]
+    left_out = {"status"} | ({"curve"} if any("losses" in row for row in curve) else set())
     return {
         "key": line["key"],
         "status": line["result"]["status"],
         "settings": line["recipe"],
-        "metrics": {name: value for name, value in line["result"].items() if name != "status"},
+        "metrics": {name: value for name, value in line["result"].items() if name not in left_out},
         "curve": [
             {name: value for name, value in row.items() if not isinstance(value, list)}
             for row in curve

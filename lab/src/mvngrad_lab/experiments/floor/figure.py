@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
+from mvngrad_lab.experiments.floor.findings import TITLES, describe, describe_decay, describe_language, draw_lead
 from mvngrad_lab.experiments.floor.judge import (
     MARGIN,
     ORDER,
@@ -28,21 +28,17 @@ from mvngrad_lab.report.figures.style import (
     SIZE,
     Mark,
     draw_curve,
-    draw_vertical,
     label_columns,
-    label_rows,
     make_axes,
     number,
     superscript,
 )
 from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import Contrast, mean_and_deviation, mean_interval
-from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
+from mvngrad_lab.report.tables import OPTIMIZERS
 
 NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
 SGD = BOUND.with_label("SGD at 1,000 times the rate")
-TITLES = {"floor": "A floor of 10⁻³ under the divisor", "none": "No floor"}
 
 
 def draw(result: dict[str, Any]) -> list[Figure]:
@@ -321,193 +317,6 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     return [Figure("The dial on MNIST", caption, (panel,), tuple(MARKS.values()))]
 
 
-# The first screen
-
-
-def get_accuracy(arms: Mapping[str, Any], arm: str) -> float:
-    """Of an arm at 200 epochs, the mean over seeds; of an arm of the grid, the best; nan without a run."""
-    rows = arms.get(arm)
-    if isinstance(rows, dict):
-        values = [value for value in rows.values() if value is not None]
-        return fmean(values) if values else math.nan
-    return float(_best(rows)["test_accuracy"]) if rows else math.nan
-
-
-def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Keys none and floor -> optimizer -> accuracy."""
-    return {
-        kind: {name: get_accuracy(result["arms"], f"{cell}-{kind}") for name, cell in OPTIMIZERS.items()}
-        for kind in ("none", "floor")
-    }
-
-
-def describe_runs(result: dict[str, Any]) -> str:
-    """Empty if an arm has no run, or fewer than three at 200 epochs."""
-    counts = [len(result["arms"].get(arm, ())) for arm in GRID_ARMS]
-    fewest, more = min(counts), " or more" if max(counts) > min(counts) else ""
-    if "selected" in result:
-        of_sgd = len(result["arms"].get("sgd", ()))
-        sgd = f", SGD {of_sgd}" if 0 < of_sgd < fewest else ""
-        return f"200 epochs, {fewest} seeds{more}{sgd}" if fewest > 2 else ""
-    return "30 epochs, seed 0, the best of 17 settings" if fewest else ""
-
-
-def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
-    """What the floor does; at 200 epochs, once that is judged, and not in the grid any more."""
-    accuracies, sgd, main = get_accuracies(result), get_accuracy(result["arms"], "sgd"), verdicts["floor-main"]
-    if not (runs := describe_runs(result)) or ("selected" in result) != (main.status != NOT_RUN):
-        return ""
-    low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
-    with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
-    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} (CIFAR-100, {runs})"
-    if "selected" not in result:
-        words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
-        return f"{words}, but one seed decides nothing: {numbers}."
-    lead, *others = _describe_effects(verdicts)
-    return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
-
-
-def _capitalize(sentence: str) -> str:
-    """The sentence with a capital letter, also if it begins with bold text.
-
-    >>> _capitalize("**decay** counts")
-    '**Decay** counts'
-    """
-    first = len(sentence) - len(sentence.lstrip("*"))
-    return sentence[:first] + sentence[first].upper() + sentence[first + 1 :]
-
-
-def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
-    """The share of the gap that decoupled decay closes, if it closes a part and more than half, else nothing.
-
-    The second share is that of coupled decay with a tuned coefficient, if these runs are done.
-    """
-    if decoupled.status != UNDECIDED or decoupled.strip is None:
-        return []
-    gap, still_open = (row.value for row in decoupled.strip.rows)
-    left = [still_open]
-    if strength.strip is not None:
-        left.append(still_open + strength.strip.rows[0].value)
-    return [1 - each / gap for each in left] if still_open < gap / 2 else []
-
-
-def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
-    """What the rules about the floor, the variance and the order say, and no more, as sentences."""
-    statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
-    if statuses["floor-main"] == NOT_REPRODUCED:
-        return ["An epsilon floor is worth **less than 1 point**"]
-    if statuses["floor-main"] != REPRODUCED:
-        return ["It is **undecided** whether an epsilon floor is worth more than 1 point"]
-    equal = {"the variance": "floor-variance-equal", "momentum last": "floor-order-equal"}
-    different, undecided = (
-        [name for name, claim in equal.items() if statuses[claim] == status] for status in (NOT_REPRODUCED, UNDECIDED)
-    )
-    if not (different or undecided or _explain_by_decay(verdicts)):
-        return ["**The epsilon floor does the work**, not the variance or the order of momentum"]
-    parts = ["**An epsilon floor is worth more than 1 point**"]
-    parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
-    if undecided:
-        effects = (f"{name} adds {_describe_estimate(verdicts[equal[name]])}" for name in undecided)
-        parts.append(f"{' and '.join(effects)}; whether that matters is undecided")
-    return parts
-
-
-def describe_decay(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
-    """What weight decay has to do with the floor, once the floor's effect is shown."""
-    if verdicts["floor-main"].status != REPRODUCED:
-        return ""
-    return _explain_by_decay(verdicts)
-
-
-def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
-    """A sentence, or nothing if decay explains less than half of the gap."""
-    decoupled, strength, floor = (verdicts[f"floor-decay-{name}"] for name in ("decoupled", "strength", "floor"))
-    if decoupled.status == NOT_REPRODUCED:
-        return "**Decoupled weight decay closes the gap without a floor**, so that decay and not epsilon explains it."
-    if not (shares := get_shares_closed(decoupled, strength)):
-        return ""
-    share, *tuned = (f"{share:.0%}" for share in shares)
-    text = f"**Without a floor decoupled weight decay closes {share} of the gap**"
-    text += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
-    if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
-        text += f"; with decoupled decay a floor, at other betas, still adds {floor.strip.rows[0].value:.1f} points"
-    return f"{text} (Adam and MVN-Grad)."
-
-
-def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
-    """What a floor costs a language model, if the rule says that it does."""
-    verdict = verdicts["floor-dial-language"]
-    if verdict.strip is None or verdict.status not in (REPRODUCED, CAVEAT):
-        return ""
-    low, *_, high = sorted(row.value for row in verdict.strip.rows)
-    return (
-        f"**A language model loses by a floor what images gain**: one of 1e-3 costs GPT-2 30M {low:.2f} to {high:.2f} "
-        "nats (1,000 steps of a stand-in text, one seed)."
-    )
-
-
-def _describe_estimate(verdict: Verdict) -> str:
-    """The first estimate of a verdict, with its interval."""
-    row = verdict.strip.rows[0] if verdict.strip else None
-    if row is None or row.interval is None:
-        return "an amount that is not known"
-    return f"{row.value:.2f} points (95%: {row.interval[0]:.2f} to {row.interval[1]:.2f})"
-
-
-def draw_lead(result: dict[str, Any]) -> Figure | None:
-    """Each optimizer with and without a floor; what the paper compares is filled."""
-    accuracies, sgd = get_accuracies(result), get_accuracy(result["arms"], "sgd")
-    if not (runs := describe_runs(result)):
-        return None
-    by_arm = result.get("decoupled", {})
-    decoupled = {name: get_accuracy(by_arm, f"{cell}w-none") for name, cell in OPTIMIZERS.items()}
-    decoupled = {name: value for name, value in decoupled.items() if math.isfinite(value)}
-    at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
-    box = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
-    for row, name in enumerate(OPTIMIZERS):
-        mark, ends = MARKS[name], [of[name] for of in accuracies.values()]
-        at.plot(ends, [row, row], color=LIGHT[mark.color], linewidth=1.6, zorder=1)
-        sides = (-1, 1) if ends[0] <= ends[1] else (1, -1)
-        for end, side, is_papers in zip(ends, sides, (name not in VARIANCE, name in VARIANCE), strict=True):
-            fill = {} if is_papers else {"markerfacecolor": LIGHT["paper"]}
-            at.plot(end, row, **{**mark.points, "markersize": 8, **fill})
-            place: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right"}
-            at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", bbox=box, **place)
-        if name in decoupled:
-            at.plot(decoupled[name], row, color=LIGHT[mark.color], marker="|", markersize=12, markeredgewidth=2.2)
-            below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
-            place = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
-            words = f"{name}W, decoupled decay {decoupled[name]:.2f}"
-            at.annotate(words, (decoupled[name], row), (5, -8 if below else 8), **place)
-    everything = [value for of in accuracies.values() for value in of.values()]
-    everything += [*decoupled.values(), *([sgd] if math.isfinite(sgd) else [])]
-    low, high = min(everything) - 0.7, max(everything) + 0.7
-    at.set_xlim(low, high)
-    if math.isfinite(sgd):
-        draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.06, side="left" if sgd > (low + high) / 2 else "right")
-    centers = {kind: fmean(of.values()) for kind, of in accuracies.items()}
-    left, right = sorted(centers, key=centers.__getitem__)
-    apart = centers[right] - centers[left] > 0.3 * (high - low)
-    for kind, words in (("none", "no floor"), ("floor", "floor of 10⁻³")):
-        align = "center" if apart else "right" if kind == left else "left"
-        at.annotate(words, (centers[kind], -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=box)
-    label_rows(at, list(OPTIMIZERS), top=0.95)
-    spread = {kind: max(of.values()) - min(of.values()) for kind, of in accuracies.items()}
-    gains = [accuracies["floor"][name] - accuracies["none"][name] for name in OPTIMIZERS]
-    added = f"A floor adds {min(gains):.1f} to {max(gains):.1f} points"
-    title = f"{added}; the four differ by {spread['floor']:.1f} with one, by {spread['none']:.1f} without"
-    parts = [f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in of.items())}" for kind, of in accuracies.items()]
-    parts += [f"{n}W, decoupled decay, no floor: {v:.2f}" for n, v in decoupled.items()]
-    caption = (
-        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: the paper's choice of floor, "
-        "which is none for Adam and LaProp; rates and betas are of our grid."
-        + f" Upright marks: decoupled weight decay without a floor, {min(map(len, by_arm.values()), default=0)} seeds."
-        * bool(decoupled)
-    )
-    return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
-
-
-FIGURES = {"floor-mnist": draw_mnist, "floor": draw, "floor-table": draw_effects, "floor-dial": draw_dial}
 FINDINGS = {
     "floor": (10, describe),
     "floor-table": (10, describe),
@@ -515,3 +324,4 @@ FINDINGS = {
     "floor-dial": (12, describe_language),
 }
 LEAD = {"floor-table": draw_lead, "floor": draw_lead}
+FIGURES = {"floor-mnist": draw_mnist, "floor": draw, "floor-table": draw_effects, "floor-dial": draw_dial}
