@@ -254,7 +254,8 @@ def test_invalid_hyper_parameters_are_refused(options, message, is_traced):
 
 @pytest.mark.parametrize(
     ("cell", "options"),
-    [(rule.ADAM, {"z_clip": 1.0}), (rule.ADAM, {"eps_s": 1e-8}), (rule.ADABELIEF, {"beta_mean": 0.5}),
+    [(rule.ADAM, {"z_clip": 1.0}), (rule.ADAM, {"eps_s": 1e-8}), (rule.ADAM, {"beta_mean": 0.0}),
+     (rule.ADABELIEF, {"beta_mean": 0.5}),
      (rule.LAPROP, {"beta_mean": 0.5}), (rule.LEAN, {"beta_mean": 0.5})],
 )  # fmt: skip
 def test_scale_by_rule_refuses_options_that_the_cell_does_not_have(cell, options):

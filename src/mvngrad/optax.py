@@ -81,8 +81,8 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
             "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
         )
     for name in ("eps_s", "beta_mean", "z_clip"):
-        value = getattr(hyper, name)
-        if name not in rule.options and value is not None and not (isinstance(value, (int, float)) and value == 0):
+        value, default = getattr(hyper, name), getattr(Hyper(), name)
+        if name not in rule.options and (isinstance(value, jax.core.Tracer) or value != default):
             raise ValueError(f"scale_by_rule: {rule.name} has no {name}; leave it out")
     hyper = hyper._replace(lr=0.0)  # not used
     _check(rule, hyper, FIELDS)
