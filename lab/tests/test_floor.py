@@ -251,6 +251,25 @@ def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_pa
             run(*wrong)
 
 
+def test_processes_train_shares_of_a_queue_in_one_store(tmp_path, small_queue, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["run", "all", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
+        queue.run_command("", ("all",), lambda *folders: {}, lambda name, runs: small_queue, lambda *folders: {})
+        return [line.split()[3] for line in capsys.readouterr().out.splitlines()[:-1]]
+
+    first, second, third = (recipe.key for recipe in small_queue)
+    assert run("--share", "1/2") == [first, third]
+    path = tmp_path / queue.FINISHED
+    path.write_text(path.read_text() + "\n")
+    assert run("--share", "2/2") == [second]
+    assert list(queue.read_finished(path)) == [first, third, second]
+    assert capsys.readouterr().err == ""
+    for wrong in ("0/2", "3/2", "1", "1/2/3", "a/b"):
+        with pytest.raises(SystemExit):
+            run("--share", wrong)
+        assert f"{wrong!r} is not K/N with 1 <= K <= N" in capsys.readouterr().err
+
+
 def test_queues_are_trained_in_order_and_each_sees_the_runs_before_it(tmp_path, small_queue, monkeypatch):
     def train_on_a_cpu(recipes, root, **options):
         assert (options.pop("device"), options.pop("compile")) == ("cuda", True)

@@ -93,9 +93,9 @@ def _add_line(root: Path, run: store.FinishedRun, sizes: Mapping[int, float], ev
     ]
     path = root / FINISHED
     cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-    with path.open("a", encoding="utf-8") as file:
-        line = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
-        file.write("\n" * cut + line + "\n")
+    line = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
+    with path.open("ab", buffering=0) as file:  # one write: other processes add lines to the same file
+        file.write(("\n" * cut + line + "\n").encode())
 
 
 def measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
@@ -123,10 +123,12 @@ def read_finished(path: Path) -> dict[str, dict[str, Any]]:
     """The lines of a finished.jsonl, by key; one that was cut when a process died is left out with a warning."""
     lines = {}
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], start=1):
+        if not text:  # a line that was only taken for cut, while another process wrote it
+            continue
         try:
             line = json.loads(text)
             lines[line["key"]] = line
-        except (ValueError, LookupError, TypeError):  # noqa: PERF203
+        except (ValueError, LookupError, TypeError):
             print(f"{path}, line {number} was cut and is left out", file=sys.stderr)
     return lines
 
@@ -228,6 +230,10 @@ def run_command(
     )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--share", type=_parse_share, default=(1, 1), metavar="K/N",
+        help="train every Nth run of each queue from the Kth on; N processes with 1/N to N/N train all, in one store",
+    )  # fmt: skip
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument(
         "--run-seconds", type=float, nargs="+", default=[20.0],
@@ -258,8 +264,17 @@ def run_command(
             print(f"{name}: {error}", flush=True)
             continue
         finished = read_runs(args.runs) if args.again else runs
+        first, count = args.share
         left = train_queue(
-            queue, args.runs, finished=finished, stop_after=deadline - time.monotonic(), data=args.data,
-            run_seconds=seconds, device=args.device, compile=args.device != "cpu", **get_options(name),
+            queue[first - 1 :: count], args.runs, finished=finished, stop_after=deadline - time.monotonic(),
+            data=args.data, run_seconds=seconds, device=args.device, compile=args.device != "cpu", **get_options(name),
         )  # fmt: skip
         print(left, "runs of", name, "are left", flush=True)
+
+
+def _parse_share(text: str) -> tuple[int, int]:
+    """K and N of "K/N"."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N, such as 1/2")
+    return int(first), int(count)
