@@ -13,6 +13,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch.compile would start processes that import torch, for graphs of a few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# On a GPU each process that imports JAX would reserve most of its memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import pytest
 import torch

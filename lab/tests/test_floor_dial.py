@@ -141,7 +141,7 @@ def test_batch_128_has_seeds_as_blocks(tmp_path, gain, status):
     write_runs(tmp_path, list(batch_128_results(gain)))
     verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
     assert verdict.status == status
-    assert "10 degrees of freedom" in verdict.measured
+    assert "6 degrees of freedom" in verdict.measured
 
 
 @pytest.mark.parametrize(

@@ -356,15 +356,13 @@ judges("floor-dial-language")(partial(judge_dial, task="language"))
 @judges("floor-batch-128")
 def judge_batch_128(result: dict[str, Any]) -> Verdict:
     arms = result["arms"]
-    if waiting := [arm for arm in (*BATCH_128_ARMS, "sgd") if len(arms.get(arm, ())) < 3]:
+    if waiting := [arm for arm in BATCH_128_ARMS if len(arms.get(arm, ())) < 3]:
         return Verdict(NOT_RUN, "", f"Fewer than three seeds are done of {', '.join(waiting)}.")
     seeds, values = keep_whole_seeds(arms, BATCH_128_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effect = estimate_contrast(values, make_weights("floor", among=BATCH_128_ARMS))
-    sgd = [value for value in arms["sgd"].values() if value is not None]
-    beside = f"SGD {sum(sgd) / len(sgd):.2f}" if sgd else "SGD diverged"
-    return _judge_gain(effect, len(seeds), f"{describe_seeds(seeds, effect)}; {beside}")
+    return _judge_gain(effect, len(seeds), describe_seeds(seeds, effect))
 
 
 def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:

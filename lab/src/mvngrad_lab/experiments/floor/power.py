@@ -101,8 +101,8 @@ def main() -> None:
                 )
                 for x in (0.5, 1.0)
             },
-            "batch-128, true 1.5": t_test_power(1.5 - GAIN, standard_error(small, 3 * n), 5 * (n - 1), GAIN_LEVEL),
-            "batch-128, true 2": t_test_power(2 - GAIN, standard_error(small, 3 * n), 5 * (n - 1), GAIN_LEVEL),
+            "batch-128, true 1.5": t_test_power(1.5 - GAIN, standard_error(small, 2 * n), half, GAIN_LEVEL),
+            "batch-128, true 2": t_test_power(2 - GAIN, standard_error(small, 2 * n), half, GAIN_LEVEL),
         }
         print(f"{n} seeds:", "; ".join(f"{name}: {value:.2f}" for name, value in powers.items()))
 
