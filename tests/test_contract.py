@@ -550,5 +550,6 @@ def test_schedulers_drive_lr_and_betas_as_they_drive_torch(make, scheduler, tens
 @pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.centered], ids=lambda m: m.__name__)
 def test_repr_shows_the_floor(make):
     optimizer = make([{"params": parameters((3,))}, {"params": parameters((3,)), "eps_s": 1e-8}])
-    assert "sqrt(eps_s/(1-beta2)): 3.2e-07, 0.0032" in repr(optimizer)
-    assert "floor" not in repr(mvngrad.Adam(parameters((3,))))
+    assert "smallest divisor, sqrt(eps_s/(1-beta2)) + eps: 3.3e-07, 0.0032" in repr(optimizer)
+    assert "+ eps: 0.001\n" in repr(mvngrad.MVNGrad(parameters((3,)), eps=1e-3))
+    assert "divisor" not in repr(mvngrad.Adam(parameters((3,))))

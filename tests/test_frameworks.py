@@ -253,6 +253,27 @@ def test_accelerate_resumes_bit_identically_in_every_format(tmp_path, processes)
     assert {path.name for path in tmp_path.glob("equal*")} == {f"equal{rank}" for rank in range(processes)}, done.stderr
 
 
+def test_accelerate_switches_from_its_own_adamw_checkpoint(tmp_path):
+    pytest.importorskip("accelerate")
+    from accelerate import Accelerator
+
+    theirs, ours = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    accelerator = Accelerator(cpu=True)
+    model, adamw = accelerator.prepare(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.25))
+    accelerator.backward(model(torch.ones(2, 4)).square().mean())
+    adamw.step()
+    accelerator.save_state(tmp_path)
+
+    optimizer = MVNGradW(ours.parameters(), state_dtype="int8")
+    optimizer.register_load_state_dict_pre_hook(mvngrad.from_adamw)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(ours, optimizer)
+    accelerator.load_state(tmp_path)
+    assert_same_weights(theirs, ours)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert {state["step"].item() for state in optimizer.state.values()} == {1}
+
+
 # Lightning
 
 

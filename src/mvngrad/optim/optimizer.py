@@ -68,7 +68,7 @@ class RuleOptimizer(Optimizer):
             betas: decay of the momentum (and of the mean m), and of the second moment v or variance s.
             eps: added to the root in the denominator.
             eps_s: added to the stored s at every step (default 1e-16), so that the root never falls below
-                sqrt(eps_s / (1 - beta2)), a floor that `repr` shows. Variance cells only.
+                sqrt(eps_s / (1 - beta2)), the floor; `repr` shows it plus eps. Variance cells only.
             weight_decay: the plain names add weight_decay * x to the gradient, before every moment (default 0);
                 the W names shrink x by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
             decouple_lr: shrink x by 1 - lr / max_lr * weight_decay instead (default 1e-5), so that the decay follows
@@ -151,8 +151,9 @@ class RuleOptimizer(Optimizer):
         text = super().__repr__()
         if not self.rule.centered:
             return text
-        floors = ", ".join(f"{make_hyper(group, 0.0).floor:.2g}" for group in self.param_groups)
-        return f"{text[:-1]}floor under the root, sqrt(eps_s/(1-beta2)): {floors}\n)"
+        hypers = [make_hyper(group, 0.0) for group in self.param_groups]
+        smallest = ", ".join(f"{hyper.floor + hyper.eps:.2g}" for hyper in hypers)
+        return f"{text[:-1]}smallest divisor, sqrt(eps_s/(1-beta2)) + eps: {smallest}\n)"
 
     # State
 
