@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"weight_decay=0.1 .* is part of .*: load it into mvngrad.MVNGrad$"):
         from_adamw(MVNGradW(params), adam.state_dict())
     from_adamw(MVNGrad(params), adam.state_dict())
-    with pytest.raises(ValueError, match=r"hold \[2\] parameters, the optimizer.s \[1, 1\]: make it alike"):
+    with pytest.raises(ValueError, match=r"hold \[2\] parameters, the optimizer.s \[1, 1\]: give both the same"):
         from_adamw(MVNGrad([{"params": [p]} for p in params]), adam.state_dict())
     with pytest.raises(ValueError, match="maximize=False, and MVNGrad has maximize=True"):
         from_adamw(MVNGrad(params, maximize=True), adam.state_dict())
@@ -226,12 +226,23 @@ def test_what_does_not_fit_is_refused():
 def test_what_is_not_a_state_dict_or_optimizer_is_named():
     weight = torch.nn.Parameter(torch.ones(3))
     theirs, ours = torch.optim.AdamW([weight]), mvngrad.MVNGradW([weight])
-    with pytest.raises(TypeError, match="to_adamw: pass an optimizer of mvngrad, not a AdamW"):
+    with pytest.raises(TypeError, match="to_adamw: pass an optimizer of mvngrad; got AdamW"):
         mvngrad.to_adamw(theirs)
     with pytest.raises(TypeError, match="convert_state_dict: pass a state_dict, not a MVNGradW"):
         mvngrad.convert_state_dict(ours, "int8")
     with pytest.raises(ValueError, match=r"load mvngrad\.from_adamw"):
         ours.load_state_dict(theirs.state_dict())  # before its first step
+    checkpoint = {"model": {}, "optim": ours.state_dict()}
+    with pytest.raises(ValueError, match="it looks like a whole checkpoint: pass its 'optim'"):
+        ours.load_state_dict(from_adamw(ours, checkpoint))
+    sgd = torch.optim.SGD([weight], momentum=0.9)
+    train(sgd, 1)
+    with pytest.raises(ValueError, match="of other optimizers only Adam and AdamW can be converted"):
+        ours.load_state_dict(from_adamw(ours, sgd.state_dict()))
+    other = mvngrad.MVNGradW([torch.nn.Parameter(torch.ones(5))])
+    other.init_state()
+    with pytest.raises(ValueError, match="is it the checkpoint of another model"):
+        ours.load_state_dict(other.state_dict())
 
 
 def test_a_one_cycle_schedule_goes_on_after_a_switch():

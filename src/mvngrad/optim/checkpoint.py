@@ -43,8 +43,11 @@ class RawTensor:
 def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     """The state_dict with copies of its tensors in the optimizer's format; a ValueError if it does not fit."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
+        parts = state_dict.items() if isinstance(state_dict, Mapping) else ()
+        inner = [key for key, part in parts if isinstance(part, Mapping) and {"state", "param_groups"} <= part.keys()]
+        remedy = f"; it looks like a whole checkpoint: pass its {inner[0]!r}" if inner else ""
         raise ValueError(
-            f"not an optimizer's state_dict: it is {_describe(state_dict)}, without state and param_groups"
+            f"not an optimizer's state_dict: it is {_describe(state_dict)}, without state and param_groups{remedy}"
         )
     states, groups, own = state_dict["state"], state_dict["param_groups"], optimizer.param_groups
     name = type(optimizer).__name__
@@ -79,7 +82,9 @@ def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
     """Raise a ValueError if a state_dict and an optimizer have groups of other sizes."""
     sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, own))
     if sizes != own_sizes:
-        raise ValueError(f"the state_dict's groups hold {sizes} parameters, the optimizer's {own_sizes}: make it alike")
+        raise ValueError(
+            f"the state_dict's groups hold {sizes} parameters, the optimizer's {own_sizes}: give both the same"
+        )
 
 
 def get_state_names(saved: Mapping[Any, Any]) -> list[str]:
@@ -141,6 +146,8 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
     if foreign or not needed <= saved.keys():
         differs = sorted(foreign or needed - saved.keys())
         remedy = "; if it is AdamW's, load mvngrad.from_adamw(optimizer, state_dict)" if "amsgrad" in saved else ""
+        if "betas" not in saved:
+            remedy = "; of other optimizers only Adam and AdamW can be converted (mvngrad.from_adamw)"
         raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}{remedy}")
     if saved.get("decoupled_weight_decay", optimizer.decoupled) != optimizer.decoupled:
         decay = "coupled" if optimizer.decoupled else "decoupled"
@@ -249,7 +256,8 @@ def _check_tensor(name: str, value: Any, param: Tensor, stored: Tensor, floats: 
     )
     if not fits:
         raise ValueError(
-            f"corrupted state_dict: {name} is {_describe(value)} for a parameter that is {_describe(param)}"
+            f"the state_dict does not fit: {name} is {_describe(value)} for a parameter that is {_describe(param)}; "
+            "is it the checkpoint of another model?"
         )
     if is_sharded(value) != is_sharded(param):
         case = ("sharded", "whole", "save", "get") if is_sharded(value) else ("whole", "sharded", "load", "set")

@@ -98,7 +98,7 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     class does not have, are left out.
     """
     if not isinstance(optimizer, RuleOptimizer):
-        raise TypeError(f"to_adamw: pass an optimizer of mvngrad, not a {type(optimizer).__name__}")
+        raise TypeError(f"to_adamw: pass an optimizer of mvngrad; got {type(optimizer).__name__}")
     state_dict = optimizer.state_dict()
     states, groups = {}, []
     for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
