@@ -13,7 +13,7 @@ from mvngrad_lab import store
 from mvngrad_lab.experiments.cifar100 import gap as cifar_gap
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.report.page import draw
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, UNDECIDED, find_judges
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.training.train import Interrupted, train
 
@@ -57,7 +57,7 @@ def test_the_gap_is_positive_along_a_training_and_kept_as_a_run(measure, tmp_pat
 
 def test_it_notices_momentum_before_normalizing(measure, monkeypatch):
     monkeypatch.setattr(diagnostics_gap, "cells_by_order", lambda rule: (ADABELIEF, ADABELIEF))
-    assert status(measure().result) == NOT_REPRODUCED
+    assert status(measure().result) == UNDECIDED, "no gap at all"
 
 
 def test_the_batches_are_fresh_at_each_checkpoint_and_enough(measure):
@@ -120,9 +120,9 @@ def test_a_diverged_training_has_no_gap(measure):
 
 @pytest.mark.parametrize(
     ("gaps", "expected"),
-    [([3, 3, 3, 3], REPRODUCED), ([3, 3, 3, 1], CAVEAT), ([3, 3, 1, 1], NOT_REPRODUCED), ([-3] * 4, NOT_REPRODUCED)],
+    [([3, 3, 3, 3], REPRODUCED), ([3, 3, 3, 2], CAVEAT), ([3, 3, 1, 1], UNDECIDED), ([3, 3, 1, -3], NOT_REPRODUCED)],
 )
-def test_a_gap_counts_by_two_standard_errors(gaps, expected):
+def test_a_gap_counts_by_its_standard_errors(gaps, expected):
     clear = {"gap": [3] * 4, "error": [1.0] * 4, "before": [9.0] * 4}
     result = {"K": 128, "data": "", "epochs": [1, 2, 3, 4], "trained_with": {"AdaBelief": clear}}
     assert status({**result, "trained_with": {"AdaBelief": clear, "MVN-Grad": {**clear, "gap": gaps}}}) == expected

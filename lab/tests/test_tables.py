@@ -342,6 +342,7 @@ def test_step_times_and_hours_are_compared_and_not_judged():
     assert steps.status == compare("time-wikitext").status == COMPARED
     ratios = {row.label: (row.value, row.reference) for row in steps.strip.rows}
     assert ratios["AdamW"] == (1.0, 1.0)
+    assert "(the paper's 12.8 h)" in steps.measured
     adam = next(row for row in rows if row["name"] == "AdamW float32")
     assert ratios["LaPropW"] == (laprop["step_seconds"] / adam["step_seconds"], 47.4 / 46.2)
     (hours,) = compare("time-wikitext").strip.rows

@@ -11,7 +11,9 @@ from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, find_judges
 
 SPIKE_CAVEATS = {"spike-mvngrad", "spike-figure-long", "spike-figure-early", "multi-spike-mvngrad"}
-SEPARATION_CAVEATS = {"separation-upper", "separation-lower", "separation-rate"}
+SEPARATION_CAVEATS = {"separation-upper", "separation-lower"}
+NOT_HELD = {"separation-improves"}
+"""Adam's measured rate is close to MVN-Grad's: the improvement is one of upper bounds."""
 CONVERGENCE_CAVEATS = {"convergence-bound", "convergence-floor", "convergence-scaling"}
 WORSE = {  # claim -> a change of the result that breaks it
     "separation-heavy-ball": lambda result: result["stable"].update(heavy_ball_error=1e-3),
@@ -33,7 +35,7 @@ WORSE = {  # claim -> a change of the result that breaks it
     [
         (run_spike, Spikes(per_decade=4, trains_per_decade=2), 12, SPIKE_CAVEATS),
         (run_variance_gap, Gap(points=9, samples=20_000), 5, {"gap-lower-bound", "gap-beyond", "gap-condition"}),
-        (run_separation, Dimensions(largest=100, steps=50, horizon=100), 7, SEPARATION_CAVEATS),
+        (run_separation, Dimensions(largest=100, steps=50, horizon=100), 8, SEPARATION_CAVEATS),
         (run_convergence, Rates(longest=1000, runs=8, points=5), 5, CONVERGENCE_CAVEATS),
         (memory.run, memory.Memory(size=1 << 16), 2, set()),
     ],
@@ -45,7 +47,7 @@ def test_claims_hold_with_their_caveats_and_other_numbers_are_noticed(run, recip
     assert len(claims) == count
     verdicts = {claim: judges[claim](result) for claim in claims}
     assert {claim: verdict.status for claim, verdict in verdicts.items()} == {
-        claim: CAVEAT if claim in caveats else REPRODUCED for claim in claims
+        claim: NOT_REPRODUCED if claim in NOT_HELD else CAVEAT if claim in caveats else REPRODUCED for claim in claims
     }
     assert all(verdict.strip for verdict in verdicts.values())
     for claim in WORSE.keys() & set(claims):

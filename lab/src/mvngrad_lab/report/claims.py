@@ -83,7 +83,7 @@ class Claim:
     needs: str = ""
     """What it takes to decide it, if `mvngrad reproduce` cannot."""
     known: bool = False
-    """Whether the rule was written after a first look at the numbers; else before."""
+    """Whether the rule was written or changed after a first look at the numbers; else before."""
     values: dict[str, float] = field(default_factory=dict)
     """The paper's numbers by optimizer, if it has a column of them."""
     kind: str = PAPER

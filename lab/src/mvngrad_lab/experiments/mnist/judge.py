@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
+
+from scipy import stats
 
 from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, fewer, welch
 from mvngrad_lab.report.tables import make_strip
@@ -52,21 +56,36 @@ def checkpoint_means(result: dict[str, Any], cell: str) -> list[float]:
     return [fmean(column) for column in zip(*result["trained_with"][cell]["gap"], strict=True)]
 
 
+def p_above_zero(values: Sequence[float]) -> float:
+    """The one-sided t-test that the mean is above 0; 1 for a single value."""
+    if len(values) < 2:
+        return 1.0
+    mean, error = fmean(values), stdev(values) / sqrt(len(values))
+    return float(stats.t.sf(mean / error, len(values) - 1)) if error else float(mean <= 0)
+
+
 @judges("mnist-gap-positive")
 def _(result: dict[str, Any]) -> Verdict:
     means_by_cell = {cell: checkpoint_means(result, cell) for cell in result["trained_with"]}
     positive = {cell: sum(gap > 0 for gap in gaps) for cell, gaps in means_by_cell.items()}
     every, fewest = len(result["steps"]), min(positive.values())
+    columns = {cell: list(zip(*row["gap"], strict=True)) for cell, row in result["trained_with"].items()}
+    shown = {cell: sum(p_above_zero(column) < LEVEL for column in of) for cell, of in columns.items()}
+    negative = max(sum(p_above_zero([-gap for gap in column]) < LEVEL for column in of) for of in columns.values())
     rows = ((f"{cell} trains", n, 0.75 * every) for cell, n in positive.items())
     strip = Strip.of_numbers(f"checkpoints with a positive gap, of {every}", rows, "needed")
-    caveat = "Not at every checkpoint." if fewest < every else ""
-    return decide(fewest >= 0.75 * every, describe_sample(result), caveat, strip)
+    if fewest < 0.75 * every:
+        status = NOT_REPRODUCED if negative >= 0.25 * every else UNDECIDED
+        return Verdict(status, describe_sample(result), strip=strip)
+    counts = " and ".join(f"{n} ({cell} trains)" for cell, n in shown.items())
+    caveat = f"Shown by a t-test over seeds at {counts} of {every} checkpoints." if min(shown.values()) < every else ""
+    return decide(True, describe_sample(result), caveat, strip)
 
 
 @judges("mnist-gap-plateau")
 def _(result: dict[str, Any]) -> Verdict:
-    rows, true = list[tuple[str, float]](), []
-    for cell in result["trained_with"]:
+    rows, true, contrary = list[tuple[str, float]](), [], []
+    for cell, trained in result["trained_with"].items():
         gaps = checkpoint_means(result, cell)
         last, top = fmean(gaps[-3:]), max(gaps)
         steps = (result["steps"][0], result["steps"][gaps.index(top)])
@@ -74,5 +93,10 @@ def _(result: dict[str, Any]) -> Verdict:
         rows += [(f"{cell} trains, {label}", gap) for label, gap in zip(labels, (gaps[0], top, last), strict=True)]
         if gaps.index(top) > 0 and last >= top / 4:
             true.append(cell)
-    caveat = f"Only trained with {true[0]}." if len(true) == 1 else ""
-    return decide(bool(true), describe_sample(result), caveat, Strip.of_numbers("mean gap", rows))
+        falls = p_above_zero([row[0] - max(row[1:]) for row in trained["gap"]])
+        vanishes = p_above_zero([max(row) / 4 - fmean(row[-3:]) for row in trained["gap"]])
+        contrary.append(min(falls, vanishes) < LEVEL)
+    strip = Strip.of_numbers("mean gap", rows)
+    if not true:
+        return Verdict(NOT_REPRODUCED if all(contrary) else UNDECIDED, describe_sample(result), strip=strip)
+    return decide(True, describe_sample(result), f"Only trained with {true[0]}." if len(true) == 1 else "", strip)
