@@ -53,8 +53,12 @@ def mvngrad(monkeypatch, capsys, tmp_path, no_data):
         sys.modules.pop(path.stem, None)
 
 
+def get_folder(output):
+    return Path(output.splitlines()[-1].removeprefix("results: "))
+
+
 def load_recipe(output):
-    return json.loads((Path(output.splitlines()[-1]) / "recipe.json").read_text())
+    return json.loads((get_folder(output) / "recipe.json").read_text())
 
 
 # The command line
@@ -70,7 +74,7 @@ def test_the_worked_example_has_at_most_40_lines_and_trains(mvngrad):
     assert len((EXAMPLES / "spirals.py").read_text().splitlines()) <= 40
     assert "Tell two spirals apart." in mvngrad("train", "spirals:spirals", "--help")
     output = mvngrad("train", "spirals:spirals", "--optimizer", "adamw", "--epochs", "6", "--device", "cpu")
-    recipe, metrics = load_recipe(output), read_run(Path(output.splitlines()[-1])).result
+    recipe, metrics = load_recipe(output), read_run(get_folder(output)).result
     assert (recipe["task"], recipe["optimizer"], recipe["eps_s"]) == ("spirals:spirals", "adamw", None)
     assert metrics["validation_accuracy"] > 0.9
 

@@ -289,7 +289,9 @@ def test_the_command_ends_with_counts_findings_and_the_path_and_opens_it(runs, t
         text=True,
         check=True,
     )
-    *counts, path = (line for line in done.stdout.splitlines() if not line.startswith("- "))
+    writing, *counts, last = (line for line in done.stdout.splitlines() if not line.startswith("- "))
+    assert writing == "writing the report"
+    path = last.removeprefix("report: ")
     assert [line.split(":")[0].split(", ")[1] for line in counts] == list(KINDS)
     assert sum(int(line.split()[0]) for line in counts) == len(load_claims())
     assert any(line.startswith("- On CIFAR-100, at the paper's settings") for line in done.stdout.splitlines())

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from mvngrad_lab import cli, experiments, store
 from mvngrad_lab.cli import progress
+from mvngrad_lab.cli.data import DATA_SETS
 from mvngrad_lab.cli.progress import Bars, TrainingBar
 from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.experiments.spike import run as spike
@@ -191,7 +193,7 @@ def test_an_interruption_loses_only_the_unfinished_experiment(tmp_path, how):
     assert "stored spike" in output
     assert "separation: an earlier run did not finish" in output
     assert "done   separation" in output
-    assert output.strip().splitlines()[-1] == str(tmp_path / "report.html")
+    assert output.strip().splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") >= 4
     assert "reproduced with a caveat" in page
@@ -237,6 +239,19 @@ def test_a_second_process_is_refused_before_it_changes_anything(tmp_path, capsys
     assert not (tmp_path / "lock").exists()
 
 
+def test_the_summary_is_first_of_the_experiments_that_were_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # without results/
+    assert cli.main(["reproduce", "memory", "--quick"]) == 0
+    capsys.readouterr()
+    assert cli.main(["reproduce", "spike", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("writing the report")
+    assert re.fullmatch(r"\d+ claims of spike: \d+ reproduced, \d+ reproduced with a caveat", lines[start + 1])
+    assert re.fullmatch(r"- Of \d simulated claims that have a proof, \d hold.*", lines[start + 2])
+    assert re.fullmatch(r"\d+ other claims: 2 reproduced, \d+ not run", lines[start + 3])
+    assert lines[start + 4 :] == [f"report: {tmp_path / 'runs' / 'report.html'}"]
+
+
 def test_a_process_that_lost_its_lock_stores_no_result(tmp_path, monkeypatch, capsys):
     def run(recipe, data, tick):
         (tmp_path / "lock").write_text("another's lock")
@@ -253,11 +268,14 @@ def test_a_process_that_lost_its_lock_stores_no_result(tmp_path, monkeypatch, ca
         (tmp_path / "lock").unlink()
 
 
+@pytest.mark.parametrize("words", ["reproduce memory", "train mnist --digits mnist-5k", "sweep work mnist-5k"])
 @pytest.mark.parametrize("path", ["afile", "afile/folder"])
-def test_a_folder_of_results_that_is_a_file_is_refused(tmp_path, capsys, path):
+def test_a_folder_of_results_that_cannot_be_made_is_refused(tmp_path, capsys, path, words):
     (tmp_path / "afile").touch()
-    assert cli.main(["reproduce", "memory", "--runs", str(tmp_path / path)]) == 2
-    assert f"--runs {tmp_path / path} is not a folder" in capsys.readouterr().err
+    assert cli.main([*words.split(), "--runs", str(tmp_path / path)]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    reason = "File exists" if path == "afile" else "Not a directory"
+    assert error == f"mvngrad: --runs {tmp_path / path} is not a folder and cannot be made ({reason}); name another"
 
 
 def test_without_its_packages_the_command_says_what_to_install():
@@ -276,7 +294,11 @@ def test_data_list_names_the_digits(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("MVNGRAD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cli.main(["data", "list"]) == 0
-    assert "mnist: 5,000 of MNIST's" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "mnist: 5,000 of MNIST's" in output
+    assert [line.partition(":")[0] for line in output.splitlines()] == list(DATA_SETS)
+    assert "wikitext103: not here; get it with `mvngrad data get wikitext103`" in output
+    assert "wikipedia_en: not here; get it with `mvngrad data get wikipedia_en --data FOLDER`" in output
     for name, content in {"cut": "{", "other": "5"}.items():
         store.write_atomic(tmp_path / "mvngrad" / "tokens" / name / "manifest.json", content)
     assert cli.main(["data", "list"]) == 0
@@ -321,7 +343,7 @@ def test_a_terminal_shows_the_progress_of_a_training(capsys):
         live(make_event(4))
         (bar,) = live.tasks
         assert (bar.completed, bar.total) == (48 * 4, 9600)
-        assert bar.fields["now"] == "epoch 4/200  loss 3.2500  test_accuracy 40.50  41,000/s  2:05 left"
+        assert bar.fields["now"] == "epoch 4/200  loss 3.2500  test_accuracy 40.50%  41,000 samples/s, 2:05 left"
         live(events.Message("cifar100-0", "resumes [after] step 4"))
     assert "resumes [after] step 4" in live.console.file.getvalue() + capsys.readouterr().out
 
@@ -331,7 +353,7 @@ def test_without_a_terminal_each_evaluation_is_a_line(capsys):
         live(make_event(3))
         live(make_event(4, test_accuracy=40.5))
     assert capsys.readouterr().out == (
-        "cifar100-0  epoch 4/200  loss 3.2500  test_accuracy 40.5000  41000/s  1:00 + 2:05\n"
+        "cifar100-0  epoch 4/200  loss 3.2500  test_accuracy 40.50%  41,000 samples/s, 1:00 elapsed, 2:05 left\n"
     )
     assert live.console.file.getvalue().strip() == ""
 
@@ -354,7 +376,8 @@ def test_progress_is_shown_within_a_long_epoch(capsys):
         live(make_event(3))  # not shown, so it does not count as a line
         live.last -= progress.QUIET / 2
         live(make_event(4))
-    assert capsys.readouterr().out == "cifar100-0  epoch 4/200  loss 3.2500  41000/s  1:00 + 2:05\n"
+    last = "cifar100-0  epoch 4/200  loss 3.2500  41,000 samples/s, 1:00 elapsed, 2:05 left\n"
+    assert capsys.readouterr().out == last
 
 
 def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monkeypatch):
@@ -375,8 +398,8 @@ def test_an_experiment_of_many_trainings_shows_the_one_that_runs(tmp_path, monke
         (outcome,) = experiments.reproduce([EXPERIMENTS["table1"]], bars, root=tmp_path)
     assert outcome.status == "ran", outcome.error
     assert seen == [
-        "epoch 10/200  loss 3.2500  test_accuracy 60.00  41,000/s  2:05 left",
-        "epoch 1/200  loss 3.2500  41,000/s  2:05 left",
+        "epoch 10/200  loss 3.2500  test_accuracy 60.00%  41,000 samples/s, 2:05 left",
+        "epoch 1/200  loss 3.2500  41,000 samples/s, 2:05 left",
     ]
 
 

@@ -164,6 +164,7 @@ class TrainingRecipe(Recipe, ABC):
     eps_s: float | None = None
     """Added to s at every step; required by AdaBelief and MVN-Grad, None for all others."""
     weight_decay: float = 0.0
+    """Decoupled with the names that end in w; the default is the same for both."""
     state_dtype: StateDtype = "float32"
     """Data type of the optimizer's state."""
     eval_every: int = 1
@@ -180,7 +181,7 @@ class TrainingRecipe(Recipe, ABC):
     z_clip: float | None = added_field(None)
     """Bound on the normalized gradient of LaProp and MVN-Grad; None is no bound."""
     lean: bool = added_field(False)
-    """Whether MVN-Grad rebuilds its mean m from the rest of its state instead of storing it."""
+    """Rebuild m instead of storing it (MVN-Grad only)."""
 
     bounds: ClassVar[dict[str, Bound]] = {
         "batch_size": COUNT,
@@ -233,8 +234,8 @@ class TrainingRecipe(Recipe, ABC):
         if self.optimizer.partition(",")[0] in names:
             raise InvalidInput(f"optimizer={self.optimizer!r}: options of ours are settings of their own, as --lean")
         raise InvalidInput(
-            f"optimizer={self.optimizer!r} is invalid; choose from {', '.join(names)}, torch:NAME, zoo:NAME and "
-            "package.module:CLASS"
+            f"optimizer={self.optimizer!r} is invalid; choose from {', '.join(names)}, torch:NAME such as torch:SGD, "
+            "zoo:NAME and package.module:CLASS"
         )
 
     def _check_hyper_parameters(self) -> None:
@@ -248,7 +249,9 @@ class TrainingRecipe(Recipe, ABC):
             self._check_bound(name, bound)
         centered = has_eps_s(self.optimizer)
         if centered != (self.eps_s is not None):
-            remedy = "the paper's is 1e-8 for images, 0 for language" if centered else "leave it None"
+            owners = ", ".join(cell for cell, rule in RULES.items() if rule.centered)
+            others = f"it belongs to {owners}: leave it None, and set eps instead"
+            remedy = "the paper's is 1e-8 for images, 0 for language" if centered else others
             raise InvalidInput(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
         for name, off in (("beta_mean", None), ("z_clip", None), ("lean", False)):
             if getattr(self, name) != off and name not in RULES[self.optimizer.removesuffix("w")].options:

@@ -20,7 +20,7 @@ from tyro.conf import Positional, arg, subcommand
 from mvngrad import __version__
 from mvngrad_lab import store
 from mvngrad_lab.cli.data import DataSets
-from mvngrad_lab.cli.options import DataOrSample, Runs
+from mvngrad_lab.cli.options import DataOrSample, Runs, check_page, make_runs_folder
 from mvngrad_lab.cli.sweep import Sweeps, hide_passwords
 from mvngrad_lab.discovery import Experiment, find_experiments
 from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
@@ -29,6 +29,18 @@ from mvngrad_lab.store.lock import Check, Locked, lock_folder
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
 REPORT = "report.html"
 Open = Annotated[bool, arg(help="show the report in a browser", help_behavior_hint="")]
+MOST_NAMES = 8
+"""Files that an error lists."""
+
+
+def list_experiments() -> str:
+    """A line for each experiment: its name, how long it takes and where, and what it shows."""
+    lines = ["experiments, with their time on one CPU core or one H200 GPU:"]
+    for name, each in find_experiments().items():
+        seconds = each.seconds[0]
+        time = f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
+        lines.append(f"  {name:<16} {time:>8}  {'GPU' if each.gpu else 'CPU'}  {each.summary}")
+    return "\n".join(lines)
 
 
 @dataclass
@@ -36,11 +48,12 @@ class Reproduce:
     """Run the paper's theorems and figures on this machine and write a report. Finished results are reused."""
 
     examples: ClassVar[tuple[str, ...]] = ("mvngrad reproduce --quick", "mvngrad reproduce spike separation")
+    epilog: ClassVar[str] = list_experiments()
     experiments: Annotated[
         Positional[tuple[str, ...]],
         arg(
             metavar="[EXPERIMENT ...]",
-            help=", ".join(find_experiments()),
+            help="names from the list above",
             help_behavior_hint="(default: all that need no GPU)",
         ),
     ] = ()
@@ -53,13 +66,12 @@ class Reproduce:
         from mvngrad_lab.experiments import select_experiments
 
         selected = select_experiments(self.experiments)
+        make_runs_folder(self.runs)
         with ExitStack() as stack:
             try:
                 check = stack.enter_context(lock_folder(self.runs))
             except Locked as error:
                 raise Locked(f"{error}; or name another folder with --runs") from error
-            except (FileExistsError, NotADirectoryError) as error:
-                raise InvalidInput(f"--runs {self.runs} is not a folder; name one, which is made if needed") from error
             return self._run(selected, check)
 
     def _run(self, selected: list[Experiment], check: Check) -> int:
@@ -77,7 +89,7 @@ class Reproduce:
             console.print("Interrupted. Finished results are stored; run the same command to continue.")
             return 130
         check()
-        Report(runs=self.runs, open=self.open)()
+        Report(runs=self.runs, open=self.open).write(self.experiments)
         return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
@@ -95,7 +107,8 @@ class Report:
         Path | None,
         arg(
             metavar="FILE",
-            help=f"first add the training runs behind the tables to this file, as {store.RESULTS / store.BUNDLE}",
+            help="first add the finished runs of tables and of GPU experiments to this file, a line each, to keep them "
+            f"without their folders; every report also reads {store.RESULTS / store.BUNDLE}",
             help_behavior_hint="",
         ),
     ] = None
@@ -103,18 +116,25 @@ class Report:
     open: Open = False
 
     def __call__(self) -> int:
+        return self.write()
+
+    def write(self, experiments: Sequence[str] = ()) -> int:
+        """Write the page, and print a summary: of these experiments first, if there are some."""
         import webbrowser
 
         from mvngrad_lab.report import build, keep_runs, print_warning
 
+        page = self.out or self.runs / REPORT
+        check_page(page, REPORT)
         if not self.runs.is_dir() and self.runs != store.ROOT:
             raise MissingFile(f"--runs {self.runs} is not a folder; name the one that has your results")
         if self.keep is not None:
             print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
         if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
             print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
-        path = build(self.runs, store.RESULTS, out=self.out or self.runs / REPORT, say=_print_wrapped).resolve()
-        print(path)
+        print("writing the report", flush=True)
+        path = build(self.runs, store.RESULTS, out=page, say=_print_wrapped, experiments=experiments).resolve()
+        print(f"report: {path}")
         if self.open and not webbrowser.open(path.as_uri()):
             print_warning("no browser could be started; open the file above by hand")
         return 0
@@ -122,10 +142,13 @@ class Report:
 
 @dataclass
 class Diagnose:
-    """Say which regime a training is in, from the record of a Monitor, and write a page about it."""
+    """Tell from a Monitor's file whether noise, signal or epsilon dominates a training; write an HTML page."""
 
     examples: ClassVar[tuple[str, ...]] = ("mvngrad diagnose runs/mnist-HASH", "mvngrad diagnose monitor.jsonl")
-    record: Annotated[Positional[Path], arg(metavar="RUN", help="a JSONL file of a Monitor, or a folder with one")]
+    records: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="RUN", help="a JSONL file of a Monitor, or a folder with one", help_behavior_hint="(required)"),
+    ]
     out: Annotated[
         Path | None, arg(metavar="FILE", help="the page", help_behavior_hint="(default: next to the record)")
     ] = None
@@ -135,24 +158,38 @@ class Diagnose:
         from mvngrad_lab.report import print_warning
         from mvngrad_lab.report.page import render_diagnosis
 
-        if self.out is not None and self.out.is_dir():
-            raise InvalidInput(f"--out {self.out} is a folder; name the page, such as {self.out / 'diagnosis.html'}")
-        path = self.record / store.MONITOR if self.record.is_dir() else self.record
-        if not path.is_file():
-            raise MissingFile(
-                f"{path} does not exist; train with --monitored, or attach a Monitor, whose first record is written "
-                "after `every` steps or by record()"
-            )
+        if len(self.records) != 1:
+            raise InvalidInput("diagnose takes one file, or one folder with a monitor.jsonl")
+        path = find_monitor(self.records[0])
+        page = self.out or path.with_suffix(".html")
+        if page.exists() and page.samefile(path):
+            another = path.with_suffix(".html") if path.suffix != ".html" else "diagnosis.html"
+            raise InvalidInput(f"--out {page} is the monitor file itself; name another file, such as {another}")
+        check_page(page, "diagnosis.html")
         try:
             records = read_records(path, print_warning)
         except ValueError as error:
             raise InvalidInput(str(error)) from error
         diagnosis = diagnose(records)
         print(diagnosis)
-        page = self.out or path.with_suffix(".html")
         store.write_atomic(page, render_diagnosis(records, diagnosis, source=path.name))
         print(page.resolve())
         return 0
+
+
+def find_monitor(record: Path) -> Path:
+    """The file of a Monitor, or that in a folder; raises MissingFile if there is none."""
+    path = record / store.MONITOR if record.is_dir() else record
+    if path.is_file():
+        return path
+    files = [each for each in record.glob("*.jsonl") if each.name not in ("metrics.jsonl", store.BUNDLE)]
+    if names := sorted(map(str, [*files, *record.glob(f"*/{store.MONITOR}")])):
+        shown = ", ".join(names[:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
+        raise MissingFile(f"no {store.MONITOR} in {record}; it has {shown}: name one of them")
+    raise MissingFile(
+        f"{path} does not exist; train with --monitored, or attach a Monitor, whose first record is written after "
+        "`every` steps or by record()"
+    )
 
 
 @dataclass
@@ -245,9 +282,10 @@ def parse_command(kind: Any, prog: str, arguments: list[str]) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    """A command's docstring and examples, for its --help."""
+    """A command's docstring, examples and epilog, for its --help."""
     examples = "".join(f"\n  {example}" for example in kind.examples)
-    return f"{inspect.cleandoc(kind.__doc__)}\n\nexamples:{examples}"
+    parts = inspect.cleandoc(kind.__doc__), f"examples:{examples}", getattr(kind, "epilog", "")
+    return "\n\n".join(filter(None, parts))
 
 
 def _print_wrapped(line: str) -> None:

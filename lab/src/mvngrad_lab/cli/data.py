@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar
 from tyro.conf import Positional, arg
 
 from mvngrad_lab import tasks
-from mvngrad_lab.cli.options import DataOrSample
+from mvngrad_lab.cli.options import PLACES, DataOrSample
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.files import OnProgress
-from mvngrad_lab.tasks.language.data.text import TEXTS
+from mvngrad_lab.tasks.language.data.text import ARCHIVES, TEXTS
 
 IMAGES = tuple(sorted({path.parent.name for folder in tasks.__path__ for path in Path(folder).glob("*/data.py")}))
 """Tasks whose data.py has `download(folder, on_progress)` and `load(folder)`."""
@@ -25,7 +25,7 @@ REPORT_EVERY = 30.0
 """Seconds between lines of progress where there is no terminal."""
 TargetFolder = Annotated[
     Path | None,
-    arg(metavar="FOLDER", help="where it is, or is put", help_behavior_hint="(default: MVNGRAD_DATA's, or the cache)"),
+    arg(metavar="FOLDER", help="where it is, or is put", help_behavior_hint=f"(default: {PLACES})"),
 ]
 
 
@@ -78,7 +78,7 @@ class Prepare:
 
 @dataclass
 class List:
-    """List the data sets that are here, and which digits a reproduction would use."""
+    """List the data sets and whether they are here, prepared texts, and which digits a reproduction would use."""
 
     examples: ClassVar[tuple[str, ...]] = ("mvngrad data list", "mvngrad data list --data FOLDER")
 
@@ -103,6 +103,10 @@ class List:
             except (FileNotFoundError, ValueError) as error:
                 description = str(error)
             print(f"{name}: {description}")
+        for name in TEXTS:
+            if name not in folders:
+                source = "" if name in ARCHIVES else " --data FOLDER"
+                print(f"{name}: not here; get it with `mvngrad data get {name}{source}`")
         return 0
 
 

@@ -34,12 +34,12 @@ def format_progress(event: events.EpochEnd, metrics: dict[str, float]) -> str:
     """The progress of a training, with the first of the latest `metrics`, which is a task's main one.
 
     >>> end = events.EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120)
-    >>> format_progress(end, {"test_accuracy": 0.5, "test_loss": 1.0})
-    'epoch 2/10  loss 2.5000  test_accuracy 0.50  40,000/s  2:00 left'
+    >>> format_progress(end, {"test_accuracy": 50.0, "test_loss": 1.0})
+    'epoch 2/10  loss 2.5000  test_accuracy 50.00%  40,000 samples/s, 2:00 left'
     """
-    shown = "".join(f"  {name} {value:.2f}" for name, value in list(metrics.items())[:1])
+    shown = "".join(f"  {text}" for text in events.format_metrics(event.key, metrics)[:1])
     left = f"{events.format_minutes(event.seconds_left)} left"
-    return f"{events.format_epoch(event)}{shown}  {event.samples_per_second:,.0f}/s  {left}"
+    return f"{events.format_epoch(event)}{shown}  {event.samples_per_second:,.0f} samples/s, {left}"
 
 
 def measure_slowness() -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from tyro.conf import Positional, arg
 
 from mvngrad_lab import store
-from mvngrad_lab.cli.options import Data, Runs
+from mvngrad_lab.cli.options import Data, Runs, make_runs_folder
 from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible, UserError
 from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
 
@@ -113,6 +113,7 @@ class Work:
             raise InvalidInput("--slurm-options is for --slurm JOBS, which is missing")
         if self.data is not None and not self.data.is_dir():
             raise MissingFile(f"--data {self.data} is not a folder; name one that holds the data sets")
+        make_runs_folder(self.runs)
         with _open_address(self.storage) as address:
             from mvngrad_lab.sweep.local_workers import WorkerOptions, run_local_workers, submit_jobs
 
@@ -270,7 +271,10 @@ def _open_address(storage: str | None) -> Iterator[Address]:
 def _open_queue(address: Address, name: str) -> Iterator[Queue]:
     from mvngrad_lab.sweep.queue import Queue
 
-    queue = Queue(address, name)
+    try:
+        queue = Queue(address, name)
+    except MissingFile as error:
+        raise MissingFile(f"no sweep {name!r}: {error}") from None
     try:
         yield queue
     finally:

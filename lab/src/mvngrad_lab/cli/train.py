@@ -9,19 +9,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast
+from types import NoneType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args
 
 import tyro
 from tyro.conf import arg, subcommand
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from mvngrad_lab import store
-from mvngrad_lab.cli.options import Data, Runs
-from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, Preset, TrainingRecipe
+from mvngrad_lab.cli.options import Data, Runs, make_runs_folder
+from mvngrad_lab.errors import InvalidInput, NotPossible
+from mvngrad_lab.recipe import DECOUPLED, RULES, Preset, TrainingRecipe
 from mvngrad_lab.tasks import find_presets, find_task_class
 from mvngrad_lab.tasks.own.recipe import Own
 
 R = TypeVar("R", bound=TrainingRecipe)
+SECONDS = ("seconds", "setup_seconds")
+"""Numbers of a result that are not metrics."""
 
 
 @dataclass
@@ -60,7 +64,11 @@ class Train(Generic[R]):
         with progress() as bar:
             recipe: Any = find_task_class(self.recipe).prepare_recipe(self.recipe, self.data, bar)
         if first:
+            make_runs_folder(self.runs)
             self._say_if_finished(recipe)
+            if recipe.optimizer in DECOUPLED and recipe.weight_decay == 0:
+                name = recipe.optimizer
+                print(f"weight_decay=0: {name} is the same as {name.removesuffix('w')}; set --weight-decay")
         with self._open_listeners(recipe, first) as listeners:
             try:
                 run = train(
@@ -79,8 +87,8 @@ class Train(Generic[R]):
                     print(f"mvngrad: {stop}", file=sys.stderr)
                 return 128 + stop.signal_number
         if first:
-            print_result(run.result)
-            print(self.runs / run.key)
+            print(format_result(run))
+            print(f"results: {self.runs / run.key}")
         return int(run.result["status"] != "finished")
 
     def _check(self) -> None:
@@ -109,13 +117,15 @@ class Train(Generic[R]):
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
     def _say_if_finished(self, recipe: TrainingRecipe) -> None:
+        """Say so if the run is in the store; raise NotPossible if it lacks the monitor file that is asked for."""
         if store.RunFolder(recipe, self.runs).run is None:
             return
-        record = self.runs / recipe.key / store.MONITOR
-        missing = self.monitored and not record.exists()
-        print(
-            f"{recipe.key}  already finished" + f", without {record.name}: train it again in another --runs" * missing
-        )
+        folder = self.runs / recipe.key
+        if self.monitored and not (folder / store.MONITOR).exists():
+            raise NotPossible(
+                f"{folder} is finished, without {store.MONITOR}; train it again with another --runs FOLDER"
+            )
+        print(f"{recipe.key}  already finished")
 
     @contextmanager
     def _open_listeners(self, recipe: TrainingRecipe, first: bool) -> Iterator[list[Any]]:
@@ -136,13 +146,32 @@ class Train(Generic[R]):
             yield listeners
 
 
-def print_result(result: dict[str, Any]) -> None:
-    """Print a value a line; per-step values are in the run's folder."""
-    for name, value in result.items():
-        if name == "environments":
-            print(f"environments: {len(value)}, after steps {', '.join(str(part['from_step']) for part in value)}")
-        elif not isinstance(value, list):
-            print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
+def format_result(run: store.FinishedRun) -> str:
+    """How a run ended, in one line; result.json has the rest."""
+    from mvngrad_lab.training.events import format_metrics, format_minutes
+
+    result = run.result
+    if result["status"] != "finished":
+        return f"{run.key}  {result['status']} at step {result['step']} of {result['steps']}"
+    metrics = {name: value for name, value in result.items() if isinstance(value, float) and name not in SECONDS}
+    return f"{run.key}  finished in {format_minutes(result['seconds'])}: {', '.join(format_metrics(run.key, metrics))}"
+
+
+def _parse_optional_float(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float | None] | None:
+    """Show `float | None` as FLOAT; `None` is still a valid value."""
+    if set(get_args(info.type)) != {float, NoneType}:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT",
+        instance_from_str=lambda words: None if words[0] == "None" else float(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, int | float),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+TYPES = ConstructorRegistry()
+TYPES.primitive_rule(_parse_optional_float)
 
 
 def parse_training(arguments: list[str], description: str, config: Any) -> Train[Any]:
@@ -163,7 +192,10 @@ def parse_training(arguments: list[str], description: str, config: Any) -> Train
         )
         kind: Any = Union[kinds]  # noqa: UP007 (made at run time)
         return cast(
-            Train[Any], tyro.cli(kind, prog="mvngrad train", description=description, args=arguments, config=config)
+            Train[Any],
+            tyro.cli(
+                kind, prog="mvngrad train", description=description, args=arguments, config=config, registry=TYPES
+            ),
         )
     preset = presets[name]
     recipe, kind = make_default(preset, arguments), preset.recipe
@@ -171,7 +203,7 @@ def parse_training(arguments: list[str], description: str, config: Any) -> Train
         kind = _HiddenName
         recipe = kind(**vars(recipe))
     options: Any = {"prog": f"mvngrad train {name}", "description": preset.help, "default": Train(recipe)}
-    return cast(Train[Any], tyro.cli(Train[kind], args=arguments[1:], config=config, **options))
+    return cast(Train[Any], tyro.cli(Train[kind], args=arguments[1:], config=config, registry=TYPES, **options))
 
 
 @dataclass(frozen=True, kw_only=True)

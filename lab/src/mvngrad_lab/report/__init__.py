@@ -245,12 +245,14 @@ def build(
     docs: str = "",
     warn: Callable[[str], object] = print_warning,
     say: Callable[[str], object] = lambda line: None,
+    experiments: Sequence[str] = (),
 ) -> Path:
     """Judge every claim by the results in `folders`, write the report to `out` and return its path.
 
     Sweeps that no claim is about get a page of their own next to it. If two folders have a run with the same key, the
     first folder's is taken. Files that cannot be read are passed to `warn` and left out. `say` is called with each line
-    of a summary: how many claims of each kind hold, and what we found. `docs` is the address of the documentation.
+    of a summary: how many claims of each kind hold, and what we found; of these `experiments` first, if some are named.
+    `docs` is the address of the documentation.
     """
     from mvngrad_lab import __version__
     from mvngrad_lab.report.findings import summarize
@@ -262,6 +264,6 @@ def build(
     store.write_atomic(path, render(judged, records, version=__version__, made=made, docs=docs))
     for name, record in find_own(judged, by_name).items():
         store.write_atomic(path.with_name(f"{get_slug(name)}.html"), render_own(record, version=__version__, made=made))
-    for line in summarize(judged, by_name):
+    for line in summarize(judged, by_name, experiments):
         say(line)
     return path

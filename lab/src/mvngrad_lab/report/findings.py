@@ -8,7 +8,7 @@ record -> a function that draws the figure beside the sentences.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -34,15 +34,19 @@ class Finding:
     """The record that it is about."""
 
 
-def find(judged: Sequence[tuple[Claim, Verdict]], by_name: Mapping[str, Record]) -> list[Finding]:
-    """All findings; theorems last."""
+def find(
+    judged: Sequence[tuple[Claim, Verdict]], by_name: Mapping[str, Record], experiments: Sequence[str] = ()
+) -> list[Finding]:
+    """All findings, or those about `experiments`; theorems last."""
     verdicts = {claim.id: verdict for claim, verdict in judged}
     found = []
     for module in import_all("figure"):
         for name, (order, describe) in getattr(module, "FINDINGS", {}).items():
-            if name in by_name and (text := describe(by_name[name].result, verdicts)):
+            chosen = name in by_name and name in (experiments or by_name)
+            if chosen and (text := describe(by_name[name].result, verdicts)):
                 found.append((order, Finding(text, name)))
-    return [finding for _, finding in sorted(found, key=lambda pair: pair[0])] + count_theorems(judged)
+    theirs = [pair for pair in judged if not experiments or pair[0].target in experiments]
+    return [finding for _, finding in sorted(found, key=lambda pair: pair[0])] + count_theorems(theirs)
 
 
 def count_theorems(judged: Sequence[tuple[Claim, Verdict]]) -> list[Finding]:
@@ -52,7 +56,7 @@ def count_theorems(judged: Sequence[tuple[Claim, Verdict]]) -> list[Finding]:
         return []
     counts = Counter(verdict.status for _, verdict in theory)
     caveats = f" and {counts[CAVEAT]} hold with a caveat" if counts[CAVEAT] else ""
-    text = f"Of {len(theory)} statements of the theorems that we simulate, **{counts[REPRODUCED]} hold**{caveats}."
+    text = f"Of {len(theory)} simulated claims that have a proof, **{counts[REPRODUCED]} hold**{caveats}."
     return [Finding(text, theory[0][0].target)]
 
 
@@ -67,13 +71,29 @@ def draw_lead(by_name: Mapping[str, Record]) -> Figure | None:
     return None
 
 
-def summarize(judged: Sequence[tuple[Claim, Verdict]], by_name: Mapping[str, Record]) -> list[str]:
-    """The counts and the findings as lines of text."""
-    counts = [
-        f"{sum(of.values())} claims, {kind}: " + ", ".join(f"{n} {status}" for status, n in of.items() if n)
-        for kind, of in count(judged).items()
+def summarize(
+    judged: Sequence[tuple[Claim, Verdict]], by_name: Mapping[str, Record], experiments: Sequence[str] = ()
+) -> list[str]:
+    """Counts and findings as lines of text; with `experiments`, theirs, and then all other claims in one line."""
+    found = [f"- {finding.text.replace('**', '')}" for finding in find(judged, by_name, experiments)]
+    if not experiments:
+        by_kind = sorted(judged, key=lambda pair: KINDS.index(pair[0].kind))
+        return [*_describe_counts(by_kind, lambda claim: f"claims, {claim.kind}"), *found]
+    theirs = [pair for pair in judged if pair[0].target in experiments]
+    others = [pair for pair in judged if pair[0].target not in experiments]
+    counts = _describe_counts(theirs, lambda claim: f"claims of {claim.target}")
+    return [*counts, *found, *_describe_counts(others, lambda claim: "other claims")]
+
+
+def _describe_counts(judged: Sequence[tuple[Claim, Verdict]], describe: Callable[[Claim], str]) -> list[str]:
+    """How many claims have each status: a line for each description."""
+    counts: dict[str, Counter[str]] = {}
+    for claim, verdict in judged:
+        counts.setdefault(describe(claim), Counter())[verdict.status] += 1
+    return [
+        f"{of.total()} {what}: " + ", ".join(f"{of[status]} {status}" for status in STATUSES if of[status])
+        for what, of in counts.items()
     ]
-    return [*counts, *(f"- {finding.text.replace('**', '')}" for finding in find(judged, by_name))]
 
 
 def count(judged: Sequence[tuple[Claim, Verdict]]) -> dict[str, dict[str, int]]:

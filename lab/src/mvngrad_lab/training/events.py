@@ -5,6 +5,7 @@ A logger is a callable for `on_event` with a `close`; its package is imported wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -54,8 +55,8 @@ Event = Message | EpochEnd | StepProgress
 def format_event(event: Event) -> str:
     """An event as one line of text.
 
-    >>> format_event(EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120, {"test_accuracy": 0.5}))
-    'mnist-0  epoch 2/10  loss 2.5000  test_accuracy 0.5000  40000/s  0:30 + 2:00'
+    >>> format_event(EpochEnd("mnist-0", 2, 10, 64, 320, 2.5, 4e4, 30, 120, {"test_accuracy": 50.0}))
+    'mnist-0  epoch 2/10  loss 2.5000  test_accuracy 50.00%  40,000 samples/s, 0:30 elapsed, 2:00 left'
     >>> format_event(StepProgress("mnist-0", 40, 320, 100))
     'mnist-0  step 40/320  1:40 left'
     """
@@ -63,9 +64,24 @@ def format_event(event: Event) -> str:
         return f"{event.key}  {event.text}"
     if isinstance(event, StepProgress):
         return f"{event.key}  step {event.step}/{event.steps}  {format_minutes(event.seconds_left)} left"
-    metrics = "".join(f"  {name} {value:.4f}" for name, value in event.metrics.items() if value is not None)
-    clocks = f"{format_minutes(event.seconds)} + {format_minutes(event.seconds_left)}"
-    return f"{event.key}  {format_epoch(event)}{metrics}  {event.samples_per_second:.0f}/s  {clocks}"
+    metrics = "".join(f"  {text}" for text in format_metrics(event.key, event.metrics))
+    clocks = f"{format_minutes(event.seconds)} elapsed, {format_minutes(event.seconds_left)} left"
+    return f"{event.key}  {format_epoch(event)}{metrics}  {event.samples_per_second:,.0f} samples/s, {clocks}"
+
+
+def format_metrics(key: str, metrics: Mapping[str, float | None]) -> list[str]:
+    """Names and values of the finite metrics of a run. Accuracies of our tasks are percentages; others may be shares.
+
+    >>> format_metrics("mnist-0", {"test_accuracy": 97.5, "test_loss": 0.25, "train_loss": None})
+    ['test_accuracy 97.50%', 'test_loss 0.2500']
+    >>> format_metrics("own-0", {"test_accuracy": 0.975})
+    ['test_accuracy 0.9750']
+    """
+    return [
+        f"{name} {value:.2f}%" if "accuracy" in name and not key.startswith("own-") else f"{name} {value:.4f}"
+        for name, value in metrics.items()
+        if value is not None
+    ]
 
 
 def format_epoch(event: EpochEnd) -> str:

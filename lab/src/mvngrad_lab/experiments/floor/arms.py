@@ -23,7 +23,7 @@ RATES = (1e-3, 4e-3, 1e-2, 1e-4)
 FLOOR = {False: {"eps": 1e-3}, True: {"eps_s": 1e-8}}
 NO_FLOOR = {False: {"eps": 1e-8}, True: {"eps_s": 1e-16}}
 """By whether the cell normalizes by the variance. eps_s = 1e-8 is a floor of 1e-3 at beta2 = 0.99, 3.2e-3 at 0.999."""
-SGD_FLOOR = {"beta2": 0.99, "eps_s": 0.01}
+SGD_FLOOR: dict[str, Any] = {"beta2": 0.99, "eps_s": 0.01}
 """A floor of 1, a thousand times a gradient: MVN-Grad is SGD at rate lr, with momentum beta1 and dampening beta1."""
 SGD_SCALE = 1e3
 """An arm with a floor of 1e-3 tends to SGD at lr / 1e-3, so that both have the same grid of rates."""
