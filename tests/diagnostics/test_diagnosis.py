@@ -59,6 +59,36 @@ def test_of_two_trainings_in_one_file_the_second_is_judged():
     assert diagnose([*second[:15], *second[10:]]) == diagnose(second), "a resumed training is judged as one"
 
 
+@pytest.mark.parametrize("every", [(20, 20), (20, 30), (20, 200)])
+@pytest.mark.filterwarnings("ignore:.*has records of an earlier run")
+def test_records_of_two_optimizers_in_one_file_are_refused(tmp_path, every):
+    path, shared = tmp_path / "records.jsonl", []
+    weights = [torch.nn.Parameter(torch.zeros(100)) for _ in range(2)]
+    optimizers = [mvngrad.MVNGrad(weights[:1]), torch.optim.AdamW(weights[1:])]
+    monitors = [
+        Monitor(optimizer, each, sink)
+        for sink in (path, shared.append)
+        for optimizer, each in zip(optimizers, every, strict=True)
+    ]
+    for _ in range(280):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.grad = torch.randn(100)
+            optimizer.step()
+    for monitor in monitors:
+        monitor.close()
+    mixed = r"records of several Monitors are mixed: .*\(AdamW\).*; give each optimizer, and each process, a sink of"
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {mixed}"):
+        diagnose(path)
+    with pytest.raises(ValueError, match=mixed):
+        diagnose(shared)
+    kept = [record for record in shared if record["optimizer"] == "MVNGrad"]
+    assert diagnose(kept).groups[0].optimizer == "MVNGrad"
+    optimizer = mvngrad.Adam(weights)
+    with Monitor(optimizer, every=1, sink=path):
+        optimizer.step()
+    assert diagnose(path).groups[0].optimizer == "Adam", "a later run of its own is judged"
+
+
 def test_topics_are_looked_up_by_name():
     (group,) = diagnose(train_with_monitor(mvngrad.Adam, noise)[2]).groups
     assert [statement.topic for statement in group.statements][:2] == ["signal", "sign collapse"]
@@ -135,7 +165,7 @@ def test_a_floor_does_not_turn_signal_into_noise(make):
     records = train_with_monitor(make, lambda t, size: 1e-4 + 2e-5 * torch.randn(size), eps_s=8e-6)[2]
     (group,) = diagnose(records).groups
     assert {group[topic].verdict for topic in ("signal", "sign collapse", "normalizer")} == {"cannot tell"}
-    assert group["signal"].because.startswith("The floor of eps_s (0.02) hides the noise of 100% of the coordinates: ")
+    assert group["signal"].because.startswith("The floor of eps_s (0.02) hides the noise of 100% of the coordinates. ")
     for record in records:  # as an early version wrote it
         del record["groups"][0]["noise_hidden"]
     assert diagnose(records).groups[0]["signal"].verdict == "cannot tell"
@@ -179,7 +209,7 @@ def test_a_floor_is_found_in_the_first_record_and_named_before_what_is_unknown(m
     for judged in (records[:1], records):
         (group,) = diagnose(judged).groups
         assert group["epsilon floor"].verdict == "active"
-        assert group["epsilon floor"].provisional == (len(judged) < 3)
+        assert not group["epsilon floor"].provisional
         assert re.match(r"100% of the coordinates are stepped as by SGD with momentum at rate [\d.e-]+", group.finding)
         assert ("with decoupled weight decay" in " ".join(group.measured)) == make.__name__.endswith("W")
         assert all(f"\n  {text}\n" in str(diagnose(judged)) for text in group.measured)
@@ -199,13 +229,49 @@ def test_a_training_that_became_nan_is_lost(make, share):
     assert "not finite" not in group.finding
 
 
-def test_two_records_are_not_judged():
-    records = train_with_monitor(mvngrad.MVNGrad, signal)[2]
-    (group,) = diagnose(records[-2:]).groups
-    assert group["sign collapse"].verdict == "cannot tell"
-    assert (group.finding, group.measured) == ("Nothing can be judged yet.", ())
-    assert group.action == "Records so far: 2; at least 3 are needed."
+@pytest.mark.parametrize(("make", "what"), [(mvngrad.MVNGrad, "the signal"), (mvngrad.LaProp, "sign collapse")])
+def test_of_two_records_only_what_has_an_answer_is_printed(make, what):
+    records = train_with_monitor(make, signal)[2]
+    diagnosis = diagnose(records[-2:])
+    (group,) = diagnosis.groups
+    assert group["sign collapse"].verdict == group["choice of optimizer"].verdict == "cannot tell"
+    assert (group.finding, group.measured) == (f"Too few records to judge {what}: 2 of at least 3.", ())
+    assert group.action == "Record more often (Monitor(every=...)) or train longer."
+    topics = [line.split(":")[0].strip() for line in str(diagnosis).splitlines()[2:]]
+    assert topics == ["epsilon floor", "spikes"]
+    assert "provisional" not in str(diagnosis), "the floor is known from the first record"
     assert diagnose([]).steps is None
+
+
+def test_without_a_gradient_nothing_is_judged():
+    (group,) = diagnose(train_with_monitor(mvngrad.Adam, lambda t, size: torch.zeros(size))[2]).groups
+    assert (group.finding, group.action) == ("Nothing can be judged yet.", "No coordinate has had a gradient.")
+
+
+@pytest.mark.parametrize(
+    "gradient", [noise, signal, lambda t, size: 0.01 * noise(t, size)], ids=["noise", "signal", "floor"]
+)
+@pytest.mark.parametrize("cell", CLASSES)
+def test_texts_have_no_word_that_only_the_paper_defines(cell, gradient):
+    text = str(diagnose(train_with_monitor(CLASSES[cell], gradient, eps=1e-2)[2]))
+    assert not re.search(r"\bcells?\b|\bm\^2|\bmu\b|\bsigma\b|v and s|regimes", text)
+    assert "\n  choice of optimizer: " in text
+
+
+def test_what_the_records_decide_is_said():
+    groups = {
+        (make, each): diagnose(train_with_monitor(make, each)[2]).groups[0]["choice of optimizer"]
+        for make, each in ((mvngrad.Adam, noise), (mvngrad.Adam, signal), (mvngrad.LaProp, signal))
+    }
+    assert [(each.verdict, each.because) for each in groups.values()] == [
+        ("cannot tell", "The records favour none of Adam, LaProp, AdaBelief and MVN-Grad."),
+        ("MVN-Grad", "The records decide the normalizer and the order of momentum."),
+        ("AdaBelief or MVN-Grad", "The records decide the normalizer, but not the order of momentum."),
+    ]
+    records = train_with_monitor(mvngrad.Adam, noise_with_spike, betas=(0.95, 0.6))[2]
+    choice = diagnose(records).groups[0]["choice of optimizer"]
+    assert choice.because == "The records decide the order of momentum, but not the normalizer."
+    assert choice.verdict == "MVN-Grad or LaProp"
 
 
 @pytest.mark.parametrize("cell", ["MVN-Grad", "Adam"])
@@ -214,7 +280,8 @@ def test_before_the_averages_have_settled_the_answer_is_provisional(cell):
     (group,) = diagnose(records).groups
     statement = group["signal"]
     assert (statement.verdict, statement.provisional) == ("signal-dominated", True)
-    assert "signal: signal-dominated (provisional). After 400 steps" in str(diagnose(records))
+    text = "signal: signal-dominated (provisional). Median |mean|/std of the gradient after 400 steps: "
+    assert text in str(diagnose(records))
     if cell == "MVN-Grad":  # s contains the first deviations from m = 0
         assert statement.numbers["snr"] < 5.3
         assert statement.numbers["snr_corrected"] == pytest.approx(6, rel=0.1)
@@ -227,8 +294,20 @@ def test_a_provisional_answer_is_a_range(cell, gradient):
         records = train_with_monitor(CLASSES[cell], gradient, steps=steps, betas=(0.9, 0.999))[2]
         (group,) = diagnose(records).groups
         assert group["signal"].provisional
-        low, high = re.search(r"over coordinates is ([\d.]+) to ([\d.]+);", group["signal"].because).groups()
+        low, high = re.search(r" steps: ([\d.]+) to ([\d.]+)\. Below", group["signal"].because).groups()
         assert 1.02 < float(high) / float(low) < 3
+
+
+def test_a_provisional_range_of_lean_is_said_to_be_low():
+    """m is rebuilt from u, which has seen larger roots."""
+    for lean in (False, True):
+        records = train_with_monitor(mvngrad.MVNGrad, signal, betas=(0.9, 0.999), lean=lean)[2]
+        statement = diagnose(records).groups[0]["signal"]
+        assert statement.provisional
+        assert (statement.numbers["snr_corrected"] < 5.7) == lean
+        assert ("With lean=True" in statement.because) == lean
+    settled = diagnose(train_with_monitor(mvngrad.MVNGrad, signal, lean=True)[2]).groups[0]["signal"]
+    assert "lean" not in settled.because
 
 
 def test_no_provisional_answer_if_the_start_could_change_it():
@@ -326,7 +405,25 @@ def test_what_is_cited_of_a_floor_depends_on_weight_decay(make, options, cited):
     if is_early:
         del entry["weight_decay"], entry["decoupled_weight_decay"]
     (group,) = diagnose(records).groups
-    assert group.measured == (*cited, FLOOR_LANGUAGE)
+    own, *others = group.measured
+    assert others == [*cited, FLOOR_LANGUAGE]
+    assert own.startswith("Your floor of 1 is ")
+    assert all("the floor was 1e-3, 2.1 times the root mean square" in each for each in cited)
+
+
+def test_the_floor_is_compared_with_the_median_root():
+    """A floor of 7.1e-3 over deviations of 1e-3, and of 1e-5, which it hides."""
+    for scale, size in (
+        (1e-3, r"(\d\.\d) times the median root \(0\.00\d+\)\."),
+        (1e-5, r"more than (\d+) times the median root\."),
+    ):
+        records = train_with_monitor(mvngrad.MVNGrad, lambda t, n, s=scale: s * noise(t, n), eps_s=1e-6)[2]
+        own = diagnose(records).groups[0].measured[0]
+        found = re.match(rf"Your floor of 0\.0071 is {size} Floors of other sizes have other effects", own)
+        assert 7 < float(found[1]) < 9 if scale == 1e-3 else 20 < float(found[1]) < 40
+        for record in records:  # as an early version wrote it
+            del record["groups"][0]["root"]
+        assert not diagnose(records).groups[0].measured[0].startswith("Your floor")
 
 
 def test_a_group_without_decay_is_judged_with_the_decay_of_the_others():

@@ -726,10 +726,11 @@ def test_a_sharded_parameter_on_one_rank_is_measured_like_a_plain_one(mesh, make
     def run(place):
         weight = torch.nn.Parameter(place(start.clone()))
         optimizer, records = make([weight], state_dtype=state_dtype, rounding_seed=0), []
-        with Monitor(optimizer, every=10, sink=records.append, sample=500):
+        with Monitor(optimizer, every=10, sink=records.append, sample=500) as monitor:
             for g in grads:
                 weight.grad = place(g)
                 optimizer.step()
+        assert {record.pop("monitor") for record in records} == {monitor.id}
         return records, variance_gap(optimizer, lambda g: [place(g)], grads[:5])
 
     sharded = run(lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)]))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
+from mvngrad.diagnostics.diagnosis import diagnose
 from mvngrad.diagnostics.records import read_records
 from mvngrad.diagnostics.sinks import JSONLines, TensorBoard
 from mvngrad.diagnostics.spikes import SpikeRule, find_spikes
+from mvngrad.diagnostics.statements import Diagnosis
 
 if TYPE_CHECKING:
     from mvngrad.diagnostics.gap import VarianceGap as VarianceGap, variance_gap as variance_gap

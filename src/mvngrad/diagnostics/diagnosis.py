@@ -1,4 +1,4 @@
-"""Judge a Monitor's records: which regime a training is in, and which cell the paper's theory would pick for it.
+"""Judge a Monitor's records: which regime a training is in, and which optimizer the paper's theory would pick for it.
 
 Standard library only. Every statement carries its numbers; "cannot tell" is a valid answer.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mvngrad.diagnostics.floor import advise_on_floor, cite_measurements
-from mvngrad.diagnostics.records import Record, drop_repeated_steps, read_records
+from mvngrad.diagnostics.floor import advise_on_floor, cite_measurements, compare_floor_with_root
+from mvngrad.diagnostics.records import Record, check_not_mixed, drop_repeated_steps, read_records
 from mvngrad.diagnostics.spikes import RECOVERED
+from mvngrad.diagnostics.statements import CANNOT_TELL, CHOICE, ENOUGH, Diagnosis, GroupDiagnosis, Statement
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, LEAN, MVNGRAD
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 LAST = 20
 """The number of records that are judged, the most recent ones: the regime changes during a training."""
-
-ENOUGH = 3
-"""The smallest number of records that are judged: a single one may come from an unusual batch."""
 
 SETTLED = 3.0
 """Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
@@ -62,83 +59,26 @@ GAP = 0.02
 ERRORS = 2.0
 """Number of standard errors by which a measured gap must differ from 0."""
 
-CANNOT_TELL = "cannot tell"
+MEASURED_SIGNAL = "|mean|/std of the gradient"
+
+BY_LR = "move by almost exactly lr at each step, whatever the size of their gradient"
 
 CENTERED = (ADABELIEF.name, MVNGRAD.name, LEAN.name)
-
-
-@dataclass(frozen=True)
-class Statement:
-    topic: str
-    """signal, sign collapse, epsilon floor, spikes, normalizer, order or cell."""
-    verdict: str
-    because: str
-    numbers: dict[str, Any] = field(default_factory=dict)
-    provisional: bool = False
-    """The averages still contain their start, which `because` says, or there are few records."""
-
-    def __str__(self) -> str:
-        return f"{self.topic}: {self.verdict}{' (provisional)' if self.provisional else ''}. {self.because}"
-
-
-@dataclass(frozen=True)
-class GroupDiagnosis:
-    group: int
-    trained_with: str
-    """The cell, such as Adam."""
-    optimizer: str
-    """The class, such as AdamW."""
-    finding: str
-    """The most important thing that is known."""
-    action: str
-    """What to do about it."""
-    statements: tuple[Statement, ...]
-    """What is known first."""
-    measured: tuple[str, ...] = ()
-    """What we measured in such a case."""
-
-    def __getitem__(self, topic: str) -> Statement:
-        by_topic = {statement.topic: statement for statement in self.statements}
-        if topic not in by_topic:
-            raise KeyError(f"{topic!r} is not a topic; the topics are {', '.join(by_topic)}")
-        return by_topic[topic]
-
-    @property
-    def cell(self) -> str | None:
-        """The cell that the theory would pick; None if the records do not suffice."""
-        verdict = self["cell"].verdict
-        return None if verdict == CANNOT_TELL else verdict
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    steps: tuple[int, int] | None
-    """The first and the last step judged."""
-    groups: tuple[GroupDiagnosis, ...]
-    notes: tuple[str, ...] = ()
-    """What concerns the whole training, such as a loss that was not finite."""
-
-    def __str__(self) -> str:
-        if self.steps is None:
-            return "No record, no diagnosis."
-        lines = [" ".join([f"Steps {self.steps[0]} to {self.steps[1]}.", *self.notes])]
-        for group in self.groups:
-            lines += [f"Group {group.group}, trained with {group.optimizer}: {group.finding} {group.action}"]
-            lines += [f"  {line}" for line in (*group.measured, *group.statements)]
-        return "\n".join(lines)
 
 
 def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGap | None = None) -> Diagnosis:
     """Judge the last records of a `Monitor`, or those in its file; a measured `gap` helps to decide the order.
 
     If two trainings wrote to the same file, the second is judged. A training that resumed from a checkpoint is judged
-    as one.
+    as one. Raises a ValueError if the records of several Monitors are mixed.
 
     >>> print(diagnose([]))
     No record, no diagnosis.
     """
     if isinstance(records, (str, os.PathLike)):
         records = read_records(records)
+    records = list(records)
+    check_not_mixed(records)
     training = drop_repeated_steps(records)
     judged = training[-LAST:]
     if not judged:
@@ -170,18 +110,23 @@ def _diagnose_group(
     spikes = _judge_spikes(entries_of(training))  # spikes are rare, so the whole training counts
     normalizer = _judge_normalizer(signal, collapse, floor)
     order = _judge_order(entries[-1], signal, spikes, gap)
-    statements = [signal, collapse, floor, spikes, normalizer, order, _pick_cell(normalizer, order)]
+    statements = [signal, collapse, floor, spikes, normalizer, order, _pick_optimizer(normalizer, order)]
     statements.sort(key=lambda statement: statement.verdict == CANNOT_TELL)
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
-    roots = [entry["root"] for entry in entries if entry.get("root") and _get_hidden(entry) < MOSTLY]
-    root = median(roots) if roots else math.inf  # early records do not have it, and a floor may hide it
+    with_root = [entry for entry in entries if entry.get("root")]  # early records do not have it
+    roots = [entry["root"] for entry in with_root if _get_hidden(entry) < MOSTLY]
+    root = median(roots) if roots else math.inf
     finding, action = _summarize(advise_on_floor(entries[-1], root), signal, collapse, floor, spikes)
-    measured = cite_measurements(optimizer, judged[-1]["groups"]) if floor.numbers.get("share", 0.0) >= MOSTLY else ()
+    measured: tuple[str, ...] = ()
+    if floor.numbers.get("share", 0.0) >= MOSTLY:
+        upper_bounds = [entry["root"] for entry in with_root]  # of the roots that the floor hides
+        own = compare_floor_with_root(entries[-1], roots or upper_bounds, is_hidden=not roots)
+        measured = (*own, *cite_measurements(optimizer, judged[-1]["groups"]))
     if (step := _find_loss_of_state(number, training)) is not None:
         finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
         action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
-    return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements), measured)
+    return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements), measured, len(entries))
 
 
 def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
@@ -212,15 +157,17 @@ def _summarize(
         )
     if collapse.verdict == "present":
         return (
-            f"{collapse.numbers['share']:.0%} of the coordinates step by lr whatever their gradient (sign collapse).",
-            "Normalize by the variance (AdaBelief, MVN-Grad), or raise eps.",
+            f"{collapse.numbers['share']:.0%} of the coordinates {BY_LR} (sign collapse).",
+            "Divide by the variance (AdaBelief, MVN-Grad), or raise eps.",
         )
     if floor.verdict == "active":
         known = "" if signal.verdict == CANNOT_TELL else f"Gradients are {signal.verdict}. "
         follow = "Follow that share: if it grows beyond a half, epsilon decides the steps."
         return f"{known}{like_sgd}.", follow
-    if floor.verdict == CANNOT_TELL or floor.provisional:
-        return "Nothing can be judged yet.", collapse.because
+    if floor.verdict == CANNOT_TELL:
+        return "Nothing can be judged yet.", floor.because
+    if too_few := next((each for each in (signal, collapse) if "records" in each.numbers), None):
+        return too_few.because, "Record more often (Monitor(every=...)) or train longer."
     if signal.verdict == CANNOT_TELL:
         more = f"Whether noise or signal dominates cannot be told. {signal.because}"
         return "Nothing in these records calls for a change.", more
@@ -234,7 +181,7 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     if last["m"] is None:
         return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
     if len(entries) < ENOUGH:
-        return _too_few_records("signal", entries)
+        return _too_few_records("signal", "the signal", entries)
     known = [entry for entry in entries if entry["snr"] and entry["ratio"] and entry["ratio"]["0.5"] is not None]
     if not known:
         return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
@@ -243,25 +190,27 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     snr = median(medians)
     noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
     numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
-    text = f"from {SIGNAL:g} on signal dominates, and up to {noise_to:.2g} it may all be noise."
+    text = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL:g} signal dominates."
     more = " or more" if numbers["hidden"] >= FLOOR else ""
     if more and snr < SIGNAL:
         because = (
-            f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates: "
-            f"the median of |mu|/sigma over coordinates is {snr:.3g} or more."
+            f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates. "
+            f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
     if last["t"] >= SETTLED / (1 - last["beta2"]):
-        because = f"The median of |mu|/sigma over coordinates is {snr:.3g}{more}; {text}"
+        because = f"Median {MEASURED_SIGNAL}: {snr:.3g}{more}. {text}"
         return Statement("signal", _name_regime(snr, noise_to), because, numbers)
     corrected = median(map(_remove_start, medians, known))
     numbers |= {"snr_corrected": corrected, "t": last["t"]}
     low, high = sorted((snr, corrected))
     values = _format_range(low, high, 3)
-    because = f"After {last['t']} steps, the median of |mu|/sigma over coordinates is {values}{more}; {text}"
+    because = f"Median {MEASURED_SIGNAL} after {last['t']} steps: {values}{more}. {text}"
+    if last["m"] == "rebuilt":
+        because += " With lean=True the mean is rebuilt from the updates, so these values may be too low."
     if _name_regime(low, noise_to) != _name_regime(high, noise_to):
         needed = SETTLED / (1 - last["beta2"])
-        because += f" The averages still contain their start; that takes {needed:.0f} steps."
+        because += f" The averages still contain too much of the first steps; they need {needed:.0f} steps."
         return Statement("signal", CANNOT_TELL, because, numbers | {"needed": needed})
     return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
 
@@ -299,10 +248,9 @@ def _remove_start(snr: float, entry: Record) -> float:
 
 
 def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) -> Statement:
-    """Judge the share of coordinates in sign collapse or, already from the first record on, at the floor of epsilon."""
-    provisional = len(entries) < ENOUGH
-    if provisional and key != "epsilon_floor":
-        return _too_few_records(topic, entries)
+    """Judge the share of coordinates in sign collapse or at the floor of epsilon, which one record shows."""
+    if len(entries) < ENOUGH and key != "epsilon_floor":
+        return _too_few_records(topic, topic, entries)
     shares = [entry[key] for entry in entries if entry[key] is not None]
     if not shares:
         return Statement(topic, CANNOT_TELL, "No coordinate has had a gradient.")
@@ -323,14 +271,17 @@ def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) 
         if rates:
             numbers |= {"sgd_rate": median(rates), "sgd_rates": (min(rates), max(rates))}
             because += f", so that they are stepped as by SGD at {_format_rates(numbers['sgd_rates'])}"
+        because += f"; the threshold is {bound:.0%}."
     elif last["sign_collapse_is"] == "measured":
         above, below = "present", "absent"
-        because = f"{share:.1%} of the coordinates step by lr within 5%, whatever their gradient"
+        because = f"{share:.1%} of the coordinates {BY_LR}; {bound:.0%} or more is a problem."
     else:
         above, below = "avoided", "absent"
-        because = f"A second moment would make {share:.1%} of the coordinates step by lr within 5%"
-    because += f"; the threshold is {bound:.0%}."
-    return Statement(topic, above if share >= bound else below, because, numbers, provisional)
+        because = (
+            f"With the second moment (Adam, LaProp) {share:.1%} of the coordinates would {BY_LR}; dividing by the "
+            "variance avoids it."
+        )
+    return Statement(topic, above if share >= bound else below, because, numbers)
 
 
 def _format_rates(rates: tuple[float, float]) -> str:
@@ -374,28 +325,33 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
 
 def _judge_normalizer(signal: Statement, collapse: Statement, floor: Statement) -> Statement:
     if collapse.verdict in ("present", "avoided") or signal.verdict == "signal-dominated":
-        because = "Theorem 3.4 of the paper: with more signal than noise, a second moment leaves little but the sign."
+        because = (
+            "With more signal than noise, dividing by the second moment leaves little but the sign of the gradient; "
+            "dividing by the variance keeps its size (Theorem 3.4)."
+        )
         if floor.verdict == "active":
-            because += (
-                " But many divisors are mostly epsilon, and the bound for a variance grows with 1/epsilon: choose it "
-                "with care."
-            )
+            because += " But many divisors are mostly epsilon, which then sets the size of a step: choose it with care."
         return Statement("normalizer", "variance", because)
     if signal.verdict == "noise-dominated":
-        because = "With noise alone, v and s differ only by a factor: the theory does not separate them."
+        because = (
+            "Gradients are mostly noise, so dividing by the second moment or by the variance gives the same step up to "
+            "a constant."
+        )
         return Statement("normalizer", "either", because)
-    return Statement("normalizer", CANNOT_TELL, "Neither of the theory's two regimes is clearly present.")
+    if signal.verdict == CANNOT_TELL:
+        return Statement("normalizer", CANNOT_TELL, "It depends on the signal, which cannot be judged.")
+    return Statement("normalizer", CANNOT_TELL, "Gradients are neither mostly noise nor mostly signal.")
 
 
 def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: VarianceGap | None) -> Statement:
     beta1, beta2 = last["beta1"], last["beta2"]
     if spikes.verdict == "carried over":
-        because = "Theorem 3.3 of the paper: normalized first, a spike enters momentum at a bounded size."
+        because = "A gradient that is normalized first enters momentum at a bounded size, however large (Theorem 3.3)."
         return Statement("order", "after", because)
     if spikes.numbers.get("count") and beta1**2 >= beta2:
         because = (
-            f"Remark 3.1 of the paper bounds Adam only if beta1^2 < beta2. Here beta1^2 = {beta1**2:.3g} and beta2 = "
-            f"{beta2:.3g}, and there are spikes."
+            "There were spikes, and Adam bounds the updates after one only if beta1^2 < beta2 (Remark 3.1); here "
+            f"beta1^2 = {beta1**2:.3g} and beta2 = {beta2:.3g}."
         )
         return Statement("order", "after", because, {"beta1^2": beta1**2, "beta2": beta2})
     if gap is not None and gap.cells[0] == ADABELIEF.name:  # the theorem does not cover Adam and LaProp
@@ -406,27 +362,41 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
             return Statement("order", CANNOT_TELL, f"Measured: {gap}. Take more batches.", numbers)
         return Statement("order", "after" if gap.gap > 0 else "before", f"Measured: {gap}.", numbers)
     if signal.verdict == "signal-dominated":
-        because = "Theorem 3.1 of the paper: the gap grows with m^2, and m is large; measure it with variance_gap."
+        because = (
+            "The mean gradient is large, and then updates vary less with momentum after normalizing (Theorem 3.1); "
+            "measure by how much with variance_gap."
+        )
         return Statement("order", "after", because)
     if signal.verdict == "noise-dominated":
-        seen = "spikes were not followed" if spikes.verdict == CANNOT_TELL else "no spike was carried over"
-        because = f"The gap of the paper's Theorem 3.1 grows with m^2, and m is small; {seen}."
+        unknown = spikes.verdict == CANNOT_TELL
+        seen = "spikes were not followed" if unknown else "no gradient spike reappeared in later updates"
+        because = (
+            "Momentum before or after normalizing makes little difference while the mean gradient is small "
+            f"(Theorem 3.1); {seen}."
+        )
         return Statement("order", "either", because)
     return Statement("order", CANNOT_TELL, "Measure it with variance_gap.")
 
 
-def _pick_cell(normalizer: Statement, order: Statement) -> Statement:
-    cells = [
+def _pick_optimizer(normalizer: Statement, order: Statement) -> Statement:
+    names = [
         rule.name
         for rule in (ADABELIEF, MVNGRAD, ADAM, LAPROP)
         if (rule.centered or normalizer.verdict != "variance")
         and order.verdict != ("before" if rule.momentum_last else "after")
     ]
-    if len(cells) == 4:
-        return Statement("cell", CANNOT_TELL, "Neither question has a single answer; all four cells are possible.")
-    because = "Both questions have an answer." if len(cells) == 1 else "One question has no single answer."
-    return Statement("cell", " or ".join(cells), because)
+    if len(names) == 4:
+        because = "The records favour none of Adam, LaProp, AdaBelief and MVN-Grad."
+        return Statement(CHOICE, CANNOT_TELL, because)
+    if len(names) == 1:
+        because = "The records decide the normalizer and the order of momentum."
+    elif normalizer.verdict == "variance":
+        because = "The records decide the normalizer, but not the order of momentum."
+    else:
+        because = "The records decide the order of momentum, but not the normalizer."
+    return Statement(CHOICE, " or ".join(names), because)
 
 
-def _too_few_records(topic: str, entries: Sequence[Record]) -> Statement:
-    return Statement(topic, CANNOT_TELL, f"Records so far: {len(entries)}; at least {ENOUGH} are needed.")
+def _too_few_records(topic: str, what: str, entries: Sequence[Record]) -> Statement:
+    because = f"Too few records to judge {what}: {len(entries)} of at least {ENOUGH}."
+    return Statement(topic, CANNOT_TELL, because, {"records": len(entries)})

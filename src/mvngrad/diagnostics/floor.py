@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 from mvngrad.diagnostics.records import Record
 
+MEASURED_FLOOR = (
+    "On CIFAR-100 the floor was 1e-3, 2.1 times the root mean square of the gradient, and 8 times the median root in "
+    "the first 24 steps."
+)
+"""Other floors had other effects, so each citation says how large this one was."""
+
 FLOOR_COUPLED = (
-    "On CIFAR-100 such a floor added 2 points with coupled weight decay; decoupled decay without a floor (AdamW, "
-    "MVNGradW) added 1.5 (three seeds)."
+    f"{MEASURED_FLOOR} There such a floor added 2 points with coupled weight decay; decoupled decay without a floor "
+    "(AdamW, MVNGradW) added 1.5 (three seeds). lr and betas were tuned with and without it, so they differ, too."
 )
 FLOOR_DECOUPLED = (
-    "On CIFAR-100 with decoupled weight decay such a floor added 0.9 points to MVNGradW, and 0.2 to AdamW, which "
-    "three seeds do not separate from 0."
+    f"{MEASURED_FLOOR} There, with decoupled weight decay, it added 0.9 points to MVNGradW, and 0.2 to AdamW, which "
+    "three seeds do not separate from 0. Betas differed, too, so this need not be the floor's effect."
 )
 FLOOR_WITHOUT_DECAY = (
-    "On CIFAR-100 without weight decay such a floor lost 1.7 points with Adam and 3.1 with MVN-Grad (30 epochs, one "
-    "seed)."
+    f"{MEASURED_FLOOR} There, without weight decay, it lost 1.7 points with Adam and 3.1 with MVN-Grad (30 epochs, one "
+    "seed). Betas differed, too, so this need not be the floor's effect."
 )
 FLOOR_LANGUAGE = (
     "On a language model a floor of 1.4 times the root mean square of the gradient cost 0.30 to 0.48 nats, one of 14 "
@@ -43,6 +50,19 @@ def advise_on_floor(last: Record, root: float) -> str:
         f"({root:.2g}). At the same lr the median step is then about {growth:.2g} times as large: lower lr if it was "
         "tuned with this floor."
     )
+
+
+def compare_floor_with_root(last: Record, roots: Sequence[float], *, is_hidden: bool) -> tuple[str, ...]:
+    """A sentence on the size of a record's floor relative to the median root; none without roots.
+
+    If the floor hides them, `roots` are upper bounds.
+    """
+    if not roots:
+        return ()
+    floor, root = last["eps"] + last["floor"], median(roots)  # the smallest possible divisor
+    times = f"{floor / root:.2g} times the median root"
+    size = f"more than {times}" if is_hidden else f"{times} ({root:.2g})"
+    return (f"Your floor of {floor:.2g} is {size}. Floors of other sizes have other effects; what we measured:",)
 
 
 def cite_measurements(optimizer: str, groups: Sequence[Record]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import os
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -104,6 +105,8 @@ class Monitor:
         counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
         self.start = self.step = int(max(counts, default=0))
         """The number of steps so far, including those in a loaded state."""
+        self.id = uuid4().hex[:8]
+        """In each record, so that records of several Monitors in one file are noticed."""
         self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
         self._sums_source: RuleOptimizer | None = None
@@ -178,8 +181,13 @@ class Monitor:
         if not entries:
             return None
         self.step = max(self.step, *(entry["t"] for entry in entries))  # includes steps that called no hook
-        record: Record = {"step": self.step, "start": self.start, "optimizer": type(self.optimizer).__name__}
-        record["groups"] = entries
+        record: Record = {
+            "step": self.step,
+            "start": self.start,
+            "monitor": self.id,
+            "optimizer": type(self.optimizer).__name__,
+            "groups": entries,
+        }
         if self._logged:
             joined = {k: torch.stack([v.to(values[0].device) for v in values]) for k, values in self._logged.items()}
             finite = {name: values[values.isfinite()] for name, values in joined.items()}

@@ -10,7 +10,9 @@ import math
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def read_records(path: str | os.PathLike[str], on_problem: Callable[[str], objec
     recorded of them before is left out, too.
 
     Raises:
-        ValueError: the file has no record, or lines that are not records.
+        ValueError: the file has no record, or lines that are not records, or several Monitors wrote to it in turn.
     """
     name, remedy = os.fspath(path), "name a file that a Monitor wrote"
     lines = [line.strip() for line in Path(path).read_text(encoding="utf-8", errors="replace").split("\n")]
@@ -74,7 +76,38 @@ def read_records(path: str | os.PathLike[str], on_problem: Callable[[str], objec
         raise ValueError(f"{name} has no record of a Monitor; {remedy}")
     if damaged:
         on_problem(f"{name} has lines that are incomplete or damaged; they are left out: {', '.join(damaged)}")
+    try:
+        check_not_mixed(records, [_read_monitor(line) for line in lines[:start]])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     return drop_repeated_steps(records)
+
+
+def _read_monitor(line: str) -> str | None:
+    """The id of the Monitor that wrote a line of an earlier run, which may be damaged."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    monitor = value.get("monitor") if isinstance(value, dict) else None
+    return monitor if isinstance(monitor, str) else None
+
+
+def check_not_mixed(records: Sequence[Record], earlier: Iterable[str | None] = ()) -> None:
+    """Raise a ValueError if Monitors wrote records in turn, as those of two optimizers in one training do.
+
+    `earlier` has the ids of the Monitors of records before these. A resumed training has a new Monitor, whose records
+    follow those of the old one. Records of early versions have no id.
+    """
+    optimizers = {record["monitor"]: record.get("optimizer") for record in records if record.get("monitor")}
+    order = filter(None, (*earlier, *(record.get("monitor") for record in records)))
+    turns = Counter(monitor for monitor, _ in groupby(order))
+    if any(turns[monitor] > 1 for monitor in optimizers):
+        names = ", ".join(f"{monitor} ({optimizer})" for monitor, optimizer in optimizers.items())
+        raise ValueError(
+            f"records of several Monitors are mixed: {names}; give each optimizer, and each process, a sink of its own"
+            '; to judge one of these, keep only the records with its "monitor"'
+        )
 
 
 def drop_repeated_steps(records: Iterable[Record]) -> list[Record]:
@@ -158,12 +191,14 @@ GROUP = {
 }
 RECORD = {
     "step": _is_count,
+    "monitor": _is_text,
     "optimizer": _is_text,
     "groups": [GROUP],
     "logged": _has_numbers(),
     "logged_not_finite": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
 }
 NOT_IN_ALL = (
+    "monitor",
     "optimizer",
     "logged",
     "logged_not_finite",

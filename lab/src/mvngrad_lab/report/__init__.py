@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from mvngrad.diagnostics.diagnosis import Diagnosis, diagnose
+from mvngrad.diagnostics import Diagnosis, diagnose
 from mvngrad.diagnostics.records import read_records
 from mvngrad_lab import store
 from mvngrad_lab.discovery import find_experiments, import_all

@@ -16,7 +16,7 @@ import matplotlib
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from mvngrad.diagnostics.diagnosis import Diagnosis, GroupDiagnosis
+from mvngrad.diagnostics.statements import Diagnosis, GroupDiagnosis
 from mvngrad_lab.discovery import import_all
 from mvngrad_lab.report import Record, Summary, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim

@@ -227,8 +227,9 @@ def check_monitorable(recipe: TrainingRecipe) -> None:
 def make_monitor_observer(folder: Path) -> Observer:
     """The `observe` of `train` that writes monitor.jsonl in the run's folder, a record after each epoch.
 
-    A record has the mean training loss of the epoch's finite steps. It does not track spikes: a captured step calls no
-    hooks, and the loop records the norm of every gradient.
+    A record has the mean training loss of the epoch's finite steps, and the numbers of losses and gradient norms that
+    were not finite. It does not track spikes: a captured step calls no hooks, and the loop records the norm of every
+    gradient.
     """
     files: list[MetricsFile] = []
 
@@ -239,8 +240,11 @@ def make_monitor_observer(folder: Path) -> Observer:
         sink = lambda record: files[0].add(add_checksum(record))  # noqa: E731
         with Monitor(training_step.optimizer, every=step + 1, sink=sink, follow=False) as monitor:
             monitor.step = step
-            losses = training_step.losses  # of the whole epoch; the loop has waited for them
-            monitor.log(loss=losses[losses.isfinite() & training_step.norms.isfinite()].mean())
+            losses, norms = training_step.losses.cpu(), training_step.norms.cpu()  # of the whole epoch
+            for loss in losses[norms.isfinite() | ~losses.isfinite()]:
+                monitor.log(loss=loss)  # which counts those that are not finite
+            for norm in norms[~norms.isfinite()]:
+                monitor.log(gradient_norm=norm)
             monitor.record()
 
     return observe

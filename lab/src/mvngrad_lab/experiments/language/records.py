@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mvngrad.diagnostics.diagnosis import Diagnosis
+from mvngrad.diagnostics import Diagnosis
 from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.recipe import COUPLED, DECOUPLED

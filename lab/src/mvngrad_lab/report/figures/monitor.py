@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
+from mvngrad.diagnostics.diagnosis import FLOOR as HIDDEN
 from mvngrad_lab.report.figures.style import (
     ADAM,
     BOUND,
@@ -38,7 +39,7 @@ SHARES = ("epsilon_floor",)
 LAYER_MAPS = (
     ("epsilon_floor", "At epsilon's floor", "The share of coordinates whose divisor is mostly epsilon."),
     ("update", "|update| / lr", "The median size of a step in a layer."),
-    ("snr", "|mu| / sigma", "The median signal to noise in a layer."),
+    ("snr", "|mean| / std", "The median signal to noise in a layer."),
 )
 """What heat maps show: the name in a record, a title and a description."""
 
@@ -51,16 +52,18 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
         last = entries[-1][1]
         mark = cell_mark(last["cell"])
-        normalizer = "s" if last["cell"] in ("AdaBelief", "MVN-Grad") else "v"
+        caption = "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them."
+        if (hidden := last.get("noise_hidden") or 0.0) >= HIDDEN:
+            caption += f" Signal to noise is a lower bound: epsilon hides the noise of {hidden:.0%} of the coordinates."
         quantiles = (
-            _draw_quantiles(mark, entries, "ratio", "Signal to noise", f"|m| / √{normalizer} of a coordinate"),
+            _draw_quantiles(mark, entries, "snr", "Signal to noise", "|mean| / std of a gradient"),
             _draw_quantiles(mark, entries, "update", "Size of a step", "|update| / lr of a coordinate"),
         )
         spikes = any(entry["spikes"] for _, entry in entries)
         figures = [
             Figure(
                 "Coordinates, over steps",
-                "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them.",
+                caption,
                 tuple(filter(None, quantiles)),
                 (mark.with_label(f"{mark.label}, median"),),
             ),
@@ -104,6 +107,7 @@ def _steps(entries: Entries) -> list[int]:
 
 
 def _draw_quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -> Panel | None:
+    """The quantiles under `key` over steps, with gaps where a value is missing; None without a median."""
     low, lower, middle, upper, high = (_column(entries, key, q) for q in ("0.05", "0.25", "0.5", "0.75", "0.95"))
     if not np.isfinite(middle).any():
         return None

@@ -1,0 +1,84 @@
+"""What a diagnosis says: statements on each topic, a finding and an action for each group, as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+ENOUGH = 3
+"""The smallest number of records that are judged: a single one may come from an unusual batch."""
+
+CANNOT_TELL = "cannot tell"
+
+CHOICE = "choice of optimizer"
+"""The topic of what the theory would pick. `optimizer` is the key of what was used, in rows made from topics."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    topic: str
+    """signal, sign collapse, epsilon floor, spikes, normalizer, order or choice of optimizer."""
+    verdict: str
+    because: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+    provisional: bool = False
+    """The averages still contain the first steps, which `because` says."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.verdict}{' (provisional)' if self.provisional else ''}. {self.because}"
+
+
+@dataclass(frozen=True)
+class GroupDiagnosis:
+    group: int
+    trained_with: str
+    """The update rule, such as Adam."""
+    optimizer: str
+    """The class, such as AdamW."""
+    finding: str
+    """The most important thing that is known."""
+    action: str
+    """What to do about it."""
+    statements: tuple[Statement, ...]
+    """What is known first."""
+    measured: tuple[str, ...] = ()
+    """How large the floor of epsilon is, and what floors did in our runs, if epsilon decides the steps."""
+    records: int = ENOUGH
+    """The number of records that are judged."""
+
+    def __getitem__(self, topic: str) -> Statement:
+        by_topic = {statement.topic: statement for statement in self.statements}
+        if topic not in by_topic:
+            raise KeyError(f"{topic!r} is not a topic; the topics are {', '.join(by_topic)}")
+        return by_topic[topic]
+
+    @property
+    def cell(self) -> str | None:
+        """The optimizer that the theory would pick, or several; None if the records favour none."""
+        verdict = self[CHOICE].verdict
+        return None if verdict == CANNOT_TELL else verdict
+
+    @property
+    def printed(self) -> tuple[Statement, ...]:
+        """The statements to print: with too few records, which `finding` says, only those that have an answer."""
+        if self.records >= ENOUGH:
+            return self.statements
+        return tuple(statement for statement in self.statements if statement.verdict != CANNOT_TELL)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    steps: tuple[int, int] | None
+    """The first and the last step judged."""
+    groups: tuple[GroupDiagnosis, ...]
+    notes: tuple[str, ...] = ()
+    """What concerns the whole training, such as a loss that was not finite."""
+
+    def __str__(self) -> str:
+        if self.steps is None:
+            return "No record, no diagnosis."
+        lines = [" ".join([f"Steps {self.steps[0]} to {self.steps[1]}.", *self.notes])]
+        for group in self.groups:
+            lines += [f"Group {group.group}, trained with {group.optimizer}: {group.finding} {group.action}"]
+            lines += [f"  {line}" for line in (*group.measured, *group.printed)]
+        return "\n".join(lines)
