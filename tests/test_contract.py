@@ -1,6 +1,9 @@
 """What torch.optim promises, for each of the eight optimizers."""
 
 import inspect
+import subprocess
+import sys
+import textwrap
 import weakref
 from functools import partial
 
@@ -553,3 +556,29 @@ def test_repr_shows_the_floor(make):
     assert "smallest divisor, sqrt(eps_s/(1-beta2)) + eps: 3.3e-07, 0.0032" in repr(optimizer)
     assert "+ eps: 0.001\n" in repr(mvngrad.MVNGrad(parameters((3,)), eps=1e-3))
     assert "divisor" not in repr(mvngrad.Adam(parameters((3,))))
+
+
+def test_an_empty_group_needs_no_triton():
+    script = """
+        import sys
+        sys.modules["triton"] = None
+        import torch, mvngrad
+        param = torch.nn.Parameter(torch.ones(3))
+        param.grad = torch.ones(3)
+        mvngrad.MVNGradW([{"params": [param]}, {"params": []}]).step()
+        assert param[0] < 1
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "eps"])
+def test_options_that_require_gradients_are_differentiated_without_a_warning(name):
+    option = torch.tensor(0.1, requires_grad=True)
+    param = torch.ones(3, requires_grad=True)
+    x = param.clone()
+    optimizer = mvngrad.MVNGradW([x], differentiable=True, **{name: option})
+    x.grad = torch.full((3,), 0.5)
+    optimizer.step()
+    (gradient,) = torch.autograd.grad(x.sum(), option)
+    assert gradient.isfinite()
+    assert gradient != 0

@@ -206,3 +206,18 @@ def test_processes_share_a_cache_and_steps_use_the_threads_that_torch_is_set_to(
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1]
     assert [path.suffix for path in (tmp_path / "mvngrad").iterdir()] == [".so"]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_complex_parameters_of_16_bit_parts_are_stepped():
+    """Their state has parts of 32 bits; the kernel once took parts of 16 bits for 8-bit codes, and crashed."""
+    ends, value = [], torch.view_as_complex(torch.linspace(-1, 1, 600).reshape(300, 2)).to(torch.complex32)
+    for fused in (True, False):
+        param = torch.nn.Parameter(value.clone())
+        optimizer = mvngrad.MVNGrad([param], lr=1e-2, fused=fused)
+        for _ in range(2):
+            param.grad = value.clone()
+            optimizer.step()
+        assert optimizer.state[param]["m"].dtype == torch.complex64
+        ends.append(torch.view_as_real(param.detach()).float())
+    torch.testing.assert_close(*ends, rtol=2e-3, atol=1e-3)

@@ -312,3 +312,35 @@ def test_masters_of_wrapped_modules_have_the_names_of_the_state_dict():
     masters = mvngrad.get_master_state_dict(model, optimizer)
     assert masters.keys() == weights.keys()
     assert equal(masters.values(), weights.values())
+
+
+class Versioned(torch.nn.Module):
+    """With extra state that is not a tensor, and a version by which old weights are doubled."""
+
+    _version = 2
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+
+    def get_extra_state(self):
+        return {"a": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"a": 1}
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
+        if metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"] * 2
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
+
+def test_masters_of_modules_with_extra_state_and_versions():
+    model = Versioned(torch.bfloat16)
+    optimizer = mvngrad.MVNGrad(model.parameters(), master_bits=32)
+    masters = mvngrad.get_master_state_dict(model, optimizer)
+    wide = Versioned(torch.float32)
+    wide.load_state_dict(masters)
+    assert torch.equal(wide.weight, torch.ones(3))
+    mvngrad.load_master_state_dict(model, optimizer, masters)
+    assert torch.equal(model.weight, torch.ones(3))

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from family import OPTIMIZERS
@@ -409,3 +410,20 @@ def test_release_lowers_the_peak_by_the_bytes_of_the_gradients(options):
         gc.collect()
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     assert peaks[0] - peaks[1] >= 2**26 - 2**23 - 2**22 - 2**21  # a bucket, and what is below the allocator's grain
+
+
+def test_keys_of_a_group_that_are_not_options_may_change_between_backward_and_step():
+    model = make_model()
+    optimizer = mvngrad.MVNGrad(model.parameters())
+    release_gradients(optimizer)
+    group = optimizer.param_groups[0]
+    group |= {"tokens": 0, "array": np.ones(3)}
+    for _ in range(2):
+        model(X).sum().backward()
+        group["tokens"] += 1
+        group["array"] = group["array"] + 1
+        optimizer.step()
+    model(X).sum().backward()
+    group["eps"] = 1.0
+    with pytest.raises(RuntimeError, match="eps was changed"):
+        optimizer.step()

@@ -525,3 +525,15 @@ def test_kernels_store_state_of_every_magnitude_as_eager_does(state_dtype, size,
         values = [load_state(MVNGRAD.state_names, stored, torch.float32)[name] for stored in runs]
         assert values[1].isfinite().all()
         assert not values[1][256:512].any()
+
+
+def test_state_that_is_a_view_with_gaps_is_converted_by_value():
+    (param,) = parameters((4, 8))
+    optimizer = mvngrad.MVNGrad([param])
+    param.grad = torch.arange(1.0, 33.0).reshape(4, 8)
+    optimizer.step()
+    state_dict = optimizer.state_dict()
+    state_dict["state"][0] = {k: v[:, :4] if v.dim() else v for k, v in state_dict["state"][0].items()}
+    again = mvngrad.convert_state_dict(mvngrad.convert_state_dict(state_dict, "int8"), torch.float32)
+    for name in ("m", "s", "u"):
+        torch.testing.assert_close(again["state"][0][name], state_dict["state"][0][name], rtol=0.1, atol=0)

@@ -6,6 +6,8 @@ from family import OPTIMIZERS, equal, parameters, through_disk, train
 
 import mvngrad
 from mvngrad import MVNGrad, MVNGradW, from_adamw, to_adamw
+from mvngrad.optim.switch import _variance_factor
+from mvngrad.rule import Hyper
 
 DTYPES = [None, torch.float32, torch.bfloat16, "int8"]
 
@@ -277,3 +279,9 @@ def test_arguments_in_the_wrong_order_are_named():
     for arguments in ((ours, adamw), (adamw.state_dict(), ours), (adamw, ours.state_dict())):
         with pytest.raises(TypeError, match=r"pass an optimizer of mvngrad, then the state_dict\(\) of the AdamW"):
             from_adamw(*arguments)
+
+
+def test_the_variance_factor_is_continuous_where_beta2_is_beta1_squared():
+    """There the general formula is 0/0, and near it mostly rounding."""
+    near, at = (_variance_factor(Hyper(beta1=0.85, beta2=beta2), 2) for beta2 in (0.85**2 + 1e-4, 0.7225))
+    assert at == pytest.approx(near, rel=1e-3)

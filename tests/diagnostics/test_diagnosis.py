@@ -1,5 +1,6 @@
 """The diagnosis of trainings for which the answer is known."""
 
+import json
 import math
 import re
 import subprocess
@@ -12,7 +13,7 @@ import torch
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
-from mvngrad.diagnostics.diagnosis import _judge_spikes
+from mvngrad.diagnostics.diagnosis import _judge_spikes, _remove_start
 from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
 from mvngrad.diagnostics.spikes import SpikeTracker
 
@@ -526,3 +527,27 @@ def test_recovery_uses_the_bound_of_the_monitor():
         statement = _judge_spikes([{"spikes": [spike], "gradient_norm": {"median": 1.0, "max": 100.0}}])
         assert statement.verdict == "absorbed"
         assert f"for at most {steps} steps above {recovered:g} times" in statement.because
+
+
+@pytest.mark.parametrize(("beta2", "t"), [(0.98, 60), (0.999, 400), (0.81, 7), (0.81 * (1 + 1e-9), 7)])
+def test_what_is_left_of_the_start_is_the_sum_over_all_steps(beta2, t):
+    entry = {"cell": "MVN-Grad", "beta2": beta2, "t": t, "mean_noise": math.sqrt(0.1 / 1.9)}
+    excess = sum(beta2 ** (t - i) * 0.81**i for i in range(1, t + 1)) * (1 - beta2) / (1 - beta2**t)
+    ratio = 0.5 / (0.9 * math.sqrt(2 / 1.9))
+    first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
+    expected = max(0.5 * math.sqrt(1 + first), 0.5 / math.sqrt(1 - excess * ratio**2))
+    assert _remove_start(0.5, entry) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_left_of_the_start_of_a_long_training_is_found_at_once():
+    entry = {"cell": "MVN-Grad", "beta2": 1 - 2**-53, "t": 10**9, "mean_noise": 0.2}
+    assert math.isfinite(_remove_start(0.1, entry))
+
+
+def test_a_mean_that_is_all_noise_is_not_a_record(tmp_path):
+    *_, records = train_with_monitor(mvngrad.MVNGrad, noise, steps=60)
+    records[-1]["groups"][0]["mean_noise"] = 1
+    path = tmp_path / "monitor.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(ValueError, match=r"groups\[0\].mean_noise"):
+        diagnose(path)

@@ -241,7 +241,10 @@ def _remove_start(snr: float, entry: Record) -> float:
         return from_first
     noise = entry["mean_noise"] ** 2
     beta = (1 - noise) / (1 + noise)
-    excess = sum(beta2 ** (t - i) * beta ** (2 * i) for i in range(1, t + 1)) * (1 - beta2) / (1 - beta2**t)
+    q = beta * beta
+    # The sum of beta2^(t-i) q^i over i = 1 ... t
+    total = t * q**t if math.isclose(beta2, q, rel_tol=1e-6) else q * (beta2**t - q**t) / (beta2 - q)
+    excess = total * (1 - beta2) / (1 - beta2**t)
     ratio = snr / (beta * math.sqrt(2 / (1 + beta)))
     left = 1 - excess * ratio * ratio
     return max(from_first, snr / math.sqrt(left)) if left > 0 else math.inf

@@ -224,7 +224,9 @@ def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -
             raise ValueError("variance_gap: AdaBelief has no beta_mean, so the two orders would not share an m")
         if group.get("amsgrad"):
             raise ValueError("variance_gap: the largest v of amsgrad=True has no counterpart in LaProp to compare with")
-        names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
+        names = group.get("param_names") or []
+        if len(names) != len(group["params"]):  # params may have been changed by hand
+            names = [f"{number}.{i}" for i in range(len(group["params"]))]
         for param, name in zip(group["params"], names, strict=True):
             index += 1
             state = optimizer.state.get(param)

@@ -92,6 +92,9 @@ class Monitor:
         for name, value in (("every", every), ("sample", sample)):
             if not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"Monitor: {name}={value!r} is invalid; it must be an integer of at least 1")
+        for name, bound in (("spike", spike), ("recovered", recovered)):
+            if not isinstance(bound, Real) or not 0 < bound < math.inf:
+                raise ValueError(f"Monitor: {name}={bound!r} is invalid; it must be a finite number above 0")
         if not hasattr(optimizer, "param_groups"):
             raise TypeError(f"Monitor: a {type(optimizer).__name__} is not an optimizer; pass the optimizer itself")
         for group in optimizer.param_groups:
@@ -177,7 +180,8 @@ class Monitor:
         with torch.no_grad():
             collected = [(group, lists) for group in self._get_groups() if (lists := group.collect())]
             rows = iter(copy_to_host([tensors for _, lists in collected for tensors in lists.values()]))
-        entries = [group.make_entry({name: next(rows) for name in lists}) for group, lists in collected]
+        made = [group.make_entry({name: next(rows) for name in lists}) for group, lists in collected]
+        entries = [entry for entry in made if entry is not None]
         if not entries:
             return None
         self.step = max(self.step, *(entry["t"] for entry in entries))  # includes steps that called no hook
@@ -255,8 +259,10 @@ class _Group:
             return
         self.params = params
         self.sample = Sample(params, self.monitor.sample, self.monitor.seed)
-        shapes = (f"{i}: {'x'.join(map(str, param.shape))}" for i, param in enumerate(self.group["params"]))
-        names = dict(zip(self.group["params"], self.group.get("param_names") or shapes, strict=True))
+        shapes = [f"{i}: {'x'.join(map(str, param.shape))}" for i, param in enumerate(self.group["params"])]
+        given = self.group.get("param_names") or []
+        given = given if len(given) == len(shapes) else shapes  # params may have been changed by hand
+        names = dict(zip(self.group["params"], given, strict=True))
         self.layer_names = [names[param] for param, *_ in self.sample.pieces]
         self.followed = Sample(pick_large_params(params, TENSORS), FOLLOWED, self.monitor.seed)
         self.noted = [noted._replace(row=None) for noted in self.noted]  # they are of other coordinates
@@ -313,14 +319,21 @@ class _Group:
             **{k: self.sample.load_rows(optimizer, name) for k, name in self.view.names.items()},
         }
 
-    def make_entry(self, host: dict[str, Tensor]) -> Record:
-        """Make the group's part of a record from the tensors of `collect`, and forget the noted steps."""
+    def make_entry(self, host: dict[str, Tensor]) -> Record | None:
+        """Make the group's part of a record from the tensors of `collect`, and forget the noted steps.
+
+        None if no parameter has been stepped: `init_state` and checkpoints create state before the first step.
+        """
         view = self.view
         rule, hyper = view.rule, view.hyper
         norms = self._add_noted_steps(host)
         self.noted = []
         finite = sorted(filter(math.isfinite, norms))
-        averages = correct_bias(hyper, {k: host[k] for k in view.names}, self.sample.per_coordinate(host["t"]))
+        steps = host["t"][host["t"] > 0]
+        if not len(steps):
+            return None
+        t = self.sample.per_coordinate(host["t"].clamp(min=1))  # averages of step 0 are 0, and count as dead
+        averages = correct_bias(hyper, {k: host[k] for k in view.names}, t)
         counts = [count for *_, count in self.sample.pieces]
         return {
             "group": self.number,
@@ -332,7 +345,7 @@ class _Group:
             "floor": hyper.floor if rule.centered else 0.0,
             "weight_decay": float(hyper.weight_decay),
             "decoupled_weight_decay": hyper.decoupled,
-            "t": int(host["t"].min()),
+            "t": int(steps.min()),
             "mean_noise": math.sqrt((1 - hyper.mean_decay) / (1 + hyper.mean_decay)),  # |m|/sigma without signal
             "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
             "coordinates": self.sample.population,

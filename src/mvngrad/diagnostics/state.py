@@ -40,14 +40,21 @@ def view_group(optimizer: Optimizer, group: Group) -> GroupView:
     """
     if isinstance(optimizer, RuleOptimizer):
         rule = optimizer.get_rule(group)
-        return GroupView(rule, make_hyper(group, group["lr"]), {letter: letter for letter in rule.state_names})
+        return GroupView(rule, _read_hyper(group), {letter: letter for letter in rule.state_names})
     if isinstance(optimizer, torch.optim.Adam):  # includes AdamW
         names = {"m": "exp_avg", "v": "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"}
-        return GroupView(ADAM, make_hyper(group, group["lr"]), names)
+        return GroupView(ADAM, _read_hyper(group), names)
     raise TypeError(
         f"{type(optimizer).__name__} is not an optimizer of mvngrad, nor torch.optim.Adam or AdamW: its state is "
         "unknown; if it wraps one of these, pass the inner optimizer"
     )
+
+
+def _read_hyper(group: Group) -> Hyper:
+    """The hyper-parameters of a group as Python numbers, which JSON takes; lr may be a tensor on a device."""
+    hyper = make_hyper(group, group["lr"])
+    tensors = {name: value for name, value in hyper._asdict().items() if hasattr(value, "item") and name != "lr"}
+    return hyper._replace(**{name: value.item() for name, value in tensors.items()})  # NumPy's numbers have item() too
 
 
 def count_coordinates(param: Tensor) -> int:

@@ -225,9 +225,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     else:  # floats, or blocks of other strides
         if is_sharded(param):
             saved = {name: get_local_like(saved[name], param) for name in names}
-        values = formats.load_state(names, saved, torch.float32)
-        dense = {name: torch.empty_like(stored[name], dtype=torch.float32).copy_(values[name]) for name in names}
-        state_format.store(stored, dense)
+        state_format.store(stored, formats.load_state(names, saved, torch.float32))
     return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in {**stored, **low}.items()}}
 
 
@@ -397,10 +395,10 @@ def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> d
 
     Load it into a float32 model, or by `load_master_state_dict`. Sharded parameters stay sharded.
     """
-    state_dict: dict[str, Tensor] = dict(model.state_dict())
+    state_dict: dict[str, Tensor] = model.state_dict()  # with the versions of the modules, which a plain dict lacks
     with_masters = {param for group in optimizer.param_groups if group["master_bits"] for param in group["params"]}
     for name, param in model.state_dict(keep_vars=True).items():  # named_parameters may have other names
-        if param in with_masters:
+        if isinstance(param, Tensor) and param in with_masters:  # extra state of a module may be any object
             master = state_dict[name] = param.detach().float()
             low = optimizer.state.get(param, {}).get("low")
             if low is not None:  # before the first step the masters are the parameters
@@ -420,7 +418,7 @@ def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, sta
             optimizer.get_or_create_state(param, group)
     with torch.no_grad():
         for name, param in model.state_dict(keep_vars=True).items():
-            low = optimizer.state.get(param, {}).get("low")
+            low = optimizer.state.get(param, {}).get("low") if isinstance(param, Tensor) else None
             if low is not None:
                 value = get_local(state_dict[name]).to(get_local(param).device, torch.float32)
                 formats.split_master(value, get_local(param), get_local(low))

@@ -40,7 +40,9 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype a step computes in: the parameter's, but float32 for 16-bit parameters."""
+    """The dtype a step computes in: the parameter's, but 32 bits for parameters (or parts of complex ones) of 16."""
+    if tensor.dtype == torch.complex32:
+        return torch.complex64
     return torch.float32 if tensor.dtype in HALF_DTYPES else tensor.dtype
 
 
@@ -218,6 +220,8 @@ class Int8Format:
         for name, value in new.items():
             bits = _to_blocks(noise[name]) if noise else ROUND_TO_NEAREST
             encode = encode_squares if name in SQUARES else encode_signed
+            if value.stride() != stored[name].stride():  # blocks follow the memory order of the codes
+                value = torch.empty_like(stored[name], dtype=value.dtype).copy_(value)
             codes, *scale = encode(_to_blocks(to_row(value).to(torch.float32)), bits)
             stored[name].copy_(_from_row(codes, stored[name]))
             stored[f"{name}_scale"].copy_(torch.cat(scale, -1).mT.squeeze(0))

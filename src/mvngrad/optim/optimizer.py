@@ -364,7 +364,7 @@ class RuleOptimizer(Optimizer):
         """
         if private.is_compiled(self.step):
             return False
-        return all(choose_backend(group) in ("cpu", "cuda") for group in self.param_groups)
+        return all(choose_backend(group) in ("cpu", "cuda") for group in self.param_groups if group["params"])
 
     # Checkpoints
 

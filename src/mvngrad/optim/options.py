@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from mvngrad.optim.formats import LOW_DTYPES, ROUNDED_DTYPES, STATE_DTYPES, invalid_state_dtype_message
 from mvngrad.optim.inputs import Group, make_hyper
 from mvngrad.optim.tensors import is_flat_shard
-from mvngrad.rule import CELLS, Rule
+from mvngrad.rule import CELLS, Hyper, Rule
 
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
 """Arguments that not every cell has, with their defaults in those that do."""
@@ -55,7 +56,8 @@ def _check_numbers(group: Group, rule: Rule, name: str) -> None:
         tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
         remedy = "not tensors: pass float(beta)" if tensors else "such as (0.9, 0.999)"
         raise ValueError(f"{name}: betas={betas!r} is invalid; it must be two numbers in [0, 1), {remedy}")
-    rule.check(make_hyper(group, lr.detach() if isinstance(lr, Tensor) else lr), name)
+    values: list[Any] = [value.detach() if isinstance(value, Tensor) else value for value in make_hyper(group, lr)]
+    rule.check(Hyper(*values), name)
     if rule.centered and (floor := make_hyper(group, 0.0).floor) >= 1:
         warnings.warn(
             f"{name}: eps_s={group['eps_s']:g} keeps sqrt(s) above {floor:.2g}, so gradients are barely "

@@ -15,8 +15,6 @@ from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.private import get_backward_id, queue_callback
 from mvngrad.optim.tensors import get_local, is_sharded
 
-NOT_OPTIONS = {"params", "param_indices", "param_names", "rounding_seed"}
-"""Keys of a group that may differ in the groups of a bucket."""
 BUCKET_BYTES = 2**25
 """Gradients that are collected before a step: enough for one launch to serve many tensors, little beside a model."""
 
@@ -104,7 +102,7 @@ class GradientRelease:
         """
         self.flush()
         for used, group in zip(self._used, self.optimizer.param_groups, strict=False):  # groups may have been added
-            for name in group.keys() & used.keys() - NOT_OPTIONS:
+            for name in ({*self.optimizer.defaults, "max_lr"} - {"rounding_seed"}) & group.keys() & used.keys():
                 old, new = used[name], group[name]
                 if old is not new and (isinstance(new, Tensor) or isinstance(old, Tensor) or old != new):
                     raise RuntimeError(

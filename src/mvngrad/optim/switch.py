@@ -26,6 +26,7 @@ m/c_m.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -132,7 +133,8 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> None:
 def _variance_factor(hyper: Hyper, t: float) -> float:
     """E[s] / sigma^2 after t steps, without eps_s: see the module's docstring."""
     beta2, q, r = hyper.beta2, hyper.mean_decay**2, (1 - hyper.mean_decay) / (1 + hyper.mean_decay)
-    b = (1 - beta2) * (t * beta2 ** (t - 1) if beta2 == q else (beta2**t - q**t) / (beta2 - q))
+    is_limit = math.isclose(beta2, q, rel_tol=1e-6)  # where the quotient is mostly rounding
+    b = (1 - beta2) * (t * beta2 ** (t - 1) if is_limit else (beta2**t - q**t) / (beta2 - q))
     return float(q * ((1 - beta2**t) * (1 + r) - r * b))
 
 

@@ -48,6 +48,8 @@ def share_memory(params: Sequence[Tensor]) -> bool:
 def choose_backend(group: Group) -> Backend:
     """The backend that steps a group; a ValueError if fused=True and no fused backend can."""
     params = group["params"]
+    if not params:  # the checks below are true of no parameters, and would import triton
+        return "eager"
     if allows_fused(group) and all(map(kernel_accepts, params)):
         if not share_memory(params):
             return "cuda"

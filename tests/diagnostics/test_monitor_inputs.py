@@ -1,0 +1,72 @@
+"""What users give a Monitor: state before the first step, numbers that are not Python's, groups changed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import mvngrad
+from mvngrad.diagnostics import Monitor, diagnose, read_records, variance_gap
+
+
+def test_state_of_step_0_is_left_out(tmp_path):
+    """init_state and checkpoints create it; a parameter that is not used keeps it."""
+    used, unused = (torch.nn.Parameter(torch.zeros(100)) for _ in range(2))
+    optimizer = mvngrad.MVNGrad([{"params": [used, unused]}, {"params": [torch.nn.Parameter(torch.zeros(10))]}])
+    optimizer.init_state()
+    path = tmp_path / "monitor.jsonl"
+    with Monitor(optimizer, every=1, sink=path) as monitor:
+        monitor.record()  # before any step
+        for _ in range(4):
+            used.grad = torch.randn(100)
+            optimizer.step()
+    records = read_records(path)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    for record in records:
+        (group,) = record["groups"]
+        assert group["t"] == record["step"]
+        assert group["dead"] == 0.5
+        assert math.isfinite(group["update"]["0.5"])
+    assert diagnose(path).groups
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (mvngrad.MVNGrad, {"betas": (np.float32(0.9), 0.999), "eps": np.float32(1e-8)}),
+        (torch.optim.Adam, {"lr": torch.tensor(1e-3), "betas": (torch.tensor(0.9), torch.tensor(0.999))}),
+    ],
+    ids=["numpy", "tensors"],
+)
+def test_hyper_parameters_may_be_numbers_of_numpy_and_torch(tmp_path, make, options):
+    param = torch.nn.Parameter(torch.ones(30))
+    if make is torch.optim.Adam:
+        options = {**options, "capturable": False, "foreach": False}
+    optimizer = make([param], **options)
+    with Monitor(optimizer, every=1, sink=tmp_path / "monitor.jsonl"):
+        param.grad = torch.ones(30)
+        optimizer.step()
+    (record,) = read_records(tmp_path / "monitor.jsonl")
+    assert record["groups"][0]["beta1"] == pytest.approx(0.9)
+
+
+def test_names_that_no_longer_match_the_parameters_are_not_used():
+    model = torch.nn.Linear(30, 30)
+    optimizer, records = mvngrad.MVNGrad(model.named_parameters()), []
+    model.bias.requires_grad_(False)
+    group = optimizer.param_groups[0]
+    group["params"] = [param for param in group["params"] if param.requires_grad]
+    with Monitor(optimizer, every=1, sink=records.append):
+        model(torch.ones(30)).sum().backward()
+        optimizer.step()
+    assert [layer["name"] for layer in records[0]["groups"][0]["layers"]] == ["0: 30x30"]
+    gap = variance_gap(optimizer, lambda batch: model(batch).square().mean(), torch.randn(4, 8, 30), K=4, model=model)
+    assert gap.coordinates == 900
+
+
+@pytest.mark.parametrize("wrong", [{"spike": None}, {"spike": "5"}, {"recovered": 0}, {"spike": math.inf}])
+def test_bounds_of_spikes_are_checked_when_a_monitor_is_made(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"Monitor: {name}={value!r} is invalid; it must be a finite number above 0"):
+        Monitor(mvngrad.MVNGrad([torch.nn.Parameter(torch.ones(3))]), sink=print, **wrong)
