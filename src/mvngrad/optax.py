@@ -57,9 +57,9 @@ def _sqrt(x: jax.Array) -> jax.Array:
 
 JAX = JaxArithmetic(_sqrt, jnp.maximum)
 
-FIELDS = {"betas[0]": "beta1", "betas[1]": "beta2"}
-ARGUMENTS = {"betas[0]": "b1", "betas[1]": "b2", "eps_s": "eps_root", "beta_mean": "b_mean"}
-"""What messages call a hyper-parameter of torch: as the field of a `Hyper`, and as optax does."""
+HYPER_NAMES = {"betas[0]": "beta1", "betas[1]": "beta2"}
+OPTAX_NAMES = {"betas[0]": "b1", "betas[1]": "b2", "eps_s": "eps_root", "beta_mean": "b_mean"}
+"""For messages: the names in a `Hyper`, and in optax, of hyper-parameters that `Rule.check` calls as torch does."""
 
 
 def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.GradientTransformation:
@@ -74,18 +74,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         hyper: its hyper-parameters. Its eps_s is 0 by default, where `scale_by_mvn_grad` has 1e-16.
         mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
     """
-    decays = isinstance(hyper.weight_decay, jax.core.Tracer) or float(hyper.weight_decay) != 0
-    if hyper.maximize or hyper.decoupled or decays:
-        raise ValueError(
-            "scale_by_rule: hyper has maximize, decoupled or weight_decay, which an update without parameters cannot "
-            "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
-        )
-    for name in ("eps_s", "beta_mean", "z_clip"):
-        value, default = getattr(hyper, name), getattr(Hyper(), name)
-        if name not in rule.options and (isinstance(value, jax.core.Tracer) or value != default):
-            raise ValueError(f"scale_by_rule: {rule.name} has no {name}; leave it out")
-    hyper = hyper._replace(lr=0.0)  # not used
-    _check(rule, hyper, FIELDS)
+    _check_scale_by(rule, hyper)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
     mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
     if mu_dtype is not None and not jnp.issubdtype(mu_dtype, jnp.floating):
@@ -102,34 +91,51 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         updates: optax.Updates, state: ScaleByRuleState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, ScaleByRuleState]:
         count = optax.safe_increment(state.count)
-        gradients: list[Any]
-        structure: Any
         gradients, structure = jax.tree.flatten(updates)
-        for name in rule.state_names:
-            if (found := jax.tree.structure(getattr(state, name))) != structure:
-                raise ValueError(
-                    f"{rule.name}: updates and {name} of the state are different trees, {structure} and {found}; call "
-                    "init with parameters in the tree of the updates"
-                )
+        averages = {name: getattr(state, name) for name in rule.state_names}
+        _check_trees(rule, structure, averages)
         dtypes = [jnp.result_type(gradient) for gradient in gradients]
         if params is not None:  # which may have more than the updates, such as the functions of an Equinox module
-            wider = jax.tree.map(_promote, updates, params, is_leaf=lambda x: x is None)
-            dtypes = jax.tree.leaves(wider)
-        averages = {name: jax.tree.leaves(getattr(state, name)) for name in rule.state_names}
+            dtypes = jax.tree.leaves(jax.tree.map(_promote, updates, params, is_leaf=lambda x: x is None))
+        leaves = {name: jax.tree.leaves(tree) for name, tree in averages.items()}
         directions: list[jax.Array] = []
-        for i, gradient in enumerate(gradients):
-            gradient = jnp.asarray(gradient)
+        for i, gradient in enumerate(map(jnp.asarray, gradients)):
             dtype = _arithmetic_dtype(gradient)
-            old = {name: values[i].astype(dtype) for name, values in averages.items()}
+            old = {name: values[i].astype(dtype) for name, values in leaves.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)
             direction, new = rule.update(jnp.zeros_like(g), g, old, t, hyper, JAX)
             directions.append(direction.astype(dtypes[i]))
-            for name, values in averages.items():
+            for name, values in leaves.items():
                 values[i] = new[name].astype(values[i].dtype)
-        trees = {name: jax.tree.unflatten(structure, values) for name, values in averages.items()}
+        trees = {name: jax.tree.unflatten(structure, values) for name, values in leaves.items()}
         return jax.tree.unflatten(structure, directions), ScaleByRuleState(count, **trees)
 
     return optax.GradientTransformation(init, update)
+
+
+def _check_scale_by(rule: Rule, hyper: Hyper) -> None:
+    """Raise a ValueError for a hyper-parameter that is out of range, or that `scale_by_rule` cannot obey."""
+    decays = isinstance(hyper.weight_decay, jax.core.Tracer) or float(hyper.weight_decay) != 0
+    if hyper.maximize or hyper.decoupled or decays:
+        raise ValueError(
+            "scale_by_rule: hyper has maximize, decoupled or weight_decay, which an update without parameters cannot "
+            "obey; chain optax.add_decayed_weights for decay, and optax.scale(-1) before to maximize"
+        )
+    for name in ("eps_s", "beta_mean", "z_clip"):
+        value, default = getattr(hyper, name), getattr(Hyper(), name)
+        if name not in rule.options and (isinstance(value, jax.core.Tracer) or value != default):
+            raise ValueError(f"scale_by_rule: {rule.name} has no {name}; leave it out")
+    _check(rule, hyper._replace(lr=0.0), HYPER_NAMES)  # lr is not used
+
+
+def _check_trees(rule: Rule, structure: Any, averages: Mapping[str, optax.Updates]) -> None:
+    """Raise a ValueError if an average of the state is not a tree like the updates."""
+    for name, tree in averages.items():
+        if (found := jax.tree.structure(tree)) != structure:
+            raise ValueError(
+                f"{rule.name}: updates and {name} of the state are different trees, {structure} and {found}; call init "
+                "with parameters in the tree of the updates"
+            )
 
 
 def scale_by_mvn_grad(
@@ -159,7 +165,7 @@ def scale_by_mvn_grad(
     if lean and b_mean is not None:
         raise ValueError(f"b_mean={b_mean!r} has no use with lean=True, which keeps no mean; leave it None")
     rule = LEAN if lean else MVNGRAD
-    _check(rule, hyper, ARGUMENTS)
+    _check(rule, hyper, OPTAX_NAMES)
     return scale_by_rule(rule, hyper, mu_dtype)
 
 
@@ -171,7 +177,7 @@ def scale_by_laprop(
     Arguments as in `scale_by_mvn_grad`.
     """
     hyper = Hyper(beta1=b1, beta2=b2, eps=eps, z_clip=z_clip)
-    _check(LAPROP, hyper, ARGUMENTS)
+    _check(LAPROP, hyper, OPTAX_NAMES)
     return scale_by_rule(LAPROP, hyper, mu_dtype)
 
 

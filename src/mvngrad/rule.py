@@ -104,8 +104,8 @@ LOG_OF_ZERO = -1e30
 """Instead of log(0) in 1 - beta^t = -expm1(t log beta): finite, so that its product with 0 steps is 0."""
 
 
-def _is_used(number: Any) -> bool:
-    """Whether a number is not 0. A tensor counts as not 0: under compilation its value cannot be read."""
+def _may_be_nonzero(number: Any) -> bool:
+    """False for the numbers 0 and 0.0 only. The value of a tensor cannot be read under compilation."""
     return not isinstance(number, (int, float)) or number != 0
 
 
@@ -156,9 +156,9 @@ class Rule:
 
         if hyper.maximize:
             g = -g
-        if _is_used(hyper.weight_decay) and hyper.decoupled:
+        if _may_be_nonzero(hyper.weight_decay) and hyper.decoupled:
             x = ops.mul_(x, 1 - lr * hyper.weight_decay)
-        elif _is_used(hyper.weight_decay):
+        elif _may_be_nonzero(hyper.weight_decay):
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
         if "m" in self.state_names:
@@ -168,7 +168,7 @@ class Rule:
         spread = g - m if self.centered else g
         r_name = "s" if self.centered else "v"
         r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
-        new[r_name] = r = ops.add_(r, hyper.eps_s) if _is_used(hyper.eps_s) else r
+        new[r_name] = r = ops.add_(r, hyper.eps_s) if _may_be_nonzero(hyper.eps_s) else r
         root = ops.sqrt_into(spread, r) if self.centered else ops.sqrt(r)
 
         c_m, c_v = ops.correction(beta1, t), ops.correction(beta2, t)

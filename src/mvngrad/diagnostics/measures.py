@@ -33,7 +33,7 @@ RESOLVED, COARSELY_RESOLVED = 1e-3, 0.25
 """The smallest variance, as a share of the squared floor, that can be read from s in float32, and from s in bf16 or
 int8, which rounds at random in every step. A smaller one is hidden by the floor."""
 
-LAYER = 8
+MIN_LAYER_SAMPLE = 8
 """The smallest number of sampled coordinates for which a parameter has values of its own."""
 
 
@@ -91,10 +91,7 @@ def measure_sample(
         averages = {k: values[live] for k, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
-    deviation, hidden = root, 0.0 if len(root) else None
-    if rule.centered and bool((root <= NEAR_FLOOR * hyper.floor).any()):
-        variance, least = averages["s"] - hyper.floor**2, resolved * hyper.floor**2
-        deviation, hidden = variance.clamp(min=least).sqrt(), _share(variance < least)
+    deviation, hidden = _remove_floor(root, averages["s"], hyper.floor, resolved) if rule.centered else (root, 0.0)
     mean = snr = None
     if rule.lean:
         mean = update * (root + hyper.eps)  # m is rebuilt from u as in the rule
@@ -109,31 +106,52 @@ def measure_sample(
     at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
     floor_share = _share(at_floor)
     sizes, *ratios = find_quantiles(rows)
-    by_layer = [values.split_with_sizes(live_counts) for values in (at_floor, update, update if snr is None else snr)]
     return {
         "sampled": sampled,
         "dead": (sampled - len(root)) / sampled,
         "ratio": _name_quantiles(ratios[0]) if ratios else None,
         "snr": _name_quantiles(signal_to_noise(rule, hyper, ratios[-1])) if ratios else None,  # grows with the ratio
-        "noise_hidden": hidden,
+        "noise_hidden": hidden if len(root) else None,
         "sign_collapse": _share((saturation - 1).abs() <= SATURATION),
         "sign_collapse_is": "implied" if rule.centered else "measured",
         "epsilon_floor": floor_share,
         "floor_divisor": _median(root[at_floor] + hyper.eps) if floor_share else None,
         "root": _median(deviation),
         "update": _name_quantiles(sizes),
-        "layers": [
-            {
-                "name": name,
-                "sampled": count,
-                "epsilon_floor": _share(floor) if floor_share else 0.0,
-                "update": _median(size),
-                "snr": None if snr is None else _median(signal),
-            }
-            for name, count, floor, size, signal in zip(names, counts, *by_layer, strict=True)
-            if len(floor) >= LAYER
-        ],
+        "layers": _measure_layers(names, counts, live_counts, at_floor, update, snr),
     }
+
+
+def _remove_floor(root: Tensor, s: Tensor, floor: float, resolved: float) -> tuple[Tensor, float | None]:
+    """The standard deviations, without what eps_s added to s, and the share of them that it hides."""
+    if not bool((root <= NEAR_FLOOR * floor).any()):
+        return root, 0.0
+    variance, least = s - floor**2, resolved * floor**2
+    return variance.clamp(min=least).sqrt(), _share(variance < least)
+
+
+def _measure_layers(
+    names: Sequence[str],
+    counts: Sequence[int],
+    live_counts: list[int],
+    at_floor: Tensor,
+    update: Tensor,
+    snr: Tensor | None,
+) -> list[dict[str, Any]]:
+    """The measures of each parameter that has enough live coordinates in the sample."""
+    any_at_floor = bool(at_floor.any())
+    by_layer = [values.split_with_sizes(live_counts) for values in (at_floor, update, update if snr is None else snr)]
+    return [
+        {
+            "name": name,
+            "sampled": count,
+            "epsilon_floor": _share(floor) if any_at_floor else 0.0,  # saves a pass over each layer
+            "update": _median(size),
+            "snr": None if snr is None else _median(signal),
+        }
+        for name, count, floor, size, signal in zip(names, counts, *by_layer, strict=True)
+        if len(floor) >= MIN_LAYER_SAMPLE
+    ]
 
 
 def find_quantiles(rows: list[Tensor]) -> Tensor:

@@ -218,6 +218,15 @@ def _is_capturing() -> bool:
     return initialized and torch.cuda.is_current_stream_capturing()
 
 
+def _find_norms(grads: list[Tensor]) -> tuple[Tensor, ...]:
+    """The norm of each gradient; in float32 or wider, because it can overflow in 16 bits."""
+    if all(grad.dtype.itemsize > 2 for grad in grads):
+        return torch._foreach_norm(grads, 2)
+    if any(grad.dtype == torch.float64 for grad in grads):  # one dtype for all would be too narrow for these
+        return torch._foreach_norm([grad.float() if grad.dtype.itemsize <= 2 else grad for grad in grads], 2)
+    return torch._foreach_norm(grads, 2, dtype=torch.float32)
+
+
 class _NotedStep(NamedTuple):
     """What stays on the device from a step until the next record."""
 
@@ -286,11 +295,7 @@ class _Group:
         if not grads:
             return
         grads = [view_as_real(resolve_bits(get_local(grad))) for grad in grads]
-        dtypes = {grad.dtype for grad in grads}
-        half = dtypes & {torch.float16, torch.bfloat16}  # a norm can overflow in these
-        if half and torch.float64 in dtypes:
-            grads, half = [grad.float() if grad.dtype in half else grad for grad in grads], set()
-        norms = torch._foreach_norm(grads, 2, dtype=torch.float32 if half else None)
+        norms = _find_norms(grads)
         if len(self.devices) > 1:
             device = next((device for device in self.devices if device.type != "cpu"), norms[0].device)
             norms = tuple(norm.to(device, non_blocking=True) for norm in norms)

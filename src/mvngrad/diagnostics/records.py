@@ -197,7 +197,7 @@ RECORD = {
     "logged": _has_numbers(),
     "logged_not_finite": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
 }
-NOT_IN_ALL = (
+OPTIONAL_FIELDS = (
     "monitor",
     "optimizer",
     "logged",
@@ -228,6 +228,6 @@ def _find_wrong(value: Any, shape: Any, where: str = "its content") -> str | Non
         wrong = (
             _find_wrong(value[name], part, prefix + name) if name in value else prefix + name
             for name, part in shape.items()
-            if name in value or name not in NOT_IN_ALL
+            if name in value or name not in OPTIONAL_FIELDS
         )
     return next(filter(None, wrong), None)

@@ -70,13 +70,11 @@ def load_state(state: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor:
 def load_state_at(state: dict[str, Any], name: str, index: Tensor | None) -> Tensor:
     """The values of a state tensor at flat indices, or all values, as a row."""
     tensor, scale = view_as_real(get_local(state[name])), state.get(f"{name}_scale")
-    if index is None or (scale is not None and not tensor.is_contiguous()):
-        row = load_state(state, name, torch.float32) if scale is not None else tensor
-        return row.reshape(-1) if index is None else torch.take(row, index)
-    values = torch.take(tensor, index)
-    if scale is None:
-        return values
-    return formats.INT8.decode(name, values, scale[..., index // formats.BLOCK])  # only the sampled codes
+    if scale is not None and index is not None and tensor.is_contiguous():  # decode only the sampled codes
+        return formats.INT8.decode(name, torch.take(tensor, index), scale[..., index // formats.BLOCK])
+    if scale is not None:
+        tensor = load_state(state, name, torch.float32)
+    return tensor.reshape(-1) if index is None else torch.take(tensor, index)
 
 
 def pick_large_params(params: Sequence[Tensor], count: int) -> list[Tensor]:

@@ -258,11 +258,12 @@ def _check_tensor(name: str, value: Any, param: Tensor, stored: Tensor, floats: 
             "is it the checkpoint of another model?"
         )
     if is_sharded(value) != is_sharded(param):
-        case = ("sharded", "whole", "save", "get") if is_sharded(value) else ("whole", "sharded", "load", "set")
-        raise ValueError(
-            "{} is {}, its parameter {}: {} it by {}_optimizer_state_dict of torch.distributed.checkpoint.state_dict, "
-            "with full_state_dict=True".format(name, *case)
+        problem, remedy = (
+            (f"{name} is sharded, its parameter whole", "save it by get_optimizer_state_dict")
+            if is_sharded(value)
+            else (f"{name} is whole, its parameter sharded", "load it by set_optimizer_state_dict")
         )
+        raise ValueError(f"{problem}: {remedy} of torch.distributed.checkpoint.state_dict, with full_state_dict=True")
     readable = floats and type(value) is Tensor and not value.is_meta
     if readable and name in formats.SQUARES and bool((view_as_real(value) < 0).any()):
         raise ValueError(f"corrupted state_dict: {name} has negative values, which an average of squares cannot have")
@@ -365,29 +366,31 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
         raise ValueError(formats.invalid_state_dtype_message(state_dtype))
     flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
     as_floats |= any(is_sharded(value) for saved in flat.values() for value in saved.values())
-    states: dict[Any, dict[str, Any]] = {}
-    for key, saved in flat.items():
-        names = get_state_names(saved)
-        if not names:  # reading optimizer.state[param] creates an empty entry
-            states[key] = {}
-            continue
-        if not isinstance(saved[names[0]], Tensor):
-            raise ValueError(
-                f"{names[0]} is in 8-bit blocks, which were not read: torch.distributed.checkpoint reads them only "
-                "into an optimizer with state_dtype='int8' whose parameters are not sharded; load the checkpoint "
-                "there, and convert its state_dict"
-            )
-        values = load_wide(names, saved)
-        first = values[names[0]]
-        dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
-        target = formats.get_format(dtype or first.dtype, first)
-        others = {name: saved[name] for name in UNCONVERTED if name in saved}
-        stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in others.items()}
-        stored |= target.allocate(names, first)
-        target.store(stored, values)
-        states[key] = _pack_blocks(names, stored) if target is formats.INT8 else stored
+    states = {key: _convert_state(saved, state_dtype, as_floats) for key, saved in flat.items()}
     groups = [{**group, "state_dtype": get_dtype_name(state_dtype, as_floats)} for group in state_dict["param_groups"]]
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) -> dict[str, Any]:
+    """A copy of the saved state of one parameter in another dtype; empty if it has none, as before the first step."""
+    names = get_state_names(saved)
+    if not names:
+        return {}
+    if not isinstance(saved[names[0]], Tensor):
+        raise ValueError(
+            f"{names[0]} is in 8-bit blocks, which were not read: torch.distributed.checkpoint reads them only into an "
+            "optimizer with state_dtype='int8' whose parameters are not sharded; load the checkpoint there, and "
+            "convert its state_dict"
+        )
+    values = load_wide(names, saved)
+    first = values[names[0]]
+    dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
+    target = formats.get_format(dtype or first.dtype, first)
+    others = {name: saved[name] for name in UNCONVERTED if name in saved}
+    stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in others.items()}
+    stored |= target.allocate(names, first)
+    target.store(stored, values)
+    return _pack_blocks(names, stored) if target is formats.INT8 else stored
 
 
 def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> dict[str, Tensor]:

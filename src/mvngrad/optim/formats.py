@@ -53,6 +53,7 @@ GOLDEN = -1640531527
 GROUP_STEP = 0x85EBCA6B
 """An odd number: what the seeds of successive groups differ by."""
 SHIFTS = {"m": 0, "u": 8, "v": 16, "s": 16, "x": 16}
+"""The lowest of the 16 bits of a word of `Noise` that round each state, and the parameter x."""
 ROUND_TO_NEAREST = 2**15
 """The value of 16 random bits that rounds to the nearest."""
 

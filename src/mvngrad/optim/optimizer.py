@@ -379,7 +379,7 @@ class RuleOptimizer(Optimizer):
         invalid hyper-parameters raises a ValueError that says so, and nothing is loaded.
         """
         if not isinstance(state_dict, dict):
-            checkpoint.check_and_copy(self, state_dict)
+            checkpoint.check_and_copy(self, state_dict)  # says what is wrong before torch calls .copy()
         last_hook = self.register_load_state_dict_pre_hook(checkpoint.check_and_copy)  # type: ignore[arg-type]
         try:
             super().load_state_dict(state_dict)

@@ -67,7 +67,7 @@ def _check_numbers(group: Group, rule: Rule, name: str) -> None:
 
 
 def _check_formats(group: Group, name: str) -> None:
-    """How state and parameters are stored and rounded."""
+    """Raise a ValueError if an option is invalid that says how state and parameters are stored and rounded."""
     if group["state_dtype"] not in STATE_DTYPES:
         raise ValueError(f"{name}: {invalid_state_dtype_message(group['state_dtype'])}")
     seed = group["rounding_seed"]

@@ -91,9 +91,9 @@ class GradientRelease:
             optimizer.gradient_release = None  # first: flush may raise
             self.flush()
             for position in self._released:
-                param, *_, placeholder = self._members[position]
-                if param.grad is placeholder:
-                    param.grad = None
+                member = self._members[position]
+                if member.param.grad is member.placeholder:
+                    member.param.grad = None
 
     def finish(self) -> None:
         """Step what is left, and forget that gradients were released: the next backward is of the next step.
@@ -110,10 +110,10 @@ class GradientRelease:
                         f"backward has stepped the parameters already; set {name} before backward"
                     )
         for position in self._released:
-            param, *_, placeholder = self._members[position]
-            if (grad := param.grad) is placeholder:
-                param.grad = None
-            elif grad is not None:
+            member = self._members[position]
+            if member.param.grad is member.placeholder:
+                member.param.grad = None
+            elif member.param.grad is not None:
                 raise RuntimeError(
                     "release_gradients: a gradient was set between backward and step(), but backward has stepped its "
                     "parameter already; change gradients by hooks of the parameters, or call remove()"
@@ -122,12 +122,12 @@ class GradientRelease:
 
     def flush(self) -> None:
         """Step the parameters of the bucket and free their gradients."""
-        every = self._members
-        positions = tuple(i for i in self._bucket if every[i].param.grad is not None)  # None: zero_grad after a failure
+        # A gradient is None if zero_grad was called after a backward that failed.
+        positions = tuple(i for i in self._bucket if self._members[i].param.grad is not None)
         self._bucket, self._bytes, self._backward = {}, 0, None
         if not positions:
             return
-        members = [every[i] for i in positions]
+        members = [self._members[i] for i in positions]
         params = [member.param for member in members]
         _check_processes(params)
         if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
@@ -141,17 +141,17 @@ class GradientRelease:
                 "release_gradients: parameters were moved or taken out of their groups since it was called; call "
                 "remove() on what it returned, and release_gradients again"
             )
-        for param, group_index, index, _ in members:
-            groups[group_index]["params"].append(param)
-            groups[group_index]["param_indices"].append(index)
+        for member in members:
+            groups[member.group_index]["params"].append(member.param)
+            groups[member.group_index]["param_indices"].append(member.param_index)
         with torch.no_grad():
             self.optimizer.step_groups(groups, self._inputs.setdefault(positions, []))
-        for position, (param, *_, placeholder) in zip(positions, members, strict=True):
+        for position, member in zip(positions, members, strict=True):
             try:
-                param.grad = placeholder
+                member.param.grad = member.placeholder
             except RuntimeError:  # noqa: PERF203 (the model was cast or moved; asking first costs more)
-                param.grad = ReleasedGradient(param)
-                every[position] = every[position]._replace(placeholder=param.grad)
+                placeholder = member.param.grad = ReleasedGradient(member.param)
+                self._members[position] = member._replace(placeholder=placeholder)
         self._released.update(positions)
         self._used = self._used or groups
 

@@ -76,12 +76,7 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     new_states, new_groups = {}, []
     for saved, own in zip(groups, own_groups, strict=True):
         _check_group(optimizer, saved, own)
-        group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
-        group |= {name: saved[name] for name in (*SHARED, "params")}
-        dropped = ("amsgrad", "max_lr") if saved.get("decouple_lr") else ("amsgrad",)  # OneCycleLR has a max_lr too
-        group |= {name: value for name, value in saved.items() if name not in (*own, *dropped)}
-        decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)
-        group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
+        group = _make_group(saved, own)
         new_groups.append(group)
         hyper, rule = make_hyper(group, 0.0), optimizer.get_rule(group)
         for key in saved["params"]:
@@ -89,6 +84,17 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
                 low = {"low": state["low"]} if "low" in state else {}  # of master weights: copied as it is
                 new_states[key] = {**_from_moments(rule, hyper, state), **low}
     return {**renamed, "state": new_states, "param_groups": new_groups}
+
+
+def _make_group(saved: Group, own: Group) -> Group:
+    """The optimizer's own group with the options, the parameters and any extra keys of AdamW's."""
+    group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
+    group |= {name: saved[name] for name in (*SHARED, "params")}
+    dropped = ("amsgrad", "max_lr") if saved.get("decouple_lr") else ("amsgrad",)  # OneCycleLR has a max_lr too
+    group |= {name: value for name, value in saved.items() if name not in (*own, *dropped)}
+    decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)  # of x, at lr = 1
+    group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
+    return group
 
 
 def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:

@@ -47,32 +47,45 @@ def share_memory(params: Sequence[Tensor]) -> bool:
 
 def choose_backend(group: Group) -> Backend:
     """The backend that steps a group; a ValueError if fused=True and no fused backend can."""
+    if not group["params"]:
+        return "eager"  # the checks below are true of no parameters, and would import triton
+    fused = choose_fused(group) if allows_fused(group) else None
+    return fused or ("foreach" if uses_foreach(group) else "eager")
+
+
+def choose_fused(group: Group) -> Backend | None:
+    """The fused backend that can step a group. If none can: None, or a ValueError if fused=True."""
     params = group["params"]
-    if not params:  # the checks below are true of no parameters, and would import triton
-        return "eager"
-    if allows_fused(group) and all(map(kernel_accepts, params)):
+    if all(map(kernel_accepts, params)):
         if not share_memory(params):
             return "cuda"
-        if group["fused"]:
-            raise ValueError(
-                "fused=True steps all parameters at once, and two of these have the same memory: give the optimizer "
-                "one of them, or leave fused=None"
-            )
-    elif allows_fused(group) and group["fused"]:
-        if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
+        problem = (
+            "fused=True steps all parameters at once, and two of these have the same memory: give the optimizer one of "
+            "them, or leave fused=None"
+        )
+    else:
+        if group["fused"] and all(param.is_cpu and owns_memory(get_local(param)) for param in params):
             return "cpu"
         refused = {_describe(param) for param in params if not kernel_accepts(param)}
-        raise ValueError(
+        problem = (
             "fused=True takes parameters on CUDA, with triton installed, or parameters on the CPU, of 16 bits and more "
             f"and with memory of their own; here are {', '.join(sorted(refused))}: leave fused=None"
         )
-    use_foreach = group["foreach"] if not group["master_bits"] else False
-    if use_foreach is None:
-        _, use_foreach = default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
-    takes_foreach = not all(param.is_cpu for param in params) and all(owns_memory(get_local(p)) for p in params)
-    if use_foreach and takes_foreach and not torch.compiler.is_compiling():
-        takes_foreach = not share_memory(params)
-    return "foreach" if use_foreach and takes_foreach else "eager"
+    if group["fused"]:
+        raise ValueError(problem)
+    return None
+
+
+def uses_foreach(group: Group) -> bool:
+    """Whether foreach steps a group: if it is set, or torch would choose it. It has no kernels for the CPU."""
+    params, wanted = group["params"], group["foreach"]
+    if group["master_bits"] or all(param.is_cpu for param in params):
+        return False
+    if not all(owns_memory(get_local(param)) for param in params):
+        return False
+    if wanted is None:
+        _, wanted = default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)
+    return bool(wanted) and (torch.compiler.is_compiling() or not share_memory(params))
 
 
 def _describe(param: Tensor) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import HALF_DTYPES, find_format, load_state, write
+from mvngrad.optim.formats import arithmetic_dtype, find_format, load_state, write
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
@@ -131,45 +131,60 @@ def get_batch_size(inputs: StepInputs, hyper: Hyper) -> int:
     return min(BATCH, -(-sum(param.numel() for param in inputs.params) // temporaries) or 1)
 
 
-def step(inputs: StepInputs, hyper: Hyper) -> None:
-    """As the eager step, for many parameters of one device, dtype, dtype of state and step count at a time."""
-    rule, rounding, steps = inputs.rule, inputs.rounding, inputs.steps
-    first_state = inputs.state[rule.state_names[0]]
-    batches: dict[tuple[Any, ...], list[int]] = {}
-    last: dict[tuple[Any, ...], tuple[int, int]] = {}  # the number of the last batch and its coordinates
+def make_batches(inputs: StepInputs, hyper: Hyper) -> list[tuple[float | None, list[int]]]:
+    """Batches of one device, dtype, dtype of state and step count: the count after the step, and the indices.
+
+    The count is None if it is on the device.
+    """
+    first_state = inputs.state[inputs.rule.state_names[0]]
     limit = get_batch_size(inputs, hyper)
-    for i, (param, count) in enumerate(zip(inputs.params, steps, strict=True)):
+    batches: list[tuple[float | None, list[int]]] = []
+    last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # by key, the last batch and its coordinates
+    for i, (param, count) in enumerate(zip(inputs.params, inputs.steps, strict=True)):
         host_step = None if inputs.capturable or count.is_cuda else count.item() + 1
         key = param.device, param.dtype, first_state[i].dtype, host_step
-        number, size = last.get(key, (0, 0))
-        if size + param.numel() > limit:
-            number, size = number + 1, 0
-        last[key] = number, size + param.numel()
-        batches.setdefault((*key, number), []).append(i)
-    for (_, _, _, host_step, _), batch in batches.items():
-        counts = [steps[i] for i in batch]
-        on_device = host_step is None
-        if on_device:
-            torch._foreach_add_(counts, 1)
-        params = [inputs.params[i] for i in batch]
-        dtype = torch.float32 if params[0].dtype in HALF_DTYPES else params[0].dtype
-        stored = [{name: tensors[i] for name, tensors in inputs.state.items()} for i in batch]
-        narrow = stored[0][rule.state_names[0]].dtype != dtype
-        loaded = [load_state(rule.state_names, each, dtype) for each in stored] if narrow else stored
-        old = {name: Tensors([each[name] for each in loaded]) for name in rule.state_names}
-        converted = dtype != params[0].dtype
-        x = Tensors([param.to(dtype) for param in params] if converted else params)
-        g = Tensors([inputs.grads[i].to(dtype) for i in batch])
-        t = Tensors([count.to(dtype) for count in counts]) if on_device else host_step
-        x, new = rule.update(x, g, old, t, hyper, FOREACH)
-        if narrow or rounding.params:
-            for j, (i, param, each) in enumerate(zip(batch, params, stored, strict=True)):
-                t = steps[i] if on_device else host_step
-                noise = rounding.make_noise(inputs.indices[i], t, param, each[rule.state_names[0]])
-                values = {name: value.items[j] for name, value in new.items()}
-                find_format(rule.state_names, each).store(each, values, noise)
-                write(param, x.items[j], noise["x"] if noise and rounding.params else None)
-        elif converted:
-            torch._foreach_copy_(params, x.items)
-        if not on_device:  # on the host, while the device computes
-            torch._foreach_add_(counts, torch.tensor(1.0, device="cpu"), alpha=1.0)
+        batch, size = last.get(key, ([], 0))
+        if not batch or size + param.numel() > limit:
+            batch, size = [], 0
+            batches.append((host_step, batch))
+        batch.append(i)
+        last[key] = batch, size + param.numel()
+    return batches
+
+
+def step(inputs: StepInputs, hyper: Hyper) -> None:
+    """As the eager step, for many parameters of one device, dtype, dtype of state and step count at a time."""
+    for host_step, batch in make_batches(inputs, hyper):
+        step_batch(inputs, hyper, batch, host_step)
+
+
+def step_batch(inputs: StepInputs, hyper: Hyper, batch: list[int], host_step: float | None) -> None:
+    """Step the parameters at the indices `batch`; `host_step` is their count after the step, None on the device."""
+    rule, rounding = inputs.rule, inputs.rounding
+    counts = [inputs.steps[i] for i in batch]
+    on_device = host_step is None
+    if on_device:
+        torch._foreach_add_(counts, 1)
+    params = [inputs.params[i] for i in batch]
+    dtype = arithmetic_dtype(params[0])
+    stored = [{name: tensors[i] for name, tensors in inputs.state.items()} for i in batch]
+    narrow = stored[0][rule.state_names[0]].dtype != dtype
+    loaded = [load_state(rule.state_names, each, dtype) for each in stored] if narrow else stored
+    old = {name: Tensors([each[name] for each in loaded]) for name in rule.state_names}
+    converted = dtype != params[0].dtype
+    x = Tensors([param.to(dtype) for param in params] if converted else params)
+    g = Tensors([inputs.grads[i].to(dtype) for i in batch])
+    t = Tensors([count.to(dtype) for count in counts]) if on_device else host_step
+    x, new = rule.update(x, g, old, t, hyper, FOREACH)
+    if narrow or rounding.params:
+        for j, (i, param, each) in enumerate(zip(batch, params, stored, strict=True)):
+            noise = rounding.make_noise(
+                inputs.indices[i], counts[j] if on_device else host_step, param, each[rule.state_names[0]]
+            )
+            values = {name: value.items[j] for name, value in new.items()}
+            find_format(rule.state_names, each).store(each, values, noise)
+            write(param, x.items[j], noise["x"] if noise and rounding.params else None)
+    elif converted:
+        torch._foreach_copy_(params, x.items)
+    if not on_device:  # on the host, while the device computes
+        torch._foreach_add_(counts, torch.tensor(1.0, device="cpu"), alpha=1.0)

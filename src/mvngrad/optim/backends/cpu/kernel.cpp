@@ -30,10 +30,10 @@ template <class To, class From> inline To as(From value) {
     return to;
 }
 
-inline float get_root(float value) { return __builtin_sqrtf(value); }
-inline double get_root(double value) { return __builtin_sqrt(value); }
-inline float get_size(float value) { return __builtin_fabsf(value); }
-inline double get_size(double value) { return __builtin_fabs(value); }
+inline float square_root(float value) { return __builtin_sqrtf(value); }
+inline double square_root(double value) { return __builtin_sqrt(value); }
+inline float magnitude(float value) { return __builtin_fabsf(value); }
+inline double magnitude(double value) { return __builtin_fabs(value); }
 
 #if defined(__AVX512BW__) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -44,10 +44,10 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(64)));
 
-inline Floats get_size(Floats value) { return Floats(Words(value) & 0x7FFFFFFF); }
+inline Floats magnitude(Floats value) { return Floats(Words(value) & 0x7FFFFFFF); }
 
-inline Floats get_root(Floats value) {
-    for (int i = 0; i < 16; i++) value[i] = get_root(value[i]);
+inline Floats square_root(Floats value) {
+    for (int i = 0; i < 16; i++) value[i] = square_root(value[i]);
     return value;
 }
 
@@ -139,7 +139,7 @@ inline float decode_signed(uint8_t code, float scale) {
 }
 
 inline uint8_t encode_signed(float value, float factor, uint32_t noise) {
-    int part = as<int>(get_size(value) * factor + 0x1p-16f);
+    int part = as<int>(magnitude(value) * factor + 0x1p-16f);
     int code = ((part + int(noise << 4)) >> 20) - 0x378;
     return uint8_t((code < 127 ? code : 127) | ((as<uint32_t>(value) >> 24) & 128));
 }
@@ -187,8 +187,15 @@ SEPARATE Range find_range(const float *value) {
 // The rule, in float or double
 
 template <class T> struct Numbers {  // what the coordinates of a tensor share
-    T keep, rate, mean_weight, beta1, gain, beta2, weight2, eps, eps_s, k, inverse_k_before, clip, scale, decay;
-    uint32_t decay_at_most_half, key;
+    T keep;                           // x is multiplied by it: 1 - lr decay if the decay is decoupled, else 1
+    T rate;                           // lr / (1 - beta1^t)
+    T mean_weight;                    // the smaller of the mean's decay and 1 - decay
+    T beta1, beta2, weight2;          // weight2 is 1 - beta2
+    T k, inverse_k_before;            // sqrt(1 - beta2^t), and 1 / sqrt(1 - beta2^(t-1)), for the lean mean
+    T gain;                           // (1 - beta1) k
+    T clip;                           // k / z_clip, or 0
+    T eps, eps_s, scale, decay;       // scale divides gradients; decay is added to them if it is coupled
+    uint32_t decay_at_most_half, key; // key is the seed of the tensor's random bits at this step
 };
 
 inline float get_exp(float value) { return expf(value); }
@@ -207,7 +214,7 @@ template <class T> Numbers<T> make_numbers(const Arguments &a, int64_t tensor) {
     const void *at = (const void *)a.table[STEP * a.tensors + tensor];
     const T t = T(a.step_dtype == FLOAT64 ? *(const double *)at : *(const float *)at);
     const uint32_t index = uint32_t(a.table[INDEX * a.tensors + tensor]);
-    const T lr = T(a.lr), k = get_root(get_weight(t, T(a.log_beta2)));
+    const T lr = T(a.lr), k = square_root(get_weight(t, T(a.log_beta2)));
     Numbers<T> c;
     c.keep = a.decoupled ? 1 - lr * T(a.weight_decay) : 1;
     c.rate = lr * (1 / get_weight(t, T(a.log_beta1)));
@@ -219,7 +226,7 @@ template <class T> Numbers<T> make_numbers(const Arguments &a, int64_t tensor) {
     c.eps = T(a.eps);
     c.eps_s = T(a.eps_s);
     c.k = k;
-    c.inverse_k_before = 1 / get_root(get_weight(t - 1, T(a.log_beta2)) + T(1e-30));
+    c.inverse_k_before = 1 / square_root(get_weight(t - 1, T(a.log_beta2)) + T(1e-30));
     c.clip = a.clipped ? k / T(a.z_clip) : 0;
     c.scale = T(a.grad_scale);
     c.decay = T(a.weight_decay);
@@ -238,7 +245,7 @@ template <class C, class T, class Number>
 inline void step_coordinate(T &x, T g, T &m, T &r, T &u, const Numbers<Number> &c) {
     T spread = g;
     if (C::HAS_MEAN) {
-        if (C::LEAN) m = u * (get_root(r) * c.inverse_k_before + c.eps);
+        if (C::LEAN) m = u * (square_root(r) * c.inverse_k_before + c.eps);
         // Small decays interpolate starting from g, as torch's lerp: from a large m, rounding would lose g.
         T difference = c.mean_weight * (g - m);
         m = c.decay_at_most_half ? g - difference : m + difference;
@@ -246,15 +253,15 @@ inline void step_coordinate(T &x, T g, T &m, T &r, T &u, const Numbers<Number> &
     }
     r = c.beta2 * r + c.weight2 * spread * spread + c.eps_s;
     if (C::MOMENTUM_LAST) {
-        T divisor = get_root(r) + c.eps * c.k;
+        T divisor = square_root(r) + c.eps * c.k;
         if (sizeof(T) == sizeof(Number) || c.clip != 0) {  // loops over numbers are not vectorized with a branch
-            T least = get_size(g) * c.clip;
+            T least = magnitude(g) * c.clip;
             divisor = least > divisor ? least : divisor;  // in this order a NaN stays
         }
         u = c.beta1 * u + c.gain * (g / divisor);
         x = x * c.keep - c.rate * u;
     } else {
-        x = x * c.keep - c.rate * (m / (get_root(r) / c.k + c.eps));
+        x = x * c.keep - c.rate * (m / (square_root(r) / c.k + c.eps));
     }
 }
 

@@ -38,11 +38,11 @@ if hasattr(os, "register_at_fork"):  # a process forked while another thread com
 Dtype = IntEnum("Dtype", "FLOAT64 FLOAT32 BFLOAT16 FLOAT16 UINT8", start=0)
 POINTERS = ("table", "sizes", "starts")
 COUNTS = ("tensors", "chunks", "chunk_size")
-NUMBERS = (
+DOUBLES = (
     "lr", "beta1", "beta2", "mean_weight", "eps", "eps_s", "weight_decay", "z_clip", "grad_scale", "log_beta1",
     "log_beta2",
 )  # fmt: skip
-FLAGS_AND_CODES = (
+INTEGERS = (
     "seed", "threads", "step_dtype", "param_dtype", "grad_dtype", "state_dtype", "centered", "momentum_last", "lean",
     "coupled", "decoupled", "maximize", "clipped", "scaled", "round_params", "master_bits", "decay_at_most_half",
 )  # fmt: skip
@@ -54,8 +54,8 @@ class Arguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, ctypes.c_int64) for name in COUNTS),
-        *((name, ctypes.c_double) for name in NUMBERS),
-        *((name, ctypes.c_int32) for name in FLAGS_AND_CODES),
+        *((name, ctypes.c_double) for name in DOUBLES),
+        *((name, ctypes.c_int32) for name in INTEGERS),
     ]
 
 
@@ -68,8 +68,8 @@ def make_source() -> str:
     lines += [f"constexpr int COLUMNS = {len(Column)};", "struct Arguments {"]
     lines.append(f"    const int64_t *{', *'.join(POINTERS)};")
     lines.append(f"    int64_t {', '.join(COUNTS)};")
-    lines.append(f"    double {', '.join(NUMBERS)};")
-    lines.append(f"    int32_t {', '.join(FLAGS_AND_CODES)};")
+    lines.append(f"    double {', '.join(DOUBLES)};")
+    lines.append(f"    int32_t {', '.join(INTEGERS)};")
     return "\n".join([*lines, "};", '#line 1 "kernel.cpp"', Path(__file__).with_name("kernel.cpp").read_text()])
 
 
