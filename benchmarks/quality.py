@@ -163,7 +163,9 @@ def train(job: Job, data: mnist.Mnist, device: str, fused: bool | None) -> dict[
 
 def code_hash() -> str:
     """A hash of the code that trains, so that results of other versions are not reused."""
-    files = [Path(rule.__file__), *sorted(Path(rule.__file__).parent.glob("optim/**/*.py")), Path(network.__file__)]
+    optim = Path(rule.__file__).parent / "optim"
+    kernels = (*optim.rglob("*.py"), *optim.rglob("*.cpp"))
+    files = [Path(rule.__file__), *sorted(kernels), Path(network.__file__)]
     sources = (Job, mnist.normalize, train)
     texts = [path.read_text() for path in files] + [inspect.getsource(source) for source in sources]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]

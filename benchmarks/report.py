@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.models import MODELS
 from benchmarks.targets import Row
-from mvngrad_lab.store import environment as lab, timestamp
+from mvngrad_lab.store import environment as lab, timestamp, write_atomic
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -101,6 +101,5 @@ def markdown(result: dict[str, Any]) -> str:
 
 def write(result: dict[str, Any], stem: Path, page: str) -> None:
     """Write the result of a benchmark as JSON, with the time, and its page next to it."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps({"made": timestamp(), **result}, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(page)
+    write_atomic(stem.with_suffix(".json"), json.dumps({"made": timestamp(), **result}, indent=1) + "\n")
+    write_atomic(stem.with_suffix(".md"), page)

@@ -39,7 +39,7 @@ from mvngrad_lab.sweep.worker import run_worker
 NAME = "benchmarks.sweep:null"
 COUNT = "MVNGRAD_NULL_RUNS"
 """The environment variable with the number of configurations of `null`, which all processes read."""
-TROUBLE = re.compile("does not answer|went away|no heartbeat|silent|later|thought dead|warning", re.IGNORECASE)
+TROUBLE = re.compile("does not answer|went away|no heartbeat|silent|later|seemed dead|warning", re.IGNORECASE)
 INTRODUCTION = """\
 Measured by `python -m benchmarks.sweep`. A run returns at once, so the time in a worker from the end of one run to the
 start of the next is that of the engine: recording the result, looking for the next run, claiming it. *Of a run* is that

@@ -9,8 +9,8 @@ from floor_runs import JUDGES, NOISE, collect, judge, write_runs
 from scipy import stats
 
 from mvngrad_lab.experiments.floor import arms, records
+from mvngrad_lab.experiments.floor.effects import compute_effects
 from mvngrad_lab.experiments.floor.figure import draw_effects
-from mvngrad_lab.experiments.floor.judge import compute_effects
 from mvngrad_lab.recipe import RULES
 from mvngrad_lab.report import findings, load_records
 from mvngrad_lab.report.page import draw

@@ -14,7 +14,7 @@ from mvngrad.diagnostics import diagnose, read_records
 from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
 from mvngrad_lab.experiments.floor import arms as floor_arms
 from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
-from mvngrad_lab.experiments.floor.judge import compute_effects
+from mvngrad_lab.experiments.floor.effects import compute_effects
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import make_queue as make_spikes

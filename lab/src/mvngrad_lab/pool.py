@@ -51,16 +51,21 @@ def _init_worker(start: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
+    call_after_parent(lambda: os._exit(1))
+    torch.set_num_threads(1)
+    start(*arguments)
+
+
+def call_after_parent(act: Callable[[], object]) -> None:
+    """Call `act` in a thread of this child process when its parent has ended, even if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def exit_with_parent() -> None:
+    def wait() -> None:
         parent.join()
-        os._exit(1)
+        act()
 
-    threading.Thread(target=exit_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    start(*arguments)
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextmanager

@@ -90,6 +90,8 @@ COUPLED: tuple[OptimizerName, ...] = ("adam", "laprop", "adabelief", "mvngrad")
 DECOUPLED: tuple[OptimizerName, ...] = ("adamw", "lapropw", "adabeliefw", "mvngradw")
 RULES = {rule.name.replace("-", "").lower(): rule for rule in CELLS}
 """The rule of each optimizer by its name in recipes, without the w of decoupled weight decay."""
+NAMES = {name: rule.name for name, rule in RULES.items()}
+"""The optimizer's name in the paper by its name in recipes."""
 
 
 def has_eps_s(optimizer: str) -> bool:

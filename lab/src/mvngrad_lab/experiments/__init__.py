@@ -122,9 +122,7 @@ def reproduce(
                 module.train_all(root, data, tick, display.event)
             else:
                 run_folder.start({**here, "code": code, "quick": quick, "made": timestamp()})
-                result = module.run(run_folder.recipe, data, tick)
-                check()
-                run_folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
+                _run_and_store(module, run_folder, data, tick, check)
             outcomes.append(Outcome(experiment, "ran", time.perf_counter() - start))
         except Exception as error:
             check()  # whose own error ends all
@@ -133,6 +131,13 @@ def reproduce(
             outcomes.append(Outcome(experiment, "failed", error=_describe(error)))
         display.end(outcomes[-1])
     return outcomes
+
+
+def _run_and_store(module: RunModule, folder: RunFolder, data: Path | None, tick: Tick, check: Check) -> None:
+    start = time.perf_counter()
+    result = module.run(folder.recipe, data, tick)
+    check()
+    folder.finish({**result, "seconds": round(time.perf_counter() - start, 2)})
 
 
 def _describe(error: Exception) -> str:

@@ -21,6 +21,7 @@ from mvngrad.diagnostics import Diagnosis, diagnose
 from mvngrad.diagnostics.records import read_records
 from mvngrad_lab import store
 from mvngrad_lab.discovery import find_experiments, import_all
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
 
@@ -149,7 +150,14 @@ def load_records(*folders: Path, warn: Callable[[str], object]) -> list[Record]:
 
 
 def collect(sources: Sources) -> Iterable[Record]:
-    return (record for module in import_all("records") for record in module.collect(sources))
+    """The records of all experiments; one whose files cannot be read is left out with a warning."""
+    for module in import_all("records"):
+        try:
+            records = module.collect(sources)
+        except InvalidInput as error:
+            sources.warn(f"{module.__name__.split('.')[-2]} is left out: {error}")
+            continue
+        yield from records
 
 
 def keep_runs(folder: Path, bundle: Path) -> int:
@@ -159,9 +167,7 @@ def keep_runs(folder: Path, bundle: Path) -> int:
     evaluation. Records of Monitors are copied too.
     """
     runs = {run.key: run for run in store.load_runs(folder)}
-    tables = [
-        each for each in collect(Sources((folder,), runs, warn=lambda text: None)) if isinstance(each, TableResult)
-    ]
+    tables = [each for each in collect(Sources((folder,), runs, warn=print_warning)) if isinstance(each, TableResult)]
     in_table = {key for table in tables for key in table.run_keys}
     on_gpu = {experiment.name for experiment in find_experiments().values() if experiment.gpu}
     selected = [run for run in runs.values() if run.key in in_table or run.name in on_gpu]
@@ -205,10 +211,7 @@ def make_table(
     settings = [recipe.settings for recipe in recipes]
     shared = {key: value for key, value in settings[0].items() if len({str(each[key]) for each in settings}) == 1}
     parts = [part for run in done for part in (run.environment, *run.result.get("environments", []))]
-    environment = {
-        key: ", ".join(sorted({str(part[key]) for part in parts if key in part}))
-        for key in dict.fromkeys(key for run in done for key in run.environment)
-    }
+    environment = join_environments(parts, dict.fromkeys(key for run in done for key in run.environment))
     data = "; ".join(sorted({run.result["data"] for run in done if "data" in run.result}))
     result = {
         **fill(lambda some: make_row(some, sources, metrics)),
@@ -218,6 +221,15 @@ def make_table(
     }
     run_keys = tuple(run.key for run in done)
     return [TableResult(name, shared, environment, result, run_keys, len(recipes) - len(done))]
+
+
+def join_environments(parts: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, str]:
+    """By name, the different values that runs had, as text.
+
+    >>> join_environments([{"torch": "2.13"}, {"torch": "2.11"}, {"torch": "2.13"}], ["torch", "device"])
+    {'torch': '2.11, 2.13', 'device': ''}
+    """
+    return {name: ", ".join(sorted({str(part[name]) for part in parts if name in part})) for name in names}
 
 
 def make_row(recipes: Sequence[TrainingRecipe], sources: Sources, metrics: Sequence[str]) -> Row:

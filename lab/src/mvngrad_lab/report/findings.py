@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import matplotlib
 
-from mvngrad_lab.discovery import import_all
+from mvngrad_lab.discovery import find_experiments, import_all
 from mvngrad_lab.report import Record
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC
@@ -42,11 +42,21 @@ def find(
     found = []
     for module in import_all("figure"):
         for name, (order, describe) in getattr(module, "FINDINGS", {}).items():
-            chosen = name in by_name and name in (experiments or by_name)
+            chosen = name in by_name and (not experiments or get_experiment(name) in experiments)
             if chosen and (text := describe(by_name[name].result, verdicts)):
                 found.append((order, Finding(text, name)))
-    theirs = [pair for pair in judged if not experiments or pair[0].target in experiments]
+    theirs = [pair for pair in judged if not experiments or get_experiment(pair[0].target) in experiments]
     return [finding for _, finding in sorted(found, key=lambda pair: pair[0])] + count_theorems(theirs)
+
+
+def get_experiment(target: str) -> str:
+    """The experiment that makes a record: the longest name of one that the record's begins with, else its own.
+
+    >>> get_experiment("spikes-images"), get_experiment("floor-mnist"), get_experiment("sweep-mnist")
+    ('spikes', 'floor-mnist', 'sweep-mnist')
+    """
+    names = [name for name in find_experiments() if target == name or target.startswith(f"{name}-")]
+    return max(names, key=len, default=target)
 
 
 def count_theorems(judged: Sequence[tuple[Claim, Verdict]]) -> list[Finding]:
@@ -79,9 +89,9 @@ def summarize(
     if not experiments:
         by_kind = sorted(judged, key=lambda pair: KINDS.index(pair[0].kind))
         return [*_describe_counts(by_kind, lambda claim: f"claims, {claim.kind}"), *found]
-    theirs = [pair for pair in judged if pair[0].target in experiments]
-    others = [pair for pair in judged if pair[0].target not in experiments]
-    counts = _describe_counts(theirs, lambda claim: f"claims of {claim.target}")
+    theirs = [pair for pair in judged if get_experiment(pair[0].target) in experiments]
+    others = [pair for pair in judged if get_experiment(pair[0].target) not in experiments]
+    counts = _describe_counts(theirs, lambda claim: f"claims of {get_experiment(claim.target)}")
     return [*counts, *found, *_describe_counts(others, lambda claim: "other claims")]
 
 

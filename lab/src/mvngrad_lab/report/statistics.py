@@ -18,7 +18,9 @@ from scipy import stats
 
 LEVEL = 0.01
 """The level of every claim of the paper. If a claim needs several tests to pass, each passes at it; if one test of
-several is enough, for or against a claim, they are corrected by Holm's method. Hypotheses of ours name their own."""
+several is enough, for or against a claim, they are corrected by Holm's method."""
+OUR_LEVEL = 0.05
+"""The level of our own hypotheses, unless their rule names another."""
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
@@ -28,6 +30,15 @@ def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
     """
     deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{fmean(values):.{digits}f}{deviation}"
+
+
+def find_common_seeds(arms: Mapping[str, Mapping[str, object]], compared: Sequence[str]) -> list[str]:
+    """The seeds that all of the compared arms have, in the order of the first.
+
+    >>> find_common_seeds({"a": {"1": 0.5, "2": 0.6}, "b": {"2": 0.7}}, ["a", "b"])
+    ['2']
+    """
+    return [seed for seed in arms[compared[0]] if all(seed in arms[arm] for arm in compared)]
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
@@ -78,9 +89,8 @@ def farther_than(values: Sequence[float], center: float, margin: float) -> float
     >>> round(farther_than([1.0, 2.0, 3.0], 0.0, 1.0), 4)  # t = (2 - 1) / (1 / sqrt(3)) with 2
     0.1127
     """
-    return Contrast(abs(fmean(values) - center), stdev(values) / math.sqrt(len(values)), len(values) - 1).p_above(
-        margin
-    )
+    mean, error, freedom = estimate_mean(values)
+    return Contrast(abs(mean - center), error, freedom).p_above(margin)
 
 
 def fewer(low: Sequence[int], high: Sequence[int]) -> float:
@@ -149,6 +159,13 @@ class Contrast(NamedTuple):
     def __str__(self) -> str:
         low, high = self.interval()
         return f"{self.estimate:+.2f} (95%: {low:+.2f} to {high:+.2f})"
+
+
+def estimate_mean(values: Sequence[float]) -> Contrast:
+    """The mean of values, with Student's standard error; of a single value the error is infinite."""
+    if len(values) < 2:
+        return Contrast(fmean(values), math.inf, 1)
+    return Contrast(fmean(values), stdev(values) / math.sqrt(len(values)), len(values) - 1)
 
 
 def estimate_contrast(values: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Contrast:
@@ -241,12 +258,14 @@ def signed_rank(pairs: Sequence[tuple[float, float]]) -> float:
     """The p-value of Wilcoxon's one-sided signed-rank test that the first of a pair is below the second.
 
     Exact with ties: all assignments of signs are counted. Ties share their ranks, pairs without a difference are
-    dropped, and an infinite value differs by more than any other.
+    dropped, and an infinite value differs by more than any other. Differences are rounded to nine decimals: 0.2 and
+    79.3 - 79.1 are a tie.
 
-    >>> signed_rank([(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)])
-    0.125
+    >>> signed_rank([(1.0, 2.0), (1.0, 3.0), (1.0, 4.0)]), signed_rank([(79.3 - 79.1, 0.2), (80.1 - 79.9, 0.2)])
+    (0.125, 1.0)
     """
-    differences = sorted((second - first for first, second in pairs if first != second), key=abs)
+    rounded = (round(second - first, 9) for first, second in pairs if first != second)
+    differences = sorted((difference for difference in rounded if difference), key=abs)
     sizes = [abs(difference) for difference in differences]
     # Twice the mean of the ranks that equal sizes share, so that sums are integers.
     ranks = [2 * sizes.index(size) + sizes.count(size) + 1 for size in sizes]

@@ -6,6 +6,7 @@ runs are often stored on. A suspended process that lost its lock notices by re-r
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -19,6 +20,8 @@ from typing import TypeAlias
 from mvngrad_lab.errors import NotPossible
 
 NAME = "lock"
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links answer."""
 TAKEOVER = "lock.taking"
 """Held for a moment by the process that replaces the lock of a dead one, so that only one does."""
 Check: TypeAlias = Callable[[], None]
@@ -97,7 +100,9 @@ def _create(path: Path, text: str) -> bool:
         draft.write_text(text, encoding="utf-8")
         try:
             os.link(draft, path)
-        except PermissionError:  # a file system without hard links
+        except OSError as error:
+            if error.errno not in NO_HARD_LINKS:
+                raise
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
     except FileExistsError:

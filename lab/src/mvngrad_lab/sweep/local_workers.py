@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.pool import count_cores
+from mvngrad_lab.pool import call_after_parent, count_cores
 from mvngrad_lab.sweep.database import VARIABLE, Address, parse_address
 from mvngrad_lab.sweep.grids import Sweep
 from mvngrad_lab.sweep.worker import check_taken, run_worker
@@ -80,6 +80,7 @@ def _run_one(index: int, workers: int, address: Address, options: WorkerOptions)
 
 def _run_process(index: int, workers: int, address: Address, options: WorkerOptions) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    call_after_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # writes a checkpoint, and frees the run
     try:
         with redirect_stdout(PrefixedStream(sys.stdout, f"worker {index + 1}: ")):
             succeeded = _run_one(index, workers, address, options)

@@ -52,7 +52,9 @@ STATES: dict[TrialState, Status] = {
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimedTrial:
+    """A run that this worker has taken."""
+
     trial: int
     """Optuna's own number, in the whole database."""
     record: Record
@@ -170,7 +172,7 @@ class Queue:
             self._requeue(self.study, trial)
         return bool(dead)
 
-    def claim(self, worker: dict[str, str], last: Sequence[str] = ()) -> Claim | None:
+    def claim(self, worker: dict[str, str], last: Sequence[str] = ()) -> ClaimedTrial | None:
         """Take the first free run for this worker alone, or another one if somebody else was faster.
 
         Runs of optimizers in `last` are taken if there are no others.
@@ -178,7 +180,7 @@ class Queue:
         free = sorted(self._free_trials(), key=lambda trial: make_record(trial).optimizer in last)
         while free:
             trial = free.pop(0)
-            claim = Claim(trial._trial_id, make_record(trial))
+            claim = ClaimedTrial(trial._trial_id, make_record(trial))
             self._call(lambda claim=claim: self.storage.record_heartbeat(claim.trial))  # type: ignore[misc]
             if self._set_state(claim.trial, TrialState.RUNNING):
                 self._set_attribute(claim.trial, "worker", worker)
@@ -203,7 +205,7 @@ class Queue:
                 free.append(trial)
         return free
 
-    def finish(self, claim: Claim, outcome: dict[str, Any], value: float | None) -> bool:
+    def finish(self, claim: ClaimedTrial, outcome: dict[str, Any], value: float | None) -> bool:
         """Record how a run ended; False if it was queued again, because the worker sent no heartbeat.
 
         The outcome is written before the trial's end, so that no trial ends without one.
@@ -216,13 +218,13 @@ class Queue:
         trial = self._call(lambda: self.storage.get_trial(claim.trial))
         return trial.state == TrialState.COMPLETE  # by this very call, whose answer got lost
 
-    def release(self, claim: Claim, pause: float = 0.0) -> bool:
+    def release(self, claim: ClaimedTrial, pause: float = 0.0) -> bool:
         """Leave a run to others, and to this worker after `pause` seconds; False if another worker has it already."""
         self.not_before[claim.record.key] = time.monotonic() + pause
         return self._set_state(claim.trial, TrialState.WAITING)
 
     @contextmanager
-    def send_heartbeats(self, claim: Claim) -> Iterator[None]:
+    def send_heartbeats(self, claim: ClaimedTrial) -> Iterator[None]:
         """Send heartbeats for a run from a thread, also after the store did not answer for a while."""
         ended = threading.Event()
 

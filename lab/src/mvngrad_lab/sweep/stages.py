@@ -9,7 +9,7 @@ from typing import Any
 
 from mvngrad import __version__
 from mvngrad_lab.errors import InvalidInput, NotPossible
-from mvngrad_lab.recipe import TrainingRecipe
+from mvngrad_lab.recipe import Recipe, TrainingRecipe
 from mvngrad_lab.store.environment import commit
 from mvngrad_lab.sweep import grids
 from mvngrad_lab.sweep.database import Address
@@ -38,11 +38,7 @@ def init_sweep(
     for line in grids.describe_budget(sweep, stages):
         say(line)
     check_equal_budgets({str(n): optimizers_by_key(stage) for n, stage in enumerate(stages, start=1)}, unequal)
-    for recipe in (recipe for stage in stages for recipe in stage):
-        if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:  # refused now, and not in every run
-            from mvngrad_lab.training import optimizers  # imports torch
-
-            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))
+    _check_third_party_optimizers(stages)
     entries: dict[str, dict[str, Any]] = {}
     for number, stage in sweep.fixed_stages.items():
         for recipe in stage:
@@ -51,11 +47,7 @@ def init_sweep(
     queue = Queue(address, name, say)
     try:
         notes, metric = queue.notes, {"metric": sweep.metric, "higher": sweep.higher}
-        if any(notes.get(field, value) != value for field, value in metric.items()):
-            raise InvalidInput(
-                f"the sweep {name!r} of {address} chooses by {notes['metric']}, which was named before its runs; "
-                f"choosing by {sweep.metric} is another sweep: use another storage"
-            )
+        _check_metric(queue, metric)
         pace = choose_pace(notes, heartbeat, grace, say)
         latest = latest_by_key(queue.records())
         tried = {n: stored_runs(latest, n) | optimizers_by_key(stage) for n, stage in sweep.fixed_stages.items()}
@@ -75,6 +67,25 @@ def init_sweep(
     if outside := sum(key not in keys and record.stage != SEEDS for key, record in latest.items()):
         say(f"{outside} that are there are not in the grid any more; they stay, and nothing is chosen among them")
     return [entry["key"] for entry in new]
+
+
+def _check_third_party_optimizers(stages: Iterable[Sequence[Recipe]]) -> None:
+    """Raise InvalidInput for an option that an optimizer does not take: now, and not in every run."""
+    for recipe in (recipe for stage in stages for recipe in stage):
+        if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:
+            from mvngrad_lab.training import optimizers  # imports torch
+
+            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))
+
+
+def _check_metric(queue: Queue, metric: Mapping[str, Any]) -> None:
+    """Raise InvalidInput if the store's runs were chosen by another metric, or in the other direction."""
+    notes = queue.notes
+    if any(notes.get(field, value) != value for field, value in metric.items()):
+        raise InvalidInput(
+            f"the sweep {queue.name!r} of {queue.address} chooses by {notes['metric']}, which was named before its "
+            f"runs; choosing by {metric['metric']} is another sweep: use another storage"
+        )
 
 
 def choose_pace(notes: Mapping[str, Any], heartbeat: int | None, grace: int | None, say: Say) -> dict[str, int]:

@@ -30,7 +30,7 @@ from mvngrad_lab.store.environment import changes, commit, environment
 from mvngrad_lab.store.lock import NAME, Locked, lock_folder, remove
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
-from mvngrad_lab.sweep.queue import PATIENCE, Claim, Queue, Say, describe_process
+from mvngrad_lab.sweep.queue import PATIENCE, ClaimedTrial, Queue, Say, describe_process
 from mvngrad_lab.sweep.records import CODE, Record, VersionMismatch, strip_build
 from mvngrad_lab.sweep.stages import add_missing
 from mvngrad_lab.sweep.summary import describe_progress, describe_settings
@@ -170,7 +170,7 @@ def run_worker(
     # Absolute: a run may change the working directory.
     options = {"root": root.resolve(), "data": data, "device": device, "compile": compile}
     run = _get_run(sweep)
-    claim: Claim | None = None
+    claim: ClaimedTrial | None = None
     waits_for = ""
     try:
         _warn_of_differences(queue, sweep, me)
@@ -243,7 +243,7 @@ def _say_waiting(queue: Queue, left: list[Record], before: str) -> str:
     return text
 
 
-def run_claim(queue: Queue, claim: Claim, run: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+def run_claim(queue: Queue, claim: ClaimedTrial, run: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Run a claimed recipe and record its outcome, whose status is finished, diverged, raised, busy or taken over."""
     record, started, began = claim.record, time.perf_counter(), timestamp("milliseconds")
     try:

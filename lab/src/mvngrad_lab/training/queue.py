@@ -6,27 +6,30 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from mvngrad_lab import store
-from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.errors import InvalidInput, UserError
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.training.events import Event
+from mvngrad_lab.training.loop import Observer
 from mvngrad_lab.training.step import TrainingStep
 from mvngrad_lab.training.train import train
 
 FINISHED = "finished.jsonl"
 """In the store: recipe, environment, result, time and curve of each run, a line each."""
+GRADIENTS = "gradients.jsonl"
+"""In the folder of a run: the root mean square of the last gradient of each epoch."""
 
 
 def train_queue(
@@ -48,14 +51,13 @@ def train_queue(
     written = read_finished(root / FINISHED)
     for recipe in queue:  # a process that died after a run may not have written its line
         if recipe.key not in written and (run := store.RunFolder(recipe, root).run) is not None:
-            _add_line(root, run, {}, every_step)
+            _add_line(root, run, every_step)
     waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
     while waiting and time.monotonic() + run_seconds <= deadline:
-        recipe, sizes = waiting.pop(0), dict[int, float]()
-        run = train(
-            recipe, root=root, keep_last=False, on_event=on_event, observe=partial(measure_gradient, sizes), **options
-        )
-        _add_line(root, run, sizes, every_step)
+        recipe = waiting.pop(0)
+        observe = make_gradient_observer(root / recipe.key)
+        run = train(recipe, root=root, keep_last=False, on_event=on_event, observe=observe, **options)
+        _add_line(root, run, every_step)
         print(store.timestamp(), len(waiting), "left", recipe.key, _describe(run), flush=True)
     return len(waiting)
 
@@ -84,8 +86,9 @@ def train_queues(
         tick(number / len(queues))
 
 
-def _add_line(root: Path, run: store.FinishedRun, sizes: Mapping[int, float], every_step: bool) -> None:
-    """Add a run to finished.jsonl, on a line of its own; `sizes` are those of its gradients, by epoch."""
+def _add_line(root: Path, run: store.FinishedRun, every_step: bool) -> None:
+    """Add a run to finished.jsonl, on a line of its own. Raises OSError if the disk is too full for all of it."""
+    sizes = {row["epoch"]: row["gradient_rms"] for row in read_rows(root / run.key / GRADIENTS)}
     curve = [
         {name: value for name, value in row.items() if every_step or not isinstance(value, list)}
         | {"gradient_rms": sizes.get(row["epoch"])}
@@ -93,17 +96,34 @@ def _add_line(root: Path, run: store.FinishedRun, sizes: Mapping[int, float], ev
     ]
     path = root / FINISHED
     cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-    line = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
+    text = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
+    line = ("\n" * cut + text + "\n").encode()
     with path.open("ab", buffering=0) as file:  # one write: other processes add lines to the same file
-        file.write(("\n" * cut + line + "\n").encode())
+        if file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, "No space left on device; the line of a run was cut", str(path))
 
 
-def measure_gradient(sizes: dict[int, float], epoch: int, training_step: TrainingStep) -> None:
-    """Store the root mean square of the last step's gradient, without weight decay, under the epoch's number."""
+def make_gradient_observer(folder: Path) -> Observer:
+    """The `observe` of `train` that writes gradients.jsonl in the run's folder, a row after each epoch."""
+    files: list[store.MetricsFile] = []
+
+    def observe(epoch: int, training_step: TrainingStep) -> None:
+        step = epoch * training_step.task.steps_per_epoch
+        if not files:
+            files.append(store.MetricsFile(folder / GRADIENTS, step - 1))  # a resumed run writes later rows again
+        files[0].add({"step": step, "epoch": epoch, "gradient_rms": measure_gradient(training_step)})
+
+    return observe
+
+
+def measure_gradient(training_step: TrainingStep) -> float | None:
+    """The root mean square of the last step's gradient, without weight decay; None if it is not finite, or missing."""
     gradients = [p.grad for p in training_step.model.parameters() if p.grad is not None]
-    if gradients:
-        total = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().item()
-        sizes[epoch] = math.sqrt(total / sum(gradient.numel() for gradient in gradients))
+    if not gradients:
+        return None
+    total = torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().item()
+    size = math.sqrt(total / sum(gradient.numel() for gradient in gradients))
+    return size if math.isfinite(size) else None
 
 
 def _describe(run: store.FinishedRun) -> str:
@@ -221,6 +241,24 @@ def run_command(
     `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
     `get_options(name)` more options of `train_queue`, and `export(finished, results)` exports runs.
     """
+    parser = _make_parser(description, queues)
+    args = parser.parse_args()
+    if len(args.run_seconds) not in (1, len(args.queue)):
+        parser.error(f"{len(args.run_seconds)} --run-seconds for {len(args.queue)} queues; give one, or one for each")
+    if "export" in args.queue and (args.queue != ["export"] or args.share != (1, 1) or args.again):
+        parser.error("export is a command of its own, without --share and --again; run it after the queues")
+    try:
+        if args.queue == ["export"]:
+            _print_exported(export(args.runs / FINISHED, args.results), args.results)
+            return
+        skipped = _train_named_queues(args, read_runs, make_queue, get_options)
+        if skipped and args.share != (1, 1):
+            parser.exit(1, f"skipped: {', '.join(skipped)}; when all processes have ended, run this again\n")
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def _make_parser(description: str | None, queues: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queue", nargs="+", choices=(*queues, "export"), metavar="queue", help=", ".join(queues))
     parser.add_argument("--runs", type=Path, default=store.ROOT, help="the store")
@@ -232,28 +270,33 @@ def run_command(
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
         "--share", type=_parse_share, default=(1, 1), metavar="K/N",
-        help="train every Nth run of each queue from the Kth on; N processes with 1/N to N/N train all, in one store",
+        help="train every Nth run of each queue from the Kth on; N processes with 1/N to N/N train all, in one store; "
+        "a queue that depends on another is skipped until all processes have trained that one",
     )  # fmt: skip
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument(
         "--run-seconds", type=float, nargs="+", default=[20.0],
         help="how long one run takes at most; one number for all queues, or one for each",
     )  # fmt: skip
-    args = parser.parse_args()
-    if len(args.run_seconds) not in (1, len(args.queue)):
-        parser.error(f"{len(args.run_seconds)} --run-seconds for {len(args.queue)} queues; give one, or one for each")
-    if args.queue == ["export"]:
-        counts, left_out = export(args.runs / FINISHED, args.results)
-        for name, count in counts.items():
-            print(count, "runs in", args.results / name)
-        if left_out:
-            print(
-                f"{len(left_out)} runs are of no queue here, or of one that needs more runs; the first: {left_out[0]}"
-            )
-        return
-    if "export" in args.queue:
-        parser.error("export is a command of its own; run it after the queues")
-    deadline = time.monotonic() + args.stop_after
+    return parser
+
+
+def _print_exported(exported: Exported, results: Path) -> None:
+    for name, count in exported.counts.items():
+        print(count, "runs in", results / name)
+    if left_out := exported.left_out:
+        print(f"{len(left_out)} runs are of no queue here, or of one that needs more runs; the first: {left_out[0]}")
+
+
+def _train_named_queues(
+    args: argparse.Namespace,
+    read_runs: Callable[..., Mapping[str, Any]],
+    make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
+    get_options: Callable[[str], dict[str, Any]],
+) -> list[str]:
+    """Train the queues of the command line; returns those that were skipped, because they need runs that are left."""
+    deadline, skipped = time.monotonic() + args.stop_after, list[str]()
+    first, count = args.share
     for name, seconds in zip(args.queue, args.run_seconds * (len(args.queue) // len(args.run_seconds)), strict=True):
         runs = read_runs(args.runs, args.results)
         try:
@@ -262,14 +305,15 @@ def run_command(
             if name == args.queue[0]:
                 raise
             print(f"{name}: {error}", flush=True)
+            skipped.append(name)
             continue
-        finished = read_runs(args.runs) if args.again else runs
-        first, count = args.share
         left = train_queue(
-            queue[first - 1 :: count], args.runs, finished=finished, stop_after=deadline - time.monotonic(),
-            data=args.data, run_seconds=seconds, device=args.device, compile=args.device != "cpu", **get_options(name),
+            queue[first - 1 :: count], args.runs, finished=read_runs(args.runs) if args.again else runs,
+            stop_after=deadline - time.monotonic(), run_seconds=seconds, data=args.data, device=args.device,
+            compile=args.device != "cpu", **get_options(name),
         )  # fmt: skip
         print(left, "runs of", name, "are left", flush=True)
+    return skipped
 
 
 def _parse_share(text: str) -> tuple[int, int]:

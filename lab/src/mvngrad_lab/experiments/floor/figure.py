@@ -10,16 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
+from mvngrad_lab.experiments.floor.effects import ORDER, VARIANCE as NORMALIZER, compute_effects
 from mvngrad_lab.experiments.floor.findings import TITLES, describe, describe_decay, describe_language, draw_lead
-from mvngrad_lab.experiments.floor.judge import (
-    MARGIN,
-    ORDER,
-    SEEN,
-    SEEN_LOSS,
-    VARIANCE as NORMALIZER,
-    compute_effects,
-    is_at_end,
-)
+from mvngrad_lab.experiments.floor.judge import MARGIN, SEEN, SEEN_LOSS, is_at_end
+from mvngrad_lab.recipe import NAMES
 from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
 from mvngrad_lab.report.figures.style import (
     BOUND,
@@ -37,7 +31,6 @@ from mvngrad_lab.report.figures.svg import Figure, Panel, Table, make_panel
 from mvngrad_lab.report.statistics import Contrast, mean_and_deviation, mean_interval
 from mvngrad_lab.report.tables import OPTIMIZERS
 
-NAMES = {optimizer: name for name, optimizer in OPTIMIZERS.items()}
 SGD = BOUND.with_label("SGD at 1,000 times the rate")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
+
+from matplotlib.axes import Axes
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
 from mvngrad_lab.experiments.floor.judge import MARGIN
@@ -148,7 +150,7 @@ def _describe_estimate(verdict: Verdict) -> str:
 
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
-    """Each optimizer with and without a floor; what the paper compares is filled."""
+    """Each optimizer with and without a floor; what the paper compares is filled. None without enough runs."""
     accuracies, sgd = get_accuracies(result), get_accuracy(result["arms"], "sgd")
     if not (runs := describe_runs(result)):
         return None
@@ -156,45 +158,73 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     decoupled = {name: get_accuracy(by_arm, f"{cell}w-none") for name, cell in OPTIMIZERS.items()}
     decoupled = {name: value for name, value in decoupled.items() if math.isfinite(value)}
     at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
-    box = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
     for row, name in enumerate(OPTIMIZERS):
-        mark, ends = MARKS[name], [of[name] for of in accuracies.values()]
-        at.plot(ends, [row, row], color=LIGHT[mark.color], linewidth=1.6, zorder=1)
-        sides = (-1, 1) if ends[0] <= ends[1] else (1, -1)
-        for end, side, is_papers in zip(ends, sides, (name not in VARIANCE, name in VARIANCE), strict=True):
-            fill = {} if is_papers else {"markerfacecolor": LIGHT["paper"]}
-            at.plot(end, row, **{**mark.points, "markersize": 8, **fill})
-            place: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right"}
-            at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", bbox=box, **place)
+        _draw_ends(at, row, name, [by_name[name] for by_name in accuracies.values()])
         if name in decoupled:
-            at.plot(decoupled[name], row, color=LIGHT[mark.color], marker="|", markersize=12, markeredgewidth=2.2)
-            below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
-            place = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
-            words = f"{name}W, decoupled decay {decoupled[name]:.2f}"
-            at.annotate(words, (decoupled[name], row), (5, -8 if below else 8), **place)
-    everything = [value for of in accuracies.values() for value in of.values()]
-    everything += [*decoupled.values(), *([sgd] if math.isfinite(sgd) else [])]
-    low, high = min(everything) - 0.7, max(everything) + 0.7
+            _draw_decoupled(at, row, name, decoupled[name])
+    values = [*(value for by_name in accuracies.values() for value in by_name.values()), *decoupled.values(), sgd]
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite) - 0.7, max(finite) + 0.7
     at.set_xlim(low, high)
     if math.isfinite(sgd):
         draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.06, side="left" if sgd > (low + high) / 2 else "right")
-    centers = {kind: fmean(of.values()) for kind, of in accuracies.items()}
+    _label_kinds(at, {kind: fmean(by_name.values()) for kind, by_name in accuracies.items()}, high - low)
+    label_rows(at, list(OPTIMIZERS), top=0.95)
+    title, caption = _describe_lead(accuracies, runs)
+    parts = [
+        f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in by_name.items())}"
+        for kind, by_name in accuracies.items()
+    ]
+    parts += [f"{n}W, decoupled decay, no floor: {v:.2f}" for n, v in decoupled.items()]
+    if decoupled:
+        seeds = min(map(len, by_arm.values()))
+        caption += f" Upright marks: decoupled weight decay without a floor, {seeds} seeds."
+    return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
+
+
+BOX = {"facecolor": LIGHT["paper"], "edgecolor": "none", "pad": 0.5}
+"""Behind labels that may cross a line."""
+
+
+def _draw_ends(at: Axes, row: int, name: str, ends: Sequence[float]) -> None:
+    """Draw an optimizer's accuracy without and with a floor, joined by a line; the paper's choice is filled."""
+    mark = MARKS[name]
+    at.plot(ends, [row, row], color=LIGHT[mark.color], linewidth=1.6, zorder=1)
+    sides = (-1, 1) if ends[0] <= ends[1] else (1, -1)
+    for end, side, is_papers in zip(ends, sides, (name not in VARIANCE, name in VARIANCE), strict=True):
+        fill = {} if is_papers else {"markerfacecolor": LIGHT["paper"]}
+        at.plot(end, row, **{**mark.points, "markersize": 8, **fill})
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "left" if side > 0 else "right"}
+        at.annotate(f"{end:.2f}", (end, row), (8 * side, 0), va="center", bbox=BOX, **place)
+
+
+def _draw_decoupled(at: Axes, row: int, name: str, accuracy: float) -> None:
+    """Draw an upright mark for decoupled decay without a floor."""
+    at.plot(accuracy, row, color=LIGHT[MARKS[name].color], marker="|", markersize=12, markeredgewidth=2.2)
+    below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
+    at.annotate(f"{name}W, decoupled decay {accuracy:.2f}", (accuracy, row), (5, -8 if below else 8), **place)
+
+
+def _label_kinds(at: Axes, centers: Mapping[str, float], width: float) -> None:
+    """Write "no floor" and "floor" above their accuracies, side by side if these are close."""
     left, right = sorted(centers, key=centers.__getitem__)
-    apart = centers[right] - centers[left] > 0.3 * (high - low)
+    apart = centers[right] - centers[left] > 0.3 * width
     for kind, words in (("none", "no floor"), ("floor", "floor of 10⁻³")):
         align = "center" if apart else "right" if kind == left else "left"
-        at.annotate(words, (centers[kind], -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=box)
-    label_rows(at, list(OPTIMIZERS), top=0.95)
-    spread = {kind: max(of.values()) - min(of.values()) for kind, of in accuracies.items()}
+        at.annotate(words, (centers[kind], -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=BOX)
+
+
+def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str) -> tuple[str, str]:
+    """The title and the caption of the lead figure."""
+    spread = {kind: max(by_name.values()) - min(by_name.values()) for kind, by_name in accuracies.items()}
     gains = [accuracies["floor"][name] - accuracies["none"][name] for name in OPTIMIZERS]
-    added = f"A floor adds {min(gains):.1f} to {max(gains):.1f} points"
-    title = f"{added}; the four differ by {spread['floor']:.1f} with one, by {spread['none']:.1f} without"
-    parts = [f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in of.items())}" for kind, of in accuracies.items()]
-    parts += [f"{n}W, decoupled decay, no floor: {v:.2f}" for n, v in decoupled.items()]
-    caption = (
-        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: the paper's choice of floor, "
-        "which is none for Adam and LaProp; rates and betas are of our grid."
-        + f" Upright marks: decoupled weight decay without a floor, {min(map(len, by_arm.values()), default=0)} seeds."
-        * bool(decoupled)
+    title = (
+        f"A floor adds {min(gains):.1f} to {max(gains):.1f} points; the four differ by {spread['floor']:.1f} with one, "
+        f"by {spread['none']:.1f} without"
     )
-    return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
+    caption = (
+        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: the paper's choice of floor, which is none for Adam and "
+        "LaProp; rates and betas are of our grid."
+    )
+    return title, caption

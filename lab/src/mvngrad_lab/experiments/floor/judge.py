@@ -1,22 +1,30 @@
-"""Verdicts on the floor: contrasts of arms with t-tests, equivalence by two one-sided ones.
-
-An analysis of variance of this design, 2 x 2 x 2 with seeds as blocks, has one contrast for each effect; its F is the
-square of the contrast's t.
-"""
+"""Verdicts on the floor: contrasts of arms with t-tests, equivalence by two one-sided ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import combinations
-from math import prod
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, GRID_ARMS, MNIST_SEEDS
-from mvngrad_lab.recipe import COUPLED, RULES, has_eps_s
+from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, MNIST_SEEDS
+from mvngrad_lab.experiments.floor.effects import (
+    LOOKS,
+    ORDER,
+    SGD_ARMS,
+    VARIANCE,
+    Effects,
+    compare_sgd,
+    compute_effects,
+    find_obstacle,
+    keep_seeds_of_look,
+    keep_whole_seeds,
+    make_weights,
+)
+from mvngrad_lab.recipe import COUPLED, NAMES
 from mvngrad_lab.report.claims import find_values
-from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast, estimate_ratio
+from mvngrad_lab.report.statistics import OUR_LEVEL, Contrast, adjust_by_holm, estimate_contrast, estimate_ratio
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
     COMPARED,
@@ -35,10 +43,8 @@ GAIN = 1.0
 """Points that the floor is said to be worth at least."""
 MARGIN = 0.3
 """Points within which two arms are called equal."""
-GAIN_LEVEL, LEVEL = 0.01, 0.05
-"""Of tests that something gains, and of all others."""
-LOOKS = (6, 3)
-"""How many seeds the table is read at: each look has half of the level. Equivalence is read at six only."""
+GAIN_LEVEL = 0.01
+"""Of tests that something gains; all others have OUR_LEVEL."""
 EQUIVALENCE_SEEDS = 6
 SEEN = 1.0
 """Points by which two runs must differ to count as different: twice the deviation of their difference."""
@@ -47,46 +53,6 @@ MNIST_FLOOR = "0.01"
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
 ONE_SEED = "A comparison, not a verdict: one seed."
-
-FACTORS: dict[str, Callable[[str], bool]] = {
-    "floor": lambda arm: arm.endswith("-floor"),
-    "variance": lambda arm: has_eps_s(GRID_ARMS[arm]),
-    "order": lambda arm: RULES[GRID_ARMS[arm]].momentum_last,
-}
-"""Whether an arm has a floor, normalizes by the variance, and applies momentum last."""
-KINDS = {"with a floor": "floor", "without a floor": "none"}
-VARIANCE, ORDER = "variance", "momentum last"
-SGD_ARMS = ("sgd", *filter(FACTORS["floor"], GRID_ARMS))
-"""SGD, and what it is compared with."""
-NAMES = {cell: rule.name for cell, rule in RULES.items()}
-
-Values = dict[str, list[float]]
-Effects = Mapping[str, Contrast]
-
-
-def make_weights(*factors: str, among: Sequence[str] = tuple(GRID_ARMS)) -> dict[str, float]:
-    """Weights of a factor's effect, or of the interaction of several: a difference of differences.
-
-    >>> make_weights("variance", among=["adam-none", "adabelief-none"])
-    {'adam-none': -1.0, 'adabelief-none': 1.0}
-    """
-    scale = 2 ** len(factors) / len(among)
-    return {arm: scale * prod(1 if FACTORS[factor](arm) else -1 for factor in factors) for arm in among}
-
-
-def keep_whole_seeds(arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str]) -> tuple[list[str], Values]:
-    """The seeds that all these arms have, and the values of the arms at these seeds."""
-    seeds = [seed for seed in arms[among[0]] if all(seed in arms[arm] for arm in among)]
-    return seeds, {arm: [arms[arm][seed] for seed in seeds] for arm in among}  # type: ignore[misc]
-
-
-def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> Verdict | None:
-    """Why nothing can be judged yet."""
-    if seeds < 3:
-        return Verdict(NOT_RUN, "", f"{seeds} of 3 seeds are done in every arm.")
-    if lost := [arm for arm, row in values.items() if None in row]:
-        return Verdict(UNDECIDED, "", f"Runs of {', '.join(lost)} diverged; the rule compares means.")
-    return None
 
 
 def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -97,13 +63,6 @@ def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
         return find_obstacle(values, len(seeds)) or judge(seeds, compute_effects(result), **options)
 
     return judge_result
-
-
-def keep_seeds_of_look(arms: Mapping[str, Mapping[str, float | None]]) -> tuple[list[str], Values]:
-    """The first six whole seeds of the eight arms, or three, or as many as there are."""
-    seeds, values = keep_whole_seeds(arms, list(GRID_ARMS))
-    count = next((look for look in LOOKS if len(seeds) >= look), len(seeds))
-    return seeds[:count], {arm: row[:count] for arm, row in values.items()}
 
 
 def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
@@ -137,9 +96,12 @@ def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
     effects = {NAMES[cell]: effects[f"floor, {NAMES[cell]}"] for cell in COUPLED}
     p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in p.items())}; seeds {', '.join(seeds)}"
-    failed = [cell for cell in effects if p[cell] >= LEVEL / len(LOOKS)]
-    caveat = f"Not shown for {', '.join(failed)}." if failed else ""
-    return decide(len(failed) < len(effects), text, caveat, make_strip(effects, len(seeds)))
+    failed = [cell for cell in effects if p[cell] >= OUR_LEVEL / len(LOOKS)]
+    strip = make_strip(effects, len(seeds))
+    if len(failed) < len(effects):
+        return decide(True, text, f"Not shown for {', '.join(failed)}." if failed else "", strip)
+    worse = min(adjust_by_holm([effect.p_below(0) for effect in effects.values()]))
+    return Verdict(NOT_REPRODUCED if worse < OUR_LEVEL / len(LOOKS) else UNDECIDED, text, strip=strip)
 
 
 @of_whole_seeds
@@ -163,7 +125,7 @@ def _judge_equivalence(effects: Effects, seeds: Sequence[str]) -> Verdict:
             UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {EQUIVALENCE_SEEDS}.", strip
         )
     differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
-    return Verdict(REPRODUCED if p < LEVEL else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
+    return Verdict(REPRODUCED if p < OUR_LEVEL else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
 
 
 @judges("floor-interactions")
@@ -172,7 +134,7 @@ def judge_interactions(seeds: list[str], effects: Effects) -> Verdict:
     effects = {name: effect for name, effect in effects.items() if " x " in name}
     p = dict(zip(effects, adjust_by_holm([effect.p_different() for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{name} {value:.2g}' for name, value in p.items())}"
-    present = [name for name in effects if p[name] < LEVEL / len(LOOKS)]
+    present = [name for name in effects if p[name] < OUR_LEVEL / len(LOOKS)]
     status = NOT_REPRODUCED if any("floor" in name for name in present) else UNDECIDED
     note = f"Present: {', '.join(present)}." if present else "None shows; none is called absent."
     text += f"; {describe_seeds(seeds, effects['floor x order'])}"
@@ -184,34 +146,7 @@ def judge_sgd(result: dict[str, Any]) -> Verdict:
     seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    return _judge_equivalence({"SGD less the four with a floor": _compare_sgd(values)}, seeds)
-
-
-def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
-    """All effects that the rules above look at, by name; none if fewer than three seeds are whole.
-
-    "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
-    """
-    seeds, values = keep_seeds_of_look(result["arms"])
-    if find_obstacle(values, len(seeds)):
-        return {}
-    effects = {"floor": estimate_contrast(values, make_weights("floor"))}
-    for cell in COUPLED:
-        weights = {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}
-        effects[f"floor, {NAMES[cell]}"] = estimate_contrast(values, weights)
-    for factor, name in (("variance", VARIANCE), ("order", ORDER)):
-        effects[name] = estimate_contrast(values, make_weights(factor))
-        for where, kind in KINDS.items():
-            four = {arm: row for arm, row in values.items() if arm.endswith(f"-{kind}")}
-            effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
-    for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
-        effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
-    seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
-    return effects if find_obstacle(values, len(seeds)) else {**effects, "SGD": _compare_sgd(values)}
-
-
-def _compare_sgd(values: Values) -> Contrast:
-    return estimate_contrast(values, {arm: 1.0 if arm == "sgd" else -0.25 for arm in SGD_ARMS})
+    return _judge_equivalence({"SGD less the four with a floor": compare_sgd(values)}, seeds)
 
 
 # Weight decay
@@ -219,34 +154,42 @@ def _compare_sgd(values: Values) -> Contrast:
 
 @judges("floor-decay-decoupled")
 def judge_decoupled(result: dict[str, Any]) -> Verdict:
-    compared = ["adam-floor", "mvngrad-floor", "adamw-none", "mvngradw-none"]
-    coupled = ["adam-none", "mvngrad-none"]
+    """Whether the gap stays open, without a floor, if weight decay is decoupled."""
+    floor, none, decoupled = (
+        ("adam-floor", "mvngrad-floor"),
+        ("adam-none", "mvngrad-none"),
+        ("adamw-none", "mvngradw-none"),
+    )
+    compared = [*floor, *decoupled]
     if unfinished := _find_unfinished_grid(result, compared):
         return unfinished
-    seeds, values = keep_whole_seeds(result["arms"], [*compared, *coupled])
+    seeds, values = keep_whole_seeds(result["arms"], [*compared, *none])
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    signs = (0.5, 0.5, -0.5, -0.5)
-    of_gap, of_rest = (dict(zip(four, signs, strict=True)) for four in ([*compared[:2], *coupled], compared))
-    of_closed = {arm: of_gap.get(arm, 0.0) - of_rest.get(arm, 0.0) for arm in values}
-    whole = estimate_contrast(values, of_gap)
-    open_part = estimate_contrast({arm: values[arm] for arm in compared}, of_rest)
-    excess = estimate_contrast(values, {arm: of_rest.get(arm, 0.0) - of_gap.get(arm, 0.0) / 2 for arm in values})
-    gap, epsilon, decay = whole.estimate, excess.p_above(0), open_part.p_below(MARGIN)
-    text = f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}"
-    text += (
-        f"; n = {len(seeds)} seeds ({', '.join(seeds)}), {excess.freedom} and {open_part.freedom} degrees of freedom"
+    gap, rest = _subtract_means(floor, none), _subtract_means(floor, decoupled)
+    whole = estimate_contrast(values, gap)
+    open_part = estimate_contrast({arm: values[arm] for arm in compared}, rest)
+    excess = estimate_contrast(values, {arm: rest.get(arm, 0.0) - gap.get(arm, 0.0) / 2 for arm in values})
+    epsilon, decay = excess.p_above(0), open_part.p_below(MARGIN)
+    text = (
+        f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}; "
+        f"n = {len(seeds)} seeds ({', '.join(seeds)}), {excess.freedom} and {open_part.freedom} degrees of freedom"
     )
     strip = make_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
-    if gap > 0 and epsilon < GAIN_LEVEL and decay >= LEVEL:
-        return Verdict(REPRODUCED, text, "The finding is about epsilon.", strip)
-    if gap > 0 and decay < LEVEL and epsilon >= GAIN_LEVEL:
-        return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
-    if gap <= 0:
+    if whole.estimate <= 0:
         return Verdict(UNDECIDED, text, "No gap.", strip)
-    share, interval = estimate_ratio(values, of_closed, of_gap)
+    if epsilon < GAIN_LEVEL and decay >= OUR_LEVEL:
+        return Verdict(REPRODUCED, text, "The finding is about epsilon.", strip)
+    if decay < OUR_LEVEL and epsilon >= GAIN_LEVEL:
+        return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
+    share, interval = estimate_ratio(values, _subtract_means(decoupled, none), gap)
     within = f" (95%: {interval[0]:.0%} to {interval[1]:.0%})" if interval else ""
     return Verdict(UNDECIDED, text, f"Both: decoupled decay closes {share:.0%}{within} of the gap.", strip)
+
+
+def _subtract_means(high: Sequence[str], low: Sequence[str]) -> dict[str, float]:
+    """Weights of the mean of the arms `high` less that of the arms `low`."""
+    return {arm: 1 / len(high) for arm in high} | {arm: -1 / len(low) for arm in low}
 
 
 def _find_unfinished_grid(result: dict[str, Any], arms: Sequence[str]) -> Verdict | None:
@@ -265,7 +208,7 @@ def judge_any_gain(result: dict[str, Any], better: str, worse: str, what: str) -
     seeds, values = keep_whole_seeds(result["arms"], compared)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    effect = estimate_contrast(values, dict(zip(compared, (0.5, 0.5, -0.5, -0.5), strict=True)))
+    effect = estimate_contrast(values, _subtract_means(compared[:2], compared[2:]))
     halves = {
         name: [fmean(pair) for pair in zip(*(values[arm] for arm in pair), strict=True)]
         for name, pair in (("better", compared[:2]), ("worse", compared[2:]))
@@ -273,7 +216,7 @@ def judge_any_gain(result: dict[str, Any], better: str, worse: str, what: str) -
     by_seed = estimate_contrast(halves, {"better": 1.0, "worse": -1.0}).p_above(0)
     above, below = effect.p_above(0), effect.p_below(MARGIN)
     text = f"p for any gain {above:.2g}, for less than {MARGIN} points {below:.2g}; {describe_seeds(seeds, effect)}"
-    status = REPRODUCED if above < GAIN_LEVEL else NOT_REPRODUCED if below < LEVEL else UNDECIDED
+    status = REPRODUCED if above < GAIN_LEVEL else NOT_REPRODUCED if below < OUR_LEVEL else UNDECIDED
     note = ""
     if status == REPRODUCED and by_seed >= GAIN_LEVEL:
         status, note = CAVEAT, f"From one difference for each seed p is {by_seed:.2g}, not below {GAIN_LEVEL:g}."
@@ -319,35 +262,40 @@ def _find_missing(tried: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
 # The dial
 
 
-def judge_dial(result: dict[str, Any], task: str) -> Verdict:
-    """Whether a floor helps images and harms language, in each cell."""
-    cells = {cell: result[task]["cells"][cell] for cell in COUPLED}
-    floors = ("0", "0.001", "0.01") if task == "images" else ("0", "0.001")
-    tried = {f"{NAMES[cell]} at floor {floor}": cells[cell][floor] for cell in COUPLED for floor in floors}
+@judges("floor-dial-images")
+def judge_image_dial(result: dict[str, Any]) -> Verdict:
+    """Whether the better of the floors 1e-3 and 1e-2 gains more than SEEN points, in each cell."""
+    return _judge_dial(result["images"], ("0.001", "0.01"), SEEN, "points gained by a floor of 1e-3 or 1e-2")
+
+
+@judges("floor-dial-language")
+def judge_language_dial(result: dict[str, Any]) -> Verdict:
+    """Whether a floor of 1e-3 costs more than LANGUAGE_LOSS, in each cell."""
+    dial = result["language"]
+    verdict = _judge_dial(dial, ("0.001",), LANGUAGE_LOSS, "loss added by a floor of 1e-3")
+    if verdict.strip is None:
+        return verdict
+    if verdict.status == NOT_REPRODUCED:
+        near = max(row.value for row in verdict.strip.rows) >= NO_LANGUAGE_LOSS
+        return replace(verdict, status=UNDECIDED, note="In no cell.") if near else verdict
+    if (size := dial["gradient_rms"]) is not None and size > TYPICAL_GRADIENT:
+        note = f"{verdict.note} The gradient is so large that 1e-3 is hardly a floor.".strip()
+        return replace(verdict, status=CAVEAT, note=note)
+    return verdict
+
+
+def _judge_dial(dial: Mapping[str, Any], floors: Sequence[str], limit: float, what: str) -> Verdict:
+    """Whether the metric at one of the floors is above that without a floor by more than the limit, in each cell."""
+    cells = {NAMES[cell]: dial["cells"][cell] for cell in COUPLED}
+    tried = {f"{name} at floor {floor}": rows[floor] for name, rows in cells.items() for floor in ("0", *floors)}
     if obstacle := _find_missing(tried):
         return obstacle
-    if task == "images":
-        limit, what = SEEN, "points gained by a floor of 1e-3 or 1e-2"
-        effects = {
-            cell: max(rows["0.001"]["best"], rows["0.01"]["best"]) - rows["0"]["best"] for cell, rows in cells.items()
-        }
-    else:
-        limit, what = LANGUAGE_LOSS, "loss added by a floor of 1e-3"
-        effects = {cell: rows["0.001"]["best"] - rows["0"]["best"] for cell, rows in cells.items()}
-    size = result[task]["gradient_rms"]
-    strip = Strip(what, tuple(Estimate(NAMES[cell], by, None, 1, limit) for cell, by in effects.items()), 2, "needed")
+    changes = {name: max(rows[floor]["best"] - rows["0"]["best"] for floor in floors) for name, rows in cells.items()}
+    strip = Strip(what, tuple(Estimate(name, by, None, 1, limit) for name, by in changes.items()), 2, "needed")
+    size = dial["gradient_rms"]
     text = f"root mean square of the gradient {'not kept' if size is None else format(size, '.2g')}"
-    failed = [NAMES[cell] for cell, effect in effects.items() if effect <= limit]
-    if task == "language" and len(failed) == len(effects) and max(effects.values()) >= NO_LANGUAGE_LOSS:
-        return Verdict(UNDECIDED, text, "In no cell.", strip)
-    notes = [f"Not in {', '.join(failed)}."] if failed else []
-    if task == "language" and size is not None and size > TYPICAL_GRADIENT:
-        notes.append("The gradient is so large that 1e-3 is hardly a floor.")
-    return decide(len(failed) < len(effects), text, " ".join(notes), strip)
-
-
-judges("floor-dial-images")(partial(judge_dial, task="images"))
-judges("floor-dial-language")(partial(judge_dial, task="language"))
+    failed = [name for name, by in changes.items() if by <= limit]
+    return decide(len(failed) < len(changes), text, f"Not in {', '.join(failed)}." if failed else "", strip)
 
 
 # Batch 128, train accuracy on mixed images, beta_mean
@@ -425,7 +373,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in better.items())}"
     text += f"; gradient {result['gradient_rms']:.2g}; {result['data']}"
     strip = make_strip(gains, len(result["seeds"]))
-    failed = [cell for cell in gains if better[cell] >= LEVEL]
+    failed = [cell for cell in gains if better[cell] >= OUR_LEVEL]
     ends = [
         f"{NAMES[cell]} at floor {floor}"
         for cell in COUPLED
@@ -436,7 +384,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     notes += [f"The best rate is at an end of its grid: {', '.join(ends)}."] * bool(ends)
     if len(failed) < len(gains):
         return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
-    return Verdict(NOT_REPRODUCED if min(worse.values()) < LEVEL else UNDECIDED, text, strip=strip)
+    return Verdict(NOT_REPRODUCED if min(worse.values()) < OUR_LEVEL else UNDECIDED, text, strip=strip)
 
 
 def is_at_end(best: Mapping[str, Any]) -> bool:

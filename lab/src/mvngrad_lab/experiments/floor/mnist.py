@@ -80,18 +80,18 @@ def train(job: Job, recipe: MnistDial, data: Path | None) -> dict[str, Any]:
         epochs=recipe.epochs, **NO_FLOOR[has_eps_s(cell)],  # type: ignore[arg-type]
     )  # fmt: skip
     settings = with_floor(base, job.floor) if job.floor else base
-    sizes: dict[int, float] = {}
+    sizes: list[float | None] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at a floor of 1 gradients are hardly normalized: that is meant
         training_step = get_training_step(settings, data, torch.device("cpu"), False, False)
     steps = training_step.run(settings)
-    for epoch in range(1, recipe.epochs + 1):
+    for _ in range(recipe.epochs):
         for _ in islice(steps, training_step.task.steps_per_epoch):
             pass
-        measure_gradient(sizes, epoch, training_step)
+        sizes.append(measure_gradient(training_step))
     with torch.no_grad():
         metrics = training_step.task.evaluate(training_step.model, final=True)
-    return {name: metrics[f"{name}_accuracy"] for name in ("validation", "test")} | {"sizes": list(sizes.values())}
+    return {name: metrics[f"{name}_accuracy"] for name in ("validation", "test")} | {"sizes": sizes}
 
 
 def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
             cells[cell][f"{floor:g}"] = {
                 "best": fmean(test), "test": test, "validation": means, "lr": lr, "done": len(rates), "of": len(rates),
             }  # fmt: skip
-    sizes = [size for job, row in results.items() if job.floor == 0 for size in row["sizes"]]
+    sizes = [size for job, row in results.items() if job.floor == 0 for size in row["sizes"] if size is not None]
     source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
     size = median(sizes)
     return to_json(data=source, seeds=recipe.seeds, cells=cells, gradient_rms=size, networks=len(jobs))

@@ -15,19 +15,24 @@ from statistics import fmean, variance
 
 from scipy import integrate, stats
 
-from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, LEVEL, LOOKS, MARGIN, make_weights
+from mvngrad_lab.experiments.floor.effects import LOOKS, make_weights
+from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, MARGIN
+from mvngrad_lab.recipe import COUPLED, OptimizerName
 from mvngrad_lab.report.power import t_test_power
+from mvngrad_lab.report.statistics import OUR_LEVEL
+from mvngrad_lab.tasks.cifar100.recipe import paper
 
 
-def pooled_deviation(runs: Path, batch_size: int, optimizers: tuple[str, ...]) -> float:
-    """Over the seeds of these optimizers' runs in Table 1."""
-    accuracies: dict[str, list[float]] = {}
-    for line in runs.read_text(encoding="utf-8").splitlines():
-        run = json.loads(line)
-        recipe = run["recipe"]
-        if run["name"] == "cifar100" and (recipe["batch_size"], recipe["state_dtype"]) == (batch_size, "float32"):
-            accuracies.setdefault(recipe["optimizer"], []).append(run["result"]["test_accuracy"])
-    return math.sqrt(fmean(variance(accuracies[optimizer]) for optimizer in optimizers))
+def pooled_deviation(runs: Path, batch_size: int, optimizers: tuple[OptimizerName, ...]) -> float:
+    """Over the seeds 0, 1 and 2 of these optimizers' runs in Table 1."""
+    lines = (json.loads(line) for line in runs.read_text(encoding="utf-8").splitlines())
+    accuracies = {line["key"]: line["result"].get("test_accuracy") for line in lines}
+    return math.sqrt(
+        fmean(
+            variance(accuracies[paper(optimizer, batch_size, seed).key] for seed in (0, 1, 2))
+            for optimizer in optimizers
+        )
+    )
 
 
 def standard_error(deviation: float, per_side: int) -> float:
@@ -52,7 +57,7 @@ def equivalence_power(effect: float, error: float, df: int, alpha: float, margin
 def interaction_power(effect: float, factors: tuple[str, ...], deviation: float, seeds: int) -> float:
     """Of the two-sided test of an interaction at Holm's first level."""
     error = deviation * math.sqrt(sum(weight**2 for weight in make_weights(*factors).values()) / seeds)
-    return t_test_power(effect, error, 7 * (seeds - 1), LEVEL / len(LOOKS) / 4 / 2)
+    return t_test_power(effect, error, 7 * (seeds - 1), OUR_LEVEL / len(LOOKS) / 4 / 2)
 
 
 def make_sentences() -> dict[str, str]:
@@ -64,7 +69,7 @@ def make_sentences() -> dict[str, str]:
             for factors in (("floor", "order"), ("floor", "variance", "order"))
         )
         cases.append(f"{two} and {three} at {seeds} seeds, deviation {deviation} ({source})")
-    once, twice = (t_test_power(by, 1 / math.sqrt(5), 4, LEVEL / 4) for by in (1, 2))
+    once, twice = (t_test_power(by, 1 / math.sqrt(5), 4, OUR_LEVEL / 4) for by in (1, 2))
     return {
         "floor-interactions": f"Power for 0.5 and 1 point, of two factors and of three: {'; '.join(cases)}.",
         "floor-mnist": f"Power for one cell at Holm's first level {once:.2f} if the gain is as large as the "
@@ -74,7 +79,7 @@ def make_sentences() -> dict[str, str]:
 
 def main() -> None:
     runs = Path("results/runs.jsonl")
-    second, centered = ("adam", "laprop"), ("adabelief", "mvngrad")
+    second, centered = COUPLED[:2], COUPLED[2:]
     every = pooled_deviation(runs, 1024, second + centered)
     floored, plain = pooled_deviation(runs, 1024, centered), pooled_deviation(runs, 1024, second)
     small = pooled_deviation(runs, 128, second + centered)
@@ -87,11 +92,11 @@ def main() -> None:
                 f"floor-main, true {x}": t_test_power(x - GAIN, error, whole, GAIN_LEVEL / len(LOOKS))
                 for x in (1.3, 1.5, 1.7)
             },
-            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, LEVEL / len(LOOKS) / 4),
-            "variance-equal, order-equal": equivalence_power(0, error, whole, LEVEL),
-            "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, LEVEL),
-            "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, LEVEL),
-            "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), LEVEL),
+            "floor-each-cell, true 1.7": t_test_power(1.7, standard_error(every, n), whole, OUR_LEVEL / len(LOOKS) / 4),
+            "variance-equal, order-equal": equivalence_power(0, error, whole, OUR_LEVEL),
+            "the same with a floor": equivalence_power(0, standard_error(floored, 2 * n), half, OUR_LEVEL),
+            "the same without a floor": equivalence_power(0, standard_error(plain, 2 * n), half, OUR_LEVEL),
+            "sgd-equal": equivalence_power(0, floored * math.sqrt(1.25 / n), 4 * (n - 1), OUR_LEVEL),
             "decay, gap 1.7 and no part of it": t_test_power(
                 0.85, every * math.sqrt(0.75 / n), 5 * (n - 1), GAIN_LEVEL
             ),

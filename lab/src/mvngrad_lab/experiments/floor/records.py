@@ -12,7 +12,7 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.recipe import COUPLED, TrainingRecipe
-from mvngrad_lab.report import Sources, TableResult
+from mvngrad_lab.report import Sources, TableResult, join_environments
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
@@ -90,10 +90,7 @@ def _make_table(
     """The record of the runs of a queue, with these settings shared by all, and this result."""
     recipes = {recipe.key: recipe for recipe in queue}
     done = tuple(key for key in recipes if key in runs)
-    environment = {
-        part: ", ".join(sorted({str(runs[key].environment[part]) for key in done if part in runs[key].environment}))
-        for part in ENVIRONMENT
-    }
+    environment = join_environments([runs[key].environment for key in done], ENVIRONMENT)
     left = len(recipes) - len(done)
     return TableResult(name, shared, environment, {**result, "done": len(done), "of": len(recipes)}, done, left)
 
@@ -262,7 +259,9 @@ def _collect_as_published(runs: Runs) -> TableResult:
     for recipe in recipes:
         mixed, clean = (_get_value(runs, recipe, name) for name in ("train_accuracy_mixed", "train_accuracy"))
         rows[str(recipe.batch_size)][recipe.optimizer] = {"mixed": mixed, "clean": clean, "done": recipe.key in runs}
-    return _make_table("floor-as-published", runs, recipes, {"epochs": 200, "seed": 3}, batches=rows)
+    # The other seeds are those of the order of Table 1; `keep_runs` keeps what a table has.
+    everything = [*recipes, *arms.as_published_runs((4, 5))]
+    return _make_table("floor-as-published", runs, everything, {"epochs": 200}, batches=rows)
 
 
 def _collect_beta_mean(runs: Runs) -> TableResult:

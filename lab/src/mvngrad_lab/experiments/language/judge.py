@@ -160,8 +160,13 @@ def judge_official(result: dict[str, Any], claim: str, text: str, metric: str) -
         if claim == "wikitext-deviation-validation" and verdict.status == REPRODUCED and most != "LaProp":
             return replace(verdict, status=CAVEAT, note=f"{most} varies most, not LaProp.")
         return verdict
-    what = f"{'perplexity' if text == 'wikitext103' else 'loss'} on {text}"
-    return judge_means(what, values, paper, *((2.0, 2) if text == "wikitext103" else (0.02, 3)))
+    return judge_means(name_metric(text, metric), values, paper, *((2.0, 2) if text == "wikitext103" else (0.02, 3)))
+
+
+def name_metric(text: str, metric: str) -> str:
+    """What `check_official` returns of a metric: perplexity for WikiText-103, loss for OpenWebText."""
+    kind = metric.removesuffix("_loss")
+    return f"{kind} {'perplexity' if text == 'wikitext103' else 'loss'} on {text}"
 
 
 def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verdict:
@@ -173,7 +178,7 @@ def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verd
     p_for = max(welch(values[ours], values[other]) for other in others)
     p_against = min(adjust_by_holm([welch(values[other], values[ours]) for other in others]))
     status = REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED
-    strip = make_strip(f"{metric.replace('_', ' ')} on {text}", values, digits=3)
+    strip = make_strip(name_metric(text, metric), values, digits=3)
     return Verdict(status, f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}", strip=strip)
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from scipy import stats
-
-from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, fewer, welch
+from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, estimate_mean, fewer, welch
 from mvngrad_lab.report.tables import make_strip
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, UNDECIDED, Strip, Verdict, decide, judges
 
@@ -38,8 +34,9 @@ def _(result: dict[str, Any]) -> Verdict:
 @judges("mnist-fast")
 def _(result: dict[str, Any]) -> Verdict:
     cells = {cell: row["final_loss"] for cell, row in result["panels"]["batch 1024"]["cells"].items()}
-    if any(value is None for row in cells.values() for value in row):
-        return decide(False, f"a loss is not finite; {describe_sample(result)}")
+    if lost := [cell for cell, row in cells.items() if None in row]:
+        status = NOT_REPRODUCED if {*lost} & {low for low, _ in PAIRS} else UNDECIDED
+        return Verdict(status, f"a loss is not finite: {', '.join(lost)}; {describe_sample(result)}")
     pairs = {f"{low} below {high}": (cells[low], cells[high]) for low, high in PAIRS}
     p = dict(zip(pairs, adjust_by_holm([welch(*pair) for pair in pairs.values()]), strict=True))
     p_against = adjust_by_holm([welch(*reversed(pair)) for pair in pairs.values()])
@@ -56,22 +53,14 @@ def checkpoint_means(result: dict[str, Any], cell: str) -> list[float]:
     return [fmean(column) for column in zip(*result["trained_with"][cell]["gap"], strict=True)]
 
 
-def p_above_zero(values: Sequence[float]) -> float:
-    """The one-sided t-test that the mean is above 0; 1 for a single value."""
-    if len(values) < 2:
-        return 1.0
-    mean, error = fmean(values), stdev(values) / sqrt(len(values))
-    return float(stats.t.sf(mean / error, len(values) - 1)) if error else float(mean <= 0)
-
-
 @judges("mnist-gap-positive")
 def _(result: dict[str, Any]) -> Verdict:
     means_by_cell = {cell: checkpoint_means(result, cell) for cell in result["trained_with"]}
     positive = {cell: sum(gap > 0 for gap in gaps) for cell, gaps in means_by_cell.items()}
     every, fewest = len(result["steps"]), min(positive.values())
     columns = {cell: list(zip(*row["gap"], strict=True)) for cell, row in result["trained_with"].items()}
-    shown = {cell: sum(p_above_zero(column) < LEVEL for column in of) for cell, of in columns.items()}
-    negative = max(sum(p_above_zero([-gap for gap in column]) < LEVEL for column in of) for of in columns.values())
+    shown = {cell: sum(estimate_mean(column).p_above(0) < LEVEL for column in of) for cell, of in columns.items()}
+    negative = max(sum(estimate_mean(column).p_below(0) < LEVEL for column in of) for of in columns.values())
     rows = ((f"{cell} trains", n, 0.75 * every) for cell, n in positive.items())
     strip = Strip.of_numbers(f"checkpoints with a positive gap, of {every}", rows, "needed")
     if fewest < 0.75 * every:
@@ -93,9 +82,9 @@ def _(result: dict[str, Any]) -> Verdict:
         rows += [(f"{cell} trains, {label}", gap) for label, gap in zip(labels, (gaps[0], top, last), strict=True)]
         if gaps.index(top) > 0 and last >= top / 4:
             true.append(cell)
-        falls = p_above_zero([row[0] - max(row[1:]) for row in trained["gap"]])
-        vanishes = p_above_zero([max(row) / 4 - fmean(row[-3:]) for row in trained["gap"]])
-        contrary.append(min(falls, vanishes) < LEVEL)
+        falls = estimate_mean([row[0] - max(row[1:]) for row in trained["gap"]]).p_above(0)
+        vanishes = estimate_mean([max(row) / 4 - fmean(row[-3:]) for row in trained["gap"]]).p_above(0)
+        contrary.append(min(adjust_by_holm([falls, vanishes])) < LEVEL)
     strip = Strip.of_numbers("mean gap", rows)
     if not true:
         return Verdict(NOT_REPRODUCED if all(contrary) else UNDECIDED, describe_sample(result), strip=strip)

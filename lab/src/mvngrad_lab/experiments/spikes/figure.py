@@ -10,7 +10,8 @@ from typing import Any
 
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.compare import FINAL, TOLERANCE, WINDOW, average
-from mvngrad_lab.experiments.spikes.judge import NAMES, get_number, index_rows
+from mvngrad_lab.experiments.spikes.judge import get_number, index_rows
+from mvngrad_lab.recipe import NAMES
 from mvngrad_lab.report.figures.style import BOUND, LIGHT, MARKS, NARROW, SIZE, draw_curve, make_axes, number
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
@@ -87,11 +88,11 @@ def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> st
     if verdicts["spikes-text-short-damage"].strip is None:
         return ""
     words = _choose_words(verdicts["spikes-text-short-damage"], "loses less by bad batches")
-    shown = [row for row in result["rows"] if (row["injection"], row["rate"]) == ("scaled", "1x")]
-    damages = {
-        name: quantile([get_number(row, "damage") for row in shown if row["cell"] == cell], 0.5)
-        for cell, name in NAMES.items()
+    shown = [row for key, row in index_rows(result).items() if (key.injection, key.rate) == ("scaled", "1x")]
+    by_cell = {
+        name: [get_number(row, "damage") for row in shown if row["cell"] == cell] for cell, name in NAMES.items()
     }
+    damages = {name: quantile(values, 0.5) for name, values in by_cell.items() if values}
     costs = ", ".join(f"{name} {damages[name]:.2f}" for name in sorted(damages, key=damages.__getitem__, reverse=True))
     return (
         f"In GPT-2 30M {words} at betas {_format_betas(result)}, where the theory separates LaProp and MVN-Grad from "

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from mvngrad_lab.experiments.spikes import recipes
-from mvngrad_lab.recipe import RULES
-from mvngrad_lab.report.statistics import adjust_by_holm, quantile, signed_rank
+from mvngrad_lab.recipe import NAMES
+from mvngrad_lab.report.statistics import OUR_LEVEL, adjust_by_holm, quantile, signed_rank
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
     NOT_REPRODUCED,
@@ -26,10 +26,8 @@ from mvngrad_lab.report.verdicts import (
     judges,
 )
 
-LEVEL = 0.05
 LAST_AND_FIRST = (("laprop", "adam"), ("mvngrad", "adabelief"))
 """Momentum after normalizing, and before it, by the same normalizer."""
-NAMES = {cell: rule.name for cell, rule in RULES.items()}
 NOMINAL = "Pairs of one seed are not independent, so p is nominal."
 
 Row = Mapping[str, Any]
@@ -97,11 +95,11 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str, *caveats: str) -> Ver
     strip = Strip(f"{what}, median over pairs and quartiles", tuple(rows), None)
     p_values = (f"{name} {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
     text = f"p for less and for more (Holm): {'; '.join(p_values)}"
-    if shown := [name for name in all_pairs if for_it[name] < LEVEL]:
+    if shown := [name for name in all_pairs if for_it[name] < OUR_LEVEL]:
         partly = [] if len(shown) == len(all_pairs) else [f"Shown only for {', '.join(shown)}."]
         notes = [*partly, *caveats]
         return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
-    return Verdict(NOT_REPRODUCED if min(against.values()) < LEVEL else UNDECIDED, text, strip=strip)
+    return Verdict(NOT_REPRODUCED if min(against.values()) < OUR_LEVEL else UNDECIDED, text, strip=strip)
 
 
 def judge_order(result: Mapping[str, Any], measure: str, what: str, by_seed: bool = False) -> Verdict:
@@ -132,7 +130,7 @@ def _find_harm(rows: Mapping[Key, Row], protections: Sequence[str]) -> Iterator[
     for injection, name in product(sorted({key.injection for key in rows}), protections):
         some = {key: row for key, row in rows.items() if key.injection == injection}
         pairs = pair_runs(some, {"protection": name}, {"protection": "no clipping"}, "damage", by_seed=False)
-        if pairs and (p := signed_rank([pair[::-1] for pair in pairs])) < LEVEL:
+        if pairs and (p := signed_rank([pair[::-1] for pair in pairs])) < OUR_LEVEL:
             yield f"The bad batches '{injection}' cost more with {name} (p = {p:.2g})."
 
 
@@ -160,9 +158,9 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     text = (
         f"of {len(pairs)} pairs only momentum first diverged in {only_first}, only last in {only_last}; p = {p_for:.2g}"
     )
-    if p_for < LEVEL:
+    if p_for < OUR_LEVEL:
         return Verdict(CAVEAT, text, NOMINAL, strip)
-    return Verdict(NOT_REPRODUCED if p_against < LEVEL else UNDECIDED, text, strip=strip)
+    return Verdict(NOT_REPRODUCED if p_against < OUR_LEVEL else UNDECIDED, text, strip=strip)
 
 
 def judge_regime(result: Mapping[str, Any], regime: str, judge: Callable[..., Verdict], **options: Any) -> Verdict:

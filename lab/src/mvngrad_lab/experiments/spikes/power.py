@@ -6,11 +6,12 @@ from functools import partial
 
 from scipy import stats
 
-from mvngrad_lab.experiments.spikes.judge import LAST_AND_FIRST, LEVEL
+from mvngrad_lab.experiments.spikes.judge import LAST_AND_FIRST
 from mvngrad_lab.experiments.spikes.recipes import RATE_FACTORS, SEEDS, TASKS
 from mvngrad_lab.report.power import list_powers, signed_rank_power
+from mvngrad_lab.report.statistics import OUR_LEVEL
 
-FIRST_LEVEL = LEVEL / len(LAST_AND_FIRST)
+FIRST_LEVEL = OUR_LEVEL / len(LAST_AND_FIRST)
 """Holm's first."""
 MNIST_SEEDS = {"mnist": 8, "mnist-5k": 6}
 ONE_WAY = 0.9
@@ -24,7 +25,7 @@ def count_pairs(task: str) -> int:
 def sign_test_power(pairs: int) -> float:
     """Of the exact sign test for pairs that differ, ONE_WAY of them one way."""
     counts = range(pairs + 1)
-    needed = next(c for c in counts if stats.binomtest(c, pairs, alternative="greater").pvalue < LEVEL)
+    needed = next(c for c in counts if stats.binomtest(c, pairs, alternative="greater").pvalue < OUR_LEVEL)
     return float(stats.binom.sf(needed - 1, pairs, ONE_WAY))
 
 

@@ -15,7 +15,6 @@ from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import STAND_IN, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 
-Injection = Literal["none", "shuffled", "repeated", "labels", "scaled"]
 FIRST, EVERY, WITHIN = 100, 200, 100
 """From step FIRST on, each block of EVERY steps has one event, in its first WITHIN steps."""
 BURST = 10

@@ -18,7 +18,10 @@ def get_file_name(queue: str) -> str:
 
 
 def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
-    """Every finished run of this experiment, in stores and in exported files."""
+    """Every finished run of this experiment, in stores and in exported files; the first that has a key is read.
+
+    A run without the loss of every step, as in a bundle, cannot be compared and is left out.
+    """
     runs: dict[str, dict[str, Any]] = {}
     names = {recipes.SpikedText.name, recipes.SpikedImages.name}
     for root in roots:
@@ -26,10 +29,11 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
             if run.name in names:
                 rows = read_rows(root / run.key / "metrics.jsonl")
                 losses = [loss for row in rows for loss in row.get("losses", [])]
-                runs[run.key] = {**run.result, "losses": losses}
+                if losses:
+                    runs.setdefault(run.key, {**run.result, "losses": losses})
         for path in (root / get_file_name(queue) for queue in recipes.QUEUES):
             for row in store.read_exported(path):
-                runs[row["key"]] = {"status": row["status"], **row["metrics"], "losses": row["losses"]}
+                runs.setdefault(row["key"], {"status": row["status"], **row["metrics"], "losses": row["losses"]})
     return runs
 
 

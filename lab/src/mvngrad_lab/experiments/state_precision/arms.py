@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from mvngrad_lab.recipe import TrainingRecipe
@@ -70,8 +69,3 @@ def drop_code(optimizer: str) -> str:
     'torchao.optim:AdamW8bit,block_size=256'
     """
     return re.sub(r"@\w*", "", optimizer)
-
-
-def find_seeds(arms: dict[str, dict[str, Any]], compared: Sequence[str]) -> list[str]:
-    """The seeds of which each of the compared arms has a run, in their order."""
-    return [seed for seed in arms[compared[0]] if all(seed in arms[arm] for arm in compared)]

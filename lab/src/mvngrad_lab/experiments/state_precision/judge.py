@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -15,9 +16,15 @@ from mvngrad_lab.experiments.state_precision.arms import (
     OURS,
     PEERS,
     TORCH,
-    find_seeds,
 )  # fmt: skip
-from mvngrad_lab.report.statistics import Contrast, adjust_by_holm, estimate_contrast, worse_by_at_most
+from mvngrad_lab.report.statistics import (
+    OUR_LEVEL,
+    Contrast,
+    adjust_by_holm,
+    estimate_contrast,
+    find_common_seeds,
+    worse_by_at_most,
+)
 from mvngrad_lab.report.tables import check_rows, make_strip
 from mvngrad_lab.report.verdicts import (
     NOT_REPRODUCED,
@@ -35,14 +42,14 @@ MARGIN = 0.3
 """Points of accuracy."""
 LOSS_MARGIN = 0.02
 """Nats of validation loss."""
-LEVEL = 0.05
 
 
 @judges("cifar-state-precision")
 def judge_state_precision(result: dict[str, Any]) -> Verdict:
     values, verdict = check_rows(result["states"], "test_accuracy", link="with")
     if verdict:
-        return verdict
+        both_lost = verdict.status == NOT_REPRODUCED and result["states"]["float32"]["diverged"]
+        return replace(verdict, status=UNDECIDED) if both_lost else verdict
     texts, reference, within, widths = list[str](), values["float32"], list[str](), list[float]()
     for state in ("bf16", "int8"):
         bound, loss = worse_by_at_most(values[state], reference), fmean(reference) - fmean(values[state])
@@ -64,7 +71,7 @@ def compute_loss(arms: Arms, compared: Sequence[str], arm: str, other: str, sign
 
     `sign` is 1 if larger values are better, else -1. None with fewer than two seeds, or if a run diverged.
     """
-    seeds = find_seeds(arms, compared)  # type: ignore[arg-type]
+    seeds = find_common_seeds(arms, compared)
     values = {each: [arms[each][seed] for seed in seeds] for each in compared}
     if len(seeds) < 2 or any(None in row for row in values.values()):
         return None
@@ -95,7 +102,7 @@ def judge_not_worse(
         for (arm, other), loss in found.items()
     )
     strip = Strip(f"{unit} lost, mean over seeds and 95% interval", rows, digits, "limit")
-    status = REPRODUCED if below < LEVEL else NOT_REPRODUCED if above < LEVEL else UNDECIDED
+    status = REPRODUCED if below < OUR_LEVEL else NOT_REPRODUCED if above < OUR_LEVEL else UNDECIDED
     text = f"p for less than {margin:g} {unit} {below:.2g}, for more {above:.2g}"
     return Verdict(status, text, strip=strip)
 

@@ -8,8 +8,9 @@ import numpy as np
 from scipy import stats
 
 from mvngrad_lab.experiments.state_precision.arms import ADAMW_SEEDS, IMAGE_ARMS, IMAGE_SEEDS
-from mvngrad_lab.experiments.state_precision.judge import LEVEL, LOSS_MARGIN, MARGIN
+from mvngrad_lab.experiments.state_precision.judge import LOSS_MARGIN, MARGIN
 from mvngrad_lab.report.power import t_test_power
+from mvngrad_lab.report.statistics import OUR_LEVEL
 
 SEEDS, DEVIATION = 3, 0.29
 """Of the runs of 200 epochs; pooled over the three formats in results/runs.jsonl."""
@@ -21,13 +22,13 @@ def bound_power(deviation: float, draws: int = 100_000) -> float:
     values, reference = rng.normal(0, deviation, (2, draws, SEEDS))
     errors = np.array([sample.var(axis=1, ddof=1) / SEEDS for sample in (values, reference)])
     freedom = (SEEDS - 1) * errors.sum(axis=0) ** 2 / (errors**2).sum(axis=0)
-    reach = stats.t.isf(LEVEL, freedom) * np.sqrt(errors.sum(axis=0))
+    reach = stats.t.isf(OUR_LEVEL, freedom) * np.sqrt(errors.sum(axis=0))
     return float((reference.mean(axis=1) - values.mean(axis=1) + reach <= MARGIN).mean())
 
 
 def describe(margin: float, seeds: int, arms: int, deviations: tuple[float, ...]) -> str:
     df = (arms - 1) * (seeds - 1)
-    powers = (t_test_power(margin, deviation * math.sqrt(2 / seeds), df, LEVEL) for deviation in deviations)
+    powers = (t_test_power(margin, deviation * math.sqrt(2 / seeds), df, OUR_LEVEL) for deviation in deviations)
     return f"Power if there is no loss: {', '.join(f'{power:.2f}' for power in powers)} if"
 
 

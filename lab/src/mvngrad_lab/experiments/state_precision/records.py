@@ -9,7 +9,7 @@ from typing import Any
 from mvngrad_lab import store
 from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.recipe import StateDtype
-from mvngrad_lab.report import MakeRow, Row, Sources, TableResult, make_table
+from mvngrad_lab.report import MakeRow, Row, Sources, TableResult, join_environments, make_table
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 SEEDS = (0, 1, 2)
@@ -53,11 +53,11 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
     runs: dict[str, dict[str, Any]] = {}
     for root in roots:
         for run in store.load_runs(root):
-            runs[run.key] = {"settings": run.recipe, "result": run.result, "environment": run.environment}
+            runs.setdefault(run.key, {"settings": run.recipe, "result": run.result, "environment": run.environment})
         for path in (root / get_file_name(queue) for queue in arms.QUEUES):
             for row in store.read_exported(path):
                 result = {"status": row["status"], **row["metrics"]}
-                runs[row["key"]] = {"settings": row["settings"], "result": result, "environment": row}
+                runs.setdefault(row["key"], {"settings": row["settings"], "result": result, "environment": row})
     return runs
 
 
@@ -74,10 +74,7 @@ def _collect_queues(folders: tuple[Path, ...]) -> list[TableResult]:
             if (arm, seed) in keys:  # None has diverged
                 row[str(seed)] = runs[keys[arm, seed]]["result"].get(METRICS[name])
         done = [runs[key] for key in keys.values()]
-        environment = {
-            part: ", ".join(sorted({str(run["environment"][part]) for run in done if part in run["environment"]}))
-            for part in ENVIRONMENT
-        }
+        environment = join_environments([run["environment"] for run in done], ENVIRONMENT)
         data = "; ".join(sorted({run["result"]["data"] for run in done if "data" in run["result"]}))
         result = {"arms": values, "done": len(done), "of": len(queue), "data": data}
         shared = {key: done[0]["settings"][key] for key in ("lr", "beta1", "beta2", "weight_decay", "batch_size")}

@@ -9,7 +9,7 @@ from typing import Any
 from scipy import stats
 
 from mvngrad_lab.experiments.switch.records import SEEDS
-from mvngrad_lab.report.statistics import mean_interval
+from mvngrad_lab.report.statistics import OUR_LEVEL, mean_interval
 from mvngrad_lab.report.tables import make_strip
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
@@ -23,7 +23,7 @@ from mvngrad_lab.report.verdicts import (
     judges,
 )  # fmt: skip
 
-BUMP, END, LEVEL = 0.02, 0.01, 0.05
+BUMP, END = 0.02, 0.01
 
 
 def check_seeds(result: dict[str, Any]) -> Verdict | None:
@@ -33,8 +33,8 @@ def check_seeds(result: dict[str, Any]) -> Verdict | None:
 
 
 def one_sided(values: list[float]) -> tuple[float, float]:
-    """The mean, and how far LEVEL's one-sided bound by Student's t is from it."""
-    return fmean(values), float(stats.t.isf(LEVEL, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    """The mean, and how far OUR_LEVEL's one-sided bound by Student's t is from it."""
+    return fmean(values), float(stats.t.isf(OUR_LEVEL, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def differences(result: dict[str, Any], arm: str, other: str) -> list[float]:
@@ -51,7 +51,9 @@ def judge_bump(result: dict[str, Any]) -> Verdict:
     strip = make_strip("bump, nats", {"with from_adamw": converted, "with fresh state": fresh}, digits=4)
     if small == smaller:
         return Verdict(REPRODUCED if small else NOT_REPRODUCED, "", strip=strip)
-    why = f"Not shown to be below half of that with fresh state, p < {LEVEL}." if small else f"Not below {BUMP} nats."
+    why = (
+        f"Not shown to be below half of that with fresh state, p < {OUR_LEVEL}." if small else f"Not below {BUMP} nats."
+    )
     return Verdict(CAVEAT, "", why, strip)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from mvngrad_lab.experiments.switch.judge import END, LEVEL
+from mvngrad_lab.experiments.switch.judge import END
 from mvngrad_lab.experiments.switch.records import SEEDS
 from mvngrad_lab.report.power import list_powers, t_test_power
+from mvngrad_lab.report.statistics import OUR_LEVEL
 
 
 def power(above: float, deviation: float) -> float:
-    return t_test_power(above, deviation / math.sqrt(len(SEEDS)), len(SEEDS) - 1, LEVEL)
+    return t_test_power(above, deviation / math.sqrt(len(SEEDS)), len(SEEDS) - 1, OUR_LEVEL)
 
 
 def make_sentences() -> dict[str, str]:

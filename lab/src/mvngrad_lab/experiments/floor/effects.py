@@ -1,0 +1,93 @@
+"""Effects on accuracy as contrasts of arms, over the seeds that all of them have.
+
+An analysis of variance of this design, 2 x 2 x 2 with seeds as blocks, has one contrast for each effect; its F is the
+square of the contrast's t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from math import prod
+from typing import Any
+
+from mvngrad_lab.experiments.floor.arms import GRID_ARMS
+from mvngrad_lab.recipe import COUPLED, NAMES, RULES, has_eps_s
+from mvngrad_lab.report.statistics import Contrast, estimate_contrast, find_common_seeds
+from mvngrad_lab.report.verdicts import NOT_RUN, UNDECIDED, Verdict
+
+LOOKS = (6, 3)
+"""How many seeds the table is read at: each look has half of the level. Equivalence is read at six only."""
+FACTORS: dict[str, Callable[[str], bool]] = {
+    "floor": lambda arm: arm.endswith("-floor"),
+    "variance": lambda arm: has_eps_s(GRID_ARMS[arm]),
+    "order": lambda arm: RULES[GRID_ARMS[arm]].momentum_last,
+}
+"""Whether an arm has a floor, normalizes by the variance, and applies momentum last."""
+KINDS = {"with a floor": "floor", "without a floor": "none"}
+VARIANCE, ORDER = "variance", "momentum last"
+SGD_ARMS = ("sgd", *filter(FACTORS["floor"], GRID_ARMS))
+"""SGD, and what it is compared with."""
+
+Values = dict[str, list[float]]
+Effects = Mapping[str, Contrast]
+
+
+def make_weights(*factors: str, among: Sequence[str] = tuple(GRID_ARMS)) -> dict[str, float]:
+    """Weights of a factor's effect, or of the interaction of several: a difference of differences.
+
+    >>> make_weights("variance", among=["adam-none", "adabelief-none"])
+    {'adam-none': -1.0, 'adabelief-none': 1.0}
+    """
+    scale = 2 ** len(factors) / len(among)
+    return {arm: scale * prod(1 if FACTORS[factor](arm) else -1 for factor in factors) for arm in among}
+
+
+def keep_whole_seeds(arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str]) -> tuple[list[str], Values]:
+    """The seeds that all these arms have, and the values of the arms at these seeds."""
+    seeds = find_common_seeds(arms, among)
+    return seeds, {arm: [arms[arm][seed] for seed in seeds] for arm in among}  # type: ignore[misc]
+
+
+def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> Verdict | None:
+    """Why nothing can be judged yet."""
+    if seeds < 3:
+        return Verdict(NOT_RUN, "", f"{seeds} of 3 seeds are done in every arm.")
+    if lost := [arm for arm, row in values.items() if None in row]:
+        return Verdict(UNDECIDED, "", f"Runs of {', '.join(lost)} diverged; the rule compares means.")
+    return None
+
+
+def keep_seeds_of_look(arms: Mapping[str, Mapping[str, float | None]]) -> tuple[list[str], Values]:
+    """The first six whole seeds of the eight arms, or three, or as many as there are."""
+    seeds, values = keep_whole_seeds(arms, list(GRID_ARMS))
+    count = next((look for look in LOOKS if len(seeds) >= look), len(seeds))
+    return seeds[:count], {arm: row[:count] for arm, row in values.items()}
+
+
+def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
+    """All effects that the rules of the table look at, by name; none if fewer than three seeds are whole.
+
+    "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
+    """
+    seeds, values = keep_seeds_of_look(result["arms"])
+    if find_obstacle(values, len(seeds)):
+        return {}
+    effects = {"floor": estimate_contrast(values, make_weights("floor"))}
+    for cell in COUPLED:
+        weights = {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}
+        effects[f"floor, {NAMES[cell]}"] = estimate_contrast(values, weights)
+    for factor, name in (("variance", VARIANCE), ("order", ORDER)):
+        effects[name] = estimate_contrast(values, make_weights(factor))
+        for where, kind in KINDS.items():
+            four = {arm: row for arm, row in values.items() if arm.endswith(f"-{kind}")}
+            effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
+    for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
+        effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
+    seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
+    return effects if find_obstacle(values, len(seeds)) else {**effects, "SGD": compare_sgd(values)}
+
+
+def compare_sgd(values: Values) -> Contrast:
+    """SGD less the mean of the four arms with a floor."""
+    return estimate_contrast(values, {arm: 1.0 if arm == "sgd" else -0.25 for arm in SGD_ARMS})
