@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import candidates, first_step, largest, memory, monitor, step, versions
+from benchmarks import candidates, first_step, largest, memory, monitor, report, step, versions
 from benchmarks.candidates import Candidate
 from benchmarks.report import FIGURES, markdown
 from benchmarks.targets import find_machine, judge_targets
@@ -207,6 +207,25 @@ def test_the_memory_benchmark_counts_bytes_and_trains(monkeypatch):
 def test_the_stored_page_is_that_of_the_stored_numbers(benchmark, stem):
     stored = json.loads((memory.RESULTS / f"{stem}.json").read_text())
     assert (memory.RESULTS / f"{stem}.md").read_text() == benchmark.make_markdown(stored)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits are posix's")
+def test_a_failed_write_leaves_the_old_result_whole(tmp_path):
+    """The kernel refuses the rest of the file, as on a disk that becomes full."""
+    import resource
+
+    report.write({"name": "old"}, tmp_path / "results" / "step", "old page")
+    before = {path.name: path.read_text() for path in (tmp_path / "results").iterdir()}
+    assert sorted(before) == ["step.json", "step.md"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        for result, page in (({"name": "x" * 5000}, "new page"), (json.loads(before["step.json"]), "x" * 5000)):
+            with pytest.raises(OSError, match="too large"):
+                report.write(result, tmp_path / "results" / "step", page)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_text() for path in (tmp_path / "results").iterdir()} == before
 
 
 def test_the_targets_of_memory_are_judged_from_the_stored_run():

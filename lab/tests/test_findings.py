@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -47,6 +48,22 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
         assert said in "\n".join(summarize(changed, find_latest(records)))
         assert said not in summary
     assert re.match(r"\d+ claims, the paper's: ", summary)
+
+
+def test_claims_and_findings_of_an_experiment_are_those_of_all_its_records(tmp_path):
+    """`spikes` makes the records spikes-text, spikes-text-short and spikes-images; spikes-mnist is another."""
+    for name in ("spikes-text-short.json", "spikes-text-short-rates.json"):
+        shutil.copy(RESULTS / name, tmp_path)
+    records = load_records(tmp_path, warn=pytest.fail)
+    judged = judge(records)
+    theirs = {"spikes-text", "spikes-text-short", "spikes-images"}
+    count = sum(claim.target in theirs for claim, _ in judged)
+    first, finding, others = summarize(judged, find_latest(records), ["spikes"])
+    assert first.startswith(f"{count} claims of spikes: ")
+    assert finding.startswith("- In GPT-2 30M ")
+    assert others.startswith(f"{len(judged) - count} other claims: ")
+    mine, *_ = summarize(judged, find_latest(records), ["spikes-mnist"])
+    assert mine.startswith(f"{sum(claim.target == 'spikes-mnist' for claim, _ in judged)} claims of spikes-mnist: ")
 
 
 def test_the_readmes_figure_and_sentence_are_those_of_results():

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from tiny import interrupt
 from torch import nn
 
 from mvngrad import MVNGrad
@@ -24,6 +26,7 @@ from mvngrad_lab.tasks.cifar100 import recipe as cifar100_recipe
 from mvngrad_lab.tasks.language import recipe as language_recipe
 from mvngrad_lab.training import queue
 from mvngrad_lab.training.optimizers import make_optimizer
+from mvngrad_lab.training.train import Interrupted
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -269,6 +272,75 @@ def test_processes_train_shares_of_a_queue_in_one_store(tmp_path, small_queue, m
         with pytest.raises(SystemExit):
             run("--share", wrong)
         assert f"{wrong!r} is not K/N with 1 <= K <= N" in capsys.readouterr().err
+
+
+def test_a_share_that_skips_a_queue_fails_and_says_so(tmp_path, small_queue, monkeypatch, capsys):
+    def make_queue(name, runs):
+        if name == "seeds" and not {recipe.key for recipe in small_queue[:2]} <= runs.keys():
+            raise InvalidInput("runs of the grid are missing")
+        return small_queue[:2] if name == "grid" else small_queue[2:]
+
+    def export(finished, results):
+        return queue.Exported({}, [])
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["run", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
+        queue.run_command("", ("grid", "seeds"), records.read_accuracies, make_queue, export)
+
+    with pytest.raises(SystemExit) as stopped:
+        run("grid", "seeds", "--share", "1/2")
+    out, error = capsys.readouterr()
+    assert stopped.value.code == 1
+    assert out.splitlines()[-2:] == ["0 runs of grid are left", "seeds: runs of the grid are missing"]
+    assert error == "skipped: seeds; when all processes have ended, run this again\n"
+    run("grid", "seeds", "--share", "2/2")  # the other has trained its own
+    assert capsys.readouterr().out.endswith("0 runs of seeds are left\n")
+    for option in (("--share", "1/2"), ("--again",)):
+        with pytest.raises(SystemExit, match="2"):
+            run("export", *option)
+        assert "without --share and --again" in capsys.readouterr().err
+
+
+def test_a_damaged_store_ends_the_command_with_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / records.get_file_name("grid")).write_text("{")
+    monkeypatch.setattr("sys.argv", ["run", "grid", "--runs", str(tmp_path), "--device", "cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        run.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"run: {tmp_path / records.get_file_name('grid')} is damaged")
+
+
+def test_a_resumed_run_keeps_the_gradients_of_the_epochs_before(tmp_path, small_queue):
+    options = {"finished": {}, "device": "cpu", "stop_after": 600, "run_seconds": 1}
+    recipe = small_queue[0]
+    queue.train_queue([recipe], tmp_path / "whole", **options)
+    with pytest.raises(Interrupted):
+        queue.train_queue([recipe], tmp_path / "cut", on_event=interrupt(after=1), **options)
+    queue.train_queue([recipe], tmp_path / "cut", **options)
+    whole, cut = (
+        queue.make_row(queue.read_finished(tmp_path / root / queue.FINISHED)[recipe.key])["gradient_rms"]
+        for root in ("whole", "cut")
+    )
+    assert len(whole) == recipe.epochs
+    assert cut == whole
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits are posix's")
+def test_a_line_that_does_not_fit_on_the_disk_is_an_error(tmp_path):
+    """The kernel writes a part of it, as on a disk that becomes full."""
+    import resource
+
+    run = store.FinishedRun("key", "name", {}, {}, {"status": "finished", "data": "x" * 5000})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"No space left .*{queue.FINISHED}"):
+            queue._add_line(tmp_path, run, False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    queue._add_line(tmp_path, run, False)
+    lines = (tmp_path / queue.FINISHED).read_text().splitlines()
+    assert [len(lines[0]), json.loads(lines[1])["key"]] == [1000, "key"]
 
 
 def test_queues_are_trained_in_order_and_each_sees_the_runs_before_it(tmp_path, small_queue, monkeypatch):

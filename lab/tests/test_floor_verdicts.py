@@ -80,6 +80,8 @@ def table_results(seeds=6, rng=None, noise=NOISE, **effects):
         ),
         ({"floor": 1.8, "variance": 0.35}, 6, {"variance-equal": UNDECIDED, "order-equal": REPRODUCED}),
         ({"floor": 0.0, "joint": 2.0}, 6, {"each-cell": CAVEAT, "interactions": NOT_REPRODUCED}),
+        ({"floor": 0.0}, 6, {"each-cell": UNDECIDED}),
+        ({"floor": -1.8}, 6, {"each-cell": NOT_REPRODUCED}),
         ({"floor": 1.8, "corner": 2.0}, 6, {"interactions": UNDECIDED}),  # present, but not the floor's
         ({"floor": 1.8}, 2, {"main": NOT_RUN, "sgd": NOT_RUN}),
     ],

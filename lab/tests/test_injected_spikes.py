@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from functools import partial
 from statistics import fmean, median
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from texts import write_text
 
-from mvngrad_lab.experiments.spikes import compare, mnist, recipes, records, run, tasks
+from mvngrad_lab.experiments.spikes import compare, figure as figures, mnist, recipes, records, run, tasks
 from mvngrad_lab.report import Sources, TableResult
 from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, find_judges
@@ -320,6 +321,21 @@ def test_verdicts_follow_the_true_differences(rows, expected):
     for verdict in verdicts.values():
         assert (verdict.strip is None) == (verdict.status == NOT_RUN)
         assert verdict.strip is None or len(verdict.strip.rows) == 4
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_costs_are_named_without_the_runs_that_nothing_can_be_compared_with(lost):
+    """At the best rate the runs without bad batches of `lost` of Adam's three seeds diverged."""
+    result = make_rows(SLOW_FIRST)
+    for row in result["rows"]:
+        row["rate"] = "1x" if row["rate"] == "0.001" else "3x"
+        if (row["cell"], row["rate"]) == ("adam", "1x") and row["seed"] <= lost:
+            row |= {"comparable": False, "recovery": None, "damage": None}
+    verdicts = {"spikes-text-short-damage": JUDGES["spikes-images-damage"](result)}
+    text = figures.describe_text(result, verdicts)
+    names = re.findall(r"([\w-]+) [01]\.\d\d", text)
+    assert {*names} == {"Adam", "LaProp", "AdaBelief", "MVN-Grad"} - ({"Adam"} if lost == 3 else set())
+    assert text.endswith("nats (3 seeds).")
 
 
 def test_pairs_of_a_seed_count_once_if_seeds_are_compared():

@@ -1,5 +1,6 @@
 """Two processes never train one run: a living process keeps its folder, the lock of a dead one is replaced."""
 
+import errno
 import json
 import os
 import signal
@@ -153,12 +154,14 @@ def test_empty_lock_files_have_no_owner(tmp_path):
     assert not tmp_path.exists()
 
 
-@pytest.mark.parametrize("hard_links", [True, False])
-def test_one_process_does_not_hold_a_folder_twice(tmp_path, monkeypatch, hard_links):
-    def refuse(*paths):
-        raise PermissionError
+@pytest.mark.parametrize("no_hard_links", [None, "EPERM", "ENOTSUP", "ENOSYS", "EMLINK"])
+def test_one_process_does_not_hold_a_folder_twice(tmp_path, monkeypatch, no_hard_links):
+    """On a file system with hard links, and on those that answer link() with an error."""
 
-    if not hard_links:
+    def refuse(*paths):
+        raise OSError(getattr(errno, no_hard_links), "no hard links")
+
+    if no_hard_links:
         monkeypatch.setattr(os, "link", refuse)
     with lock_folder(tmp_path), pytest.raises(Locked, match=str(os.getpid())), lock_folder(tmp_path):
         pass

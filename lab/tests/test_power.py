@@ -1,5 +1,7 @@
 """The powers that rules and docs state are those that the command prints, and their tests are those of the judges."""
 
+import dataclasses
+import json
 import random
 import re
 from pathlib import Path
@@ -9,12 +11,14 @@ import pytest
 from scipy import stats
 
 from mvngrad_lab.discovery import import_all
+from mvngrad_lab.experiments.floor.power import pooled_deviation
 from mvngrad_lab.experiments.language.power import order_powers
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.power import narrower_power, outside_power, share_inside, signed_rank_power, welch_power
 from mvngrad_lab.report.statistics import LEVEL, narrower, signed_rank
 from mvngrad_lab.report.tables import judge_means
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, REPRODUCED
+from mvngrad_lab.tasks.cifar100.recipe import paper
 
 RULES = {claim.id: claim.rule for claim in load_claims()}
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "reproduce.md"
@@ -44,6 +48,20 @@ def test_the_powers_in_the_docs_are_those_of_the_command():
     assert second.format(*powers[2:]) in page
     orders = (order_powers(text, seeds)[0] for text, seeds in (("wikitext", 4), ("openwebtext", 3)))
     assert "powers are {:.1%} and {:.1%}.".format(*orders) in page
+
+
+def test_the_deviation_of_table_1_is_that_of_its_first_seeds(tmp_path):
+    """Stored runs of seeds 3 to 5, and of other settings, change no power that was stated before them."""
+
+    def write(*others):
+        runs = [*(paper("adam", 1024, seed) for seed in (0, 1, 2)), *others]
+        rows = [{"key": r.key, "name": r.name, "recipe": r.settings, "result": {"test_accuracy": r.seed}} for r in runs]
+        (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        return pooled_deviation(tmp_path / "runs.jsonl", 1024, ("adam",))
+
+    assert write() == 1.0
+    assert write(*(paper("adam", 1024, seed) for seed in (3, 4, 5))) == 1.0
+    assert write(dataclasses.replace(paper("adam", 1024, 9), epochs=30)) == 1.0
 
 
 def draw_many(power, count):

@@ -2,7 +2,9 @@
 
 import json
 import math
+import shutil
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,6 +117,18 @@ def test_a_key_is_of_all_that_decides_a_run(monkeypatch):
     monkeypatch.setitem(SETTINGS, PAPER_128, quality.Setting(5e-3, (0.999, 0.7), 1e-8, batch=128, epochs=4))
     keys.append(quality.run_key(job, code="a"))
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("name", ["optim/backends/cpu/kernel.cpp", "optim/backends/cpu/__init__.py", "rule.py"])
+def test_results_of_other_kernels_are_not_reused(tmp_path, monkeypatch, name):
+    folder = tmp_path / "mvngrad"
+    shutil.copytree(Path(quality.rule.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    before = quality.code_hash()
+    monkeypatch.setattr(quality.rule, "__file__", str(folder / "rule.py"))
+    assert quality.code_hash() == before
+    with (folder / name).open("a") as file:
+        file.write("\n")
+    assert quality.code_hash() != before
 
 
 def test_a_line_cut_off_is_run_again_and_spoils_no_other(tmp_path):

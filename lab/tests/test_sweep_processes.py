@@ -16,6 +16,7 @@ from sweep_toy import (
     crowd,
     find_current_run,
     freeze,
+    gated,
     is_unlocked,
     kill,
     make_sweep,
@@ -26,6 +27,7 @@ from sweep_toy import (
     toys,
     wait_for,
 )
+from test_pool import alive
 
 from mvngrad_lab.experiments.sweeps import find_sweep
 from mvngrad_lab.sweep.local_workers import WorkerOptions, choose_device, submit_jobs
@@ -178,6 +180,20 @@ def test_workers_asked_to_stop_leave_their_runs_to_the_next(toy, workers):
     assert "Interrupted" in read_output(process)
     assert process.returncode == 130
     assert set(toy.statuses()) == {"finished", "waiting"}
+
+
+def test_workers_end_when_the_process_that_started_them_is_killed(toy):
+    toy.init(gated(), "sweep_toy:gated", heartbeat=1)
+    process = toy.start_worker("--workers", 2)
+    try:
+        wait_for(lambda: sum(bool(log.read_text()) for log in toy.root.glob("*/log")) == 2)
+        workers = [int(log.read_text().split()[0]) for log in toy.root.glob("*/log")]
+        kill(process)
+        wait_for(lambda: not any(map(alive, workers)))
+        text = read_output(process)
+    finally:
+        (toy.root / "gate").touch()  # ends runs that were not interrupted
+    assert set(toy.statuses()) == {"waiting"}, text
 
 
 def test_a_worker_whose_output_is_closed_leaves_its_run_to_the_next(toy):

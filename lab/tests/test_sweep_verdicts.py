@@ -299,6 +299,11 @@ def test_the_signed_rank_test_of_ties_zeros_and_infinities():
     assert signed_rank([(0.0, 1.0), (0.0, 1.0), (0.0, -1.0)]) == 0.5  # one or no minus of eight, and three of one minus
     assert signed_rank([(1.0, 1.0)] * 5) == 1.0
     assert signed_rank([(0.0, math.inf), (math.inf, math.inf), (0.0, -1.0), (0.0, 2.0)]) == 0.25
+    lows = (79.1, 79.9, 77.5, 78.2, 76.1, 79.4)
+    rounded = [(low, round(low + 0.2, 1)) for low in lows] + [(70.1, 69.9)]
+    assert len({abs(second - first) for first, second in rounded}) > 1, "equal up to rounding"
+    assert signed_rank(rounded) == signed_rank([(0.0, 0.2)] * 6 + [(0.2, 0.0)]) == 8 / 2**7
+    assert signed_rank([(0.2, high - low) for low, high in rounded[:6]]) == 1.0
     pairs = [(float(i % 7), float(i % 5)) for i in range(20)]
     sums = signed_rank(pairs) + signed_rank([pair[::-1] for pair in pairs])
     assert 1 < sums < 1.1, "what was seen is counted on both sides"

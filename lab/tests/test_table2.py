@@ -199,6 +199,9 @@ def test_runs_on_the_papers_texts_are_judged():
     official = [wikitext103(cell, seed) for cell in perplexity for seed in range(4)]
     verdicts = get_verdicts([make(recipe) for recipe in official])
     assert (verdicts["wikitext-validation"].status, verdicts["wikitext-order"].status) == (REPRODUCED, REPRODUCED)
+    strips = [verdicts[f"wikitext-{name}"].strip for name in ("validation", "order")]
+    assert all(strip.what.startswith("validation perplexity on wikitext103") for strip in strips)
+    assert strips[1].rows[-1].value == pytest.approx(62.62, abs=0.01)
     assert verdicts["wikitext-deviation-validation"].status == NOT_REPRODUCED
     assert verdicts["openwebtext-order"].status == NOT_RUN
     assert get_verdicts([make(recipe, 5.0) for recipe in official])["wikitext-validation"].status == NOT_REPRODUCED

@@ -237,6 +237,11 @@ def test_missing_and_diverged_state_runs_are_named():
     verdict = get_verdicts([*runs[:-1], diverged(runs[-1])])["cifar-state-precision"]
     assert verdict.status == NOT_REPRODUCED
     assert "diverged: 1 with int8" in verdict.measured
+    for others in ([], runs[-1:]):
+        lost = [runs[0], *others]
+        verdict = get_verdicts([diverged(run) if run in lost else run for run in runs])["cifar-state-precision"]
+        assert verdict.status == UNDECIDED, "what they are compared with diverged"
+        assert "1 with float32" in verdict.measured
 
 
 def test_the_table_of_states_has_differences_and_bytes():

@@ -124,6 +124,13 @@ def test_speed_is_judged_by_the_test(mvngrad, adabelief, expected):
     assert status("mnist-fast", curves({}, losses)) == expected
 
 
+@pytest.mark.parametrize("other", ["Adam", "LaProp"])
+def test_speed_is_undecided_if_what_is_compared_with_diverged(other):
+    losses = {"Adam": HIGH, "AdaBelief": LOW, "LaProp": HIGH, "MVN-Grad": LOW} | {other: [None, *HIGH[1:]]}
+    assert status("mnist-fast", curves({}, losses)) == UNDECIDED
+    assert status("mnist-fast", curves({}, losses | {"MVN-Grad": [*LOW[1:], None]})) == NOT_REPRODUCED
+
+
 SMALL_GAP = mnist_gap.Frozen(checkpoints=(2, 10, 40), seeds=(0,), K=16, hidden=(16, 16))
 
 
@@ -161,6 +168,15 @@ def test_a_plateau_rises_and_stays(values, expected):
         for row in trained.values():
             row["gap"] = row["gap"][:1]
         assert status("mnist-gap-plateau", {**result, "seeds": [0]}) == UNDECIDED, "one seed"
+
+
+@pytest.mark.parametrize(("spread", "expected"), [(0.22, UNDECIDED), (0.1, NOT_REPRODUCED)])
+def test_two_ways_to_contradict_a_plateau_are_corrected(spread, expected):
+    """The first checkpoint is above all others with p = 0.008 or 0.002, and the end does not vanish."""
+    rows = [[4 + first, 4, 4, 4, 4] for first in (1 - spread, 1, 1 + spread)]
+    trained = {cell: {"gap": rows} for cell in ("AdaBelief", "MVN-Grad")}
+    result = {"data": "", "seeds": [0, 1, 2], "steps": [1, 2, 3, 4, 5], "trained_with": trained}
+    assert status("mnist-gap-plateau", result) == expected
 
 
 @pytest.mark.slow
