@@ -36,14 +36,17 @@ STATE_DTYPES = (None, torch.float32, *ROUNDED_DTYPES)
 """Valid values of `state_dtype`, in a group."""
 ALIASES = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 """Other spellings of them."""
-HALF_DTYPES = (torch.bfloat16, torch.float16)
+ARITHMETIC_DTYPES = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+"""The dtype a step computes in, of parameters that have 16 bits, or parts of 16; others compute in their own."""
 
 
 def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype a step computes in: the parameter's, but 32 bits for parameters (or parts of complex ones) of 16."""
-    if tensor.dtype == torch.complex32:
-        return torch.complex64
-    return torch.float32 if tensor.dtype in HALF_DTYPES else tensor.dtype
+    """The dtype a step computes in."""
+    return ARITHMETIC_DTYPES.get(tensor.dtype, tensor.dtype)
 
 
 # Rounding at random
