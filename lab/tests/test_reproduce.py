@@ -160,10 +160,11 @@ def test_unknown_experiments_are_refused_with_the_valid_ones(capsys):
 
 
 def command(*arguments, root, wait=True, **options):
+    """Run a command in `root`, where there is no results/, which would all be in the report."""
     line = [sys.executable, "-m", "mvngrad_lab", *arguments, "--runs", str(root)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, **options
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=root, **options
     )
     return process.communicate(timeout=1200)[0] if wait else process
 
@@ -220,7 +221,8 @@ def list_files(root):
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_second_process_is_refused_before_it_changes_anything(tmp_path, capsys):
+def test_a_second_process_is_refused_before_it_changes_anything(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # without results/
     process = command("reproduce", "separation", root=tmp_path, wait=False)
     try:
         assert has_started(tmp_path, "separation")

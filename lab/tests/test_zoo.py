@@ -159,7 +159,10 @@ def test_runs_in_one_process_do_not_share_the_learning_rate(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "adamx"}, "choose from mvngrad, .* torch:NAME such as torch:SGD, zoo:NAME and package.module:CLASS"),
+        (
+            {"optimizer": "adamx"},
+            "choose from mvngrad, .* torch:NAME such as torch:SGD, zoo:NAME and package.module:CLASS",
+        ),
         ({"optimizer": "torch:SGD"}, "eps_s=1e-08 is for our optimizers"),
         ({"optimizer": "torch:SGD", "eps_s": None, "state_dtype": "int8"}, "state_dtype='int8' is for our optimizers"),
         ({"beta1": None}, "beta1=None is invalid with optimizer='mvngrad'"),
