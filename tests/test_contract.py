@@ -1,9 +1,11 @@
 """What torch.optim promises, for each of the eight optimizers."""
 
 import inspect
+import linecache
 import subprocess
 import sys
 import textwrap
+import warnings
 import weakref
 from functools import partial
 
@@ -21,6 +23,7 @@ from family import (
     tensors,
     train,
 )
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -40,6 +43,31 @@ def test_a_positional_decay_is_refused_and_a_large_eps_s_warns():
         mvngrad.MVNGradW(parameters((3,)), 1e-3, (0.9, 0.999), 1e-8, 0.1)
     with pytest.warns(UserWarning, match=r"eps_s=0\.1 keeps sqrt\(s\) above 10, .* did you mean weight_decay=0\.1"):
         mvngrad.MVNGradW(parameters((3,)), eps_s=0.1)
+
+
+class Subclass(mvngrad.AdaBelief):
+    pass
+
+
+def test_the_warning_about_eps_s_names_the_line_of_the_caller():
+    model = torch.nn.Linear(2, 1)
+    optimizer = mvngrad.MVNGradW(model.parameters())
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["eps_s"] = 0.1
+    named = {**saved, "param_groups": [{**saved["param_groups"][0], "params": ["weight", "bias"]}]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mvngrad.MVNGradW(parameters((3,)), eps_s=0.1)  # route 0
+        mvngrad.MVNGrad([{"params": parameters((3,)), "eps_s": 0.1}])  # route 1
+        Subclass(parameters((3,)), eps_s=0.1)  # route 2
+        optimizer.add_param_group({"params": parameters((3,)), "eps_s": 0.1})  # route 3
+        del optimizer.param_groups[1]
+        optimizer.load_state_dict(saved)  # route 4
+        set_optimizer_state_dict(model, optimizer, named)  # route 5
+    caught = [warning for warning in caught if "eps_s=0.1" in str(warning.message)]
+    assert [warning.filename for warning in caught] == [__file__] * len(caught)
+    lines = [linecache.getline(warning.filename, warning.lineno).strip() for warning in caught]
+    assert [*dict.fromkeys(int(line[-1]) for line in lines)] == [*range(6)]
 
 
 def test_public_names_are_attributes_of_mvngrad_and_optim():

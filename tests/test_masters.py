@@ -1,13 +1,23 @@
 """Split master weights: bfloat16 parameters whose missing bits are state."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
+import torch.distributed as dist
 from family import OPTIMIZERS, each_device, equal, new_state, step, tensors
 from test_sharded import on_two_ranks
 from torch._dynamo.testing import CompileCounter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import mvngrad
 from mvngrad.optim.formats import LOW_DTYPES, Rounding, join_master, split_master
@@ -288,6 +298,86 @@ def train_sharded(folder):
 
 def test_sharded_parameters_have_masters(tmp_path):
     on_two_ranks(train_sharded, tmp_path)
+
+
+def setup_masters(sharded, **options):
+    model = make_model(torch.bfloat16)
+    if sharded:
+        fully_shard(model)
+    return model, mvngrad.MVNGradW(model.parameters(), master_bits=32, **options)
+
+
+def gather_masters(model, optimizer):
+    masters = mvngrad.get_master_state_dict(model, optimizer)
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in masters.items()}
+
+
+def load_full_state_dicts(_folder):
+    """Between sharded and whole parameters, with the state_dict on all ranks or sent by rank 0."""
+    for sharded, state_dtype in product((True, False), (None, "int8")):
+        model, optimizer = setup_masters(sharded, lr=1e-2, state_dtype=state_dtype)
+        train(model, optimizer, 3)
+        expected = gather_masters(model, optimizer)
+        assert any((value != value.bfloat16().float()).any() for value in expected.values())
+        weights, state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+        if not sharded:
+            state = mvngrad.convert_state_dict(state, state_dtype and "int8 as float32")
+        for to_shards, broadcast in product((True, False), (True, False)):
+            model, optimizer = setup_masters(to_shards, lr=1e-2, state_dtype=state_dtype)
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+            empty = broadcast and dist.get_rank() > 0
+            # Copies, because torch writes shards into the dicts that it loads.
+            set_model_state_dict(model, {} if empty else copy.deepcopy(weights), options=options)
+            set_optimizer_state_dict(model, optimizer, {} if empty else copy.deepcopy(state), options=options)
+            torch.testing.assert_close(gather_masters(model, optimizer), expected, rtol=0, atol=0)
+            train(model, optimizer, 1)
+
+
+def test_full_state_dicts_have_all_32_bits_of_masters(tmp_path):
+    on_two_ranks(load_full_state_dicts, tmp_path)
+
+
+def load_zero(_folder):
+    """It copies state_dicts into the state of the optimizer, without its load_state_dict."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(make_model(torch.bfloat16))
+    optimizer, other = (
+        ZeroRedundancyOptimizer(model.parameters(), mvngrad.MVNGradW, lr=1e-2, master_bits=32) for _ in range(2)
+    )
+    train(model.module, optimizer, 3)
+    expected = mvngrad.get_master_state_dict(model.module, optimizer.optim)
+    optimizer.consolidate_state_dict()
+    saved = [optimizer.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(saved)
+    other.load_state_dict(saved[0])
+    assert any((value != value.bfloat16().float()).any() for value in expected.values())
+    torch.testing.assert_close(mvngrad.get_master_state_dict(model.module, other.optim), expected, rtol=0, atol=0)
+    train(model.module, other, 1)
+
+
+def test_zero_loads_masters(tmp_path):
+    on_two_ranks(load_zero, tmp_path)
+
+
+def refuse_whole_state(_folder):
+    model, optimizer = setup_masters(sharded=False)
+    train(model, optimizer, 1)
+    _, sharded = setup_masters(sharded=True)
+    with pytest.raises(ValueError, match=r"m is whole, its parameter sharded: .* full_state_dict=True"):
+        sharded.load_state_dict(optimizer.state_dict())
+
+
+def test_whole_state_with_masters_is_refused_by_shards_with_the_remedy(tmp_path):
+    on_two_ranks(refuse_whole_state, tmp_path)
+
+
+def test_a_state_dict_shares_the_memory_of_masters():
+    model, optimizer = setup_masters(sharded=False)
+    train(model, optimizer, 1)
+    saved = optimizer.state_dict()["state"]
+    for i, param in enumerate(model.parameters()):
+        assert saved[i]["low"].data_ptr() == optimizer.state[param]["low"].data_ptr()
 
 
 def test_masters_of_frozen_parameters_are_loaded_too():

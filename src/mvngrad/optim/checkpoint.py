@@ -199,13 +199,8 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     if not saved:
         return {}
     stored = state_format.allocate(names, param)
-    low = formats.allocate_low(group["master_bits"], param)
-    if low and "low" in saved:
-        value, own = saved["low"], low["low"]
-        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (own.dtype, own.shape):
-            raise ValueError(f"corrupted state_dict: low is {_describe(value)}, where it must be {_describe(own)}")
-        own.copy_(value)
-    if low:  # without it, a master equals its parameter
+    with_low = saved
+    if group["master_bits"]:
         saved = {name: value for name, value in saved.items() if name != "low"}
     if saved.keys() not in ({"step", *stored}, {"step", *names}):
         raise ValueError(
@@ -216,6 +211,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     for name, value in saved.items():
         if name != "step":
             _check_tensor(name, value, param, stored[name], floats=f"{names[0]}_scale" not in saved)
+    low = copy_low(with_low, param, group["master_bits"])
     if state_format is not formats.INT8:
         for name, tensor in stored.items():
             view_as_real(tensor).copy_(view_as_real(saved[name]))
@@ -227,6 +223,25 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
             saved = {name: get_local_like(saved[name], param) for name in names}
         state_format.store(stored, formats.load_state(names, saved, torch.float32))
     return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in {**stored, **low}.items()}}
+
+
+def copy_low(saved: Mapping[str, Any], param: Tensor, master_bits: int | None) -> dict[str, Tensor]:
+    """A copy of `low` in the saved state of a parameter; without it, zeros: the master equals its parameter."""
+    low = formats.allocate_low(master_bits, param)
+    if low and "low" in saved:
+        value, own = saved["low"], _view_as_bytes(low["low"])
+        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (own.dtype, own.shape):
+            raise ValueError(f"corrupted state_dict: low is {_describe(value)}, where it must be {_describe(own)}")
+        own.copy_(value)
+    return low
+
+
+def _view_as_bytes(low: Tensor) -> Tensor:
+    """A view of `low` as it is saved. 16 bits become a last dimension of 2 bytes: gloo and NCCL cannot send int16."""
+    if low.dtype == torch.int8:
+        return low
+    pairs = get_local(low)[..., None].view(torch.int8)
+    return _make_sharded(pairs, low) if is_sharded(low) else pairs
 
 
 def parse_steps(value: Any) -> float:
@@ -278,7 +293,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
 
     Dtypes become their names. 8-bit state becomes floats if a parameter of the optimizer is sharded, because blocks
     cannot be cut at the borders of shards; nothing is lost: floats decoded from codes are encoded as the same values.
-    Otherwise it stays in blocks.
+    Otherwise it stays in blocks. The low bits of masters become bytes.
     """
     sharded = any(is_sharded(param) for group in optimizer.param_groups for param in group["params"])
     states, groups = dict(state_dict["state"]), []
@@ -287,6 +302,8 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
         names = optimizer.get_rule(group).state_names
         for key, param in zip(saved["params"], group["params"], strict=True):
             stored = states.get(key, {})
+            if "low" in stored:
+                stored = states[key] = {**stored, "low": _view_as_bytes(stored["low"])}
             if f"{names[0]}_scale" in stored and sharded:
                 values = formats.load_state(names, stored, torch.float32)
                 if is_sharded(param):
@@ -334,9 +351,10 @@ def _make_sharded(part: Tensor, param: Any) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     whole = view_as_real(param.detach())
-    return DTensor.from_local(
-        part, param.device_mesh, param.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
+    shape, stride = whole.shape, whole.stride()
+    if part.dim() > whole.dim():  # pairs of bytes
+        shape, stride = torch.Size((*shape, 2)), (*(2 * each for each in stride), 1)
+    return DTensor.from_local(part, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride)
 
 
 def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
@@ -399,12 +417,12 @@ def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> d
     Load it into a float32 model, or by `load_master_state_dict`. Sharded parameters stay sharded.
     """
     state_dict: dict[str, Tensor] = model.state_dict()  # with the versions of the modules, which a plain dict lacks
-    with_masters = {param for group in optimizer.param_groups if group["master_bits"] for param in group["params"]}
+    groups = {param: group for group in optimizer.param_groups if group["master_bits"] for param in group["params"]}
     for name, param in model.state_dict(keep_vars=True).items():  # named_parameters may have other names
-        if isinstance(param, Tensor) and param in with_masters:  # extra state of a module may be any object
+        if isinstance(param, Tensor) and param in groups:  # extra state of a module may be any object
             master = state_dict[name] = param.detach().float()
-            low = optimizer.state.get(param, {}).get("low")
-            if low is not None:  # before the first step the masters are the parameters
+            if optimizer.state.get(param):  # before the first step the masters are the parameters
+                low = optimizer.get_or_create_state(param, groups[param])["low"]
                 get_local(master).copy_(formats.join_master(get_local(param.detach()), get_local(low)))
     return state_dict
 

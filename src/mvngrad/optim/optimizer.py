@@ -182,6 +182,8 @@ class RuleOptimizer(Optimizer):
             unpacked = checkpoint.unpack_blocks(state)
             state.clear()
             state.update(unpacked)
+        if "low" in state and state["low"].dim() > param.dim():  # as saved, likewise
+            state.update(checkpoint.copy_low(state, param, group["master_bits"]))
         names = self._get_stored_names(group)
         stored = {name for name in state if name in ALL_NAMES}  # torch 2.11 cannot trace state.keys() & ALL_NAMES
         if {*names} != stored or not is_stored_as(group["state_dtype"], state[names[0]].dtype):

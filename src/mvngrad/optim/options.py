@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from numbers import Real
@@ -62,8 +63,16 @@ def _check_numbers(group: Group, rule: Rule, name: str) -> None:
         warnings.warn(
             f"{name}: eps_s={group['eps_s']:g} keeps sqrt(s) above {floor:.2g}, so gradients are barely "
             f"normalized; choose a smaller one, or did you mean weight_decay={group['eps_s']:g}?",
-            stacklevel=6,
+            stacklevel=_get_stacklevel(),
         )
+
+
+def _get_stacklevel() -> int:
+    """The `stacklevel` by which a warning of the calling function names the first line outside mvngrad and torch."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("mvngrad", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _check_formats(group: Group, name: str) -> None:
