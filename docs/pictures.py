@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from mvngrad.diagnostics import diagnose, read_records
-from mvngrad_lab import report
+from mvngrad_lab import report, store
 from mvngrad_lab.report import load_records, page
 from mvngrad_lab.report.figures.style import DARK, LIGHT
 from mvngrad_lab.report.findings import draw_lead
@@ -51,7 +51,7 @@ def take_screenshot(html: Path, target: Path) -> None:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     folders = [folder for folder in (ROOT / "runs", ROOT / "results") if folder.is_dir()]
-    lead = draw_lead(find_latest(load_records(*folders, warn=report.print_warning)))
+    lead = draw_lead(find_latest(load_records(*folders, warn=store.print_warning)))
     assert lead is not None
     for theme, colors in (("light", LIGHT), ("dark", DARK)):
         (FOLDER / f"floor-{theme}.svg").write_text(make_figure(lead.panels[0].svg, colors), encoding="utf-8")

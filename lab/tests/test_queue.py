@@ -160,7 +160,7 @@ def test_a_resumed_run_keeps_the_gradients_of_the_epochs_before(tmp_path, small_
         queue.train_queue([recipe], tmp_path / "cut", on_event=interrupt(after=1), **options)
     queue.train_queue([recipe], tmp_path / "cut", **options)
     whole, cut = (
-        queue.make_row(queue.read_finished(tmp_path / root / queue.FINISHED)[recipe.key])["gradient_rms"]
+        queue.make_exported_row(queue.read_finished(tmp_path / root / queue.FINISHED)[recipe.key])["gradient_rms"]
         for root in ("whole", "cut")
     )
     assert len(whole) == recipe.epochs

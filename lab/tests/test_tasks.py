@@ -83,7 +83,7 @@ def test_a_task_outside_the_package_is_trained_by_name(tmp_path):
 @pytest.mark.parametrize("name", ["mnist", "cifar100", "wikitext103", "openwebtext"])
 def test_every_preset_makes_recipes_of_its_class_for_all_optimizers(name):
     preset = find_presets()[name]
-    suffix = "w" * preset.optimizer.endswith("w")
+    suffix = "w" if preset.optimizer.endswith("w") else ""
     for cell in ("adam", "laprop", "adabelief", "mvngrad"):
         recipe = preset.make(cell + suffix, None)
         assert type(recipe) is preset.recipe

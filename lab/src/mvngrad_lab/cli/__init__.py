@@ -122,7 +122,7 @@ class Report:
         """Write the page, and print a summary: of these experiments first, if there are some."""
         import webbrowser
 
-        from mvngrad_lab.report import build, keep_runs, print_warning
+        from mvngrad_lab.report import build, keep_runs
 
         page = self.out or self.runs / REPORT
         check_page(page, REPORT)
@@ -131,12 +131,12 @@ class Report:
         if self.keep is not None:
             print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
         if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
-            print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
+            store.print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
         print("writing the report", flush=True)
         path = build(self.runs, store.RESULTS, out=page, say=_print_wrapped, experiments=experiments).resolve()
         print(f"report: {path}")
         if self.open and not webbrowser.open(path.as_uri()):
-            print_warning("no browser could be started; open the file above by hand")
+            store.print_warning("no browser could be started; open the file above by hand")
         return 0
 
 
@@ -155,7 +155,6 @@ class Diagnose:
 
     def __call__(self) -> int:
         from mvngrad.diagnostics import diagnose, read_records
-        from mvngrad_lab.report import print_warning
         from mvngrad_lab.report.page import render_diagnosis
 
         if len(self.records) != 1:
@@ -167,7 +166,7 @@ class Diagnose:
             raise InvalidInput(f"--out {page} is the monitor file itself; name another file, such as {another}")
         check_page(page, "diagnosis.html")
         try:
-            records = read_records(path, print_warning)
+            records = read_records(path, store.print_warning)
         except ValueError as error:
             raise InvalidInput(str(error)) from error
         diagnosis = diagnose(records)
@@ -184,7 +183,7 @@ def find_monitor(record: Path) -> Path:
         return path
     files = [each for each in record.glob("*.jsonl") if each.name not in ("metrics.jsonl", store.BUNDLE)]
     if names := sorted(map(str, [*files, *record.glob(f"*/{store.MONITOR}")])):
-        shown = ", ".join(names[:MOST_NAMES]) + ", ..." * (len(names) > MOST_NAMES)
+        shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
         raise MissingFile(f"no {store.MONITOR} in {record}; it has {shown}: name one of them")
     raise MissingFile(
         f"{path} does not exist; train with --monitored, or attach a Monitor, whose first record is written after "

@@ -237,4 +237,5 @@ def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None 
         return replace(recipe, optimizer=optimizer, beta1=None, beta2=None, eps=None, eps_s=None)
     if cell not in RULES:
         return preset.make(preset.optimizer, batch_size)
-    return replace(preset.make(cell + "w" * preset.optimizer.endswith("w"), batch_size), optimizer=optimizer)
+    suffix = "w" if preset.optimizer.endswith("w") else ""
+    return replace(preset.make(cell + suffix, batch_size), optimizer=optimizer)

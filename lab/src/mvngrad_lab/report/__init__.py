@@ -11,7 +11,6 @@ records.py of an experiment defines collect(sources), which returns the records 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from mvngrad_lab import store
 from mvngrad_lab.discovery import find_experiments, import_all
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
-from mvngrad_lab.store import read_rows
+from mvngrad_lab.store import print_warning, read_rows
 
 MONITORS = "monitors"
 """In a folder of small results: the records of Monitors, KEY.jsonl for each run that has one."""
@@ -144,7 +143,7 @@ class Sources:
 
 def load_records(*folders: Path, warn: Callable[[str], object]) -> list[Record]:
     """All finished runs in the folders, and what the experiments collect there."""
-    runs = {run.key: run for run in store.load_runs(*folders)}
+    runs = {run.key: run for run in store.load_runs(*folders, on_problem=warn)}
     sources = Sources(folders, runs, warn)
     return [*runs.values(), *collect(sources)]
 
@@ -245,10 +244,6 @@ def make_row(recipes: Sequence[TrainingRecipe], sources: Sources, metrics: Seque
         "to_come": len(recipes) - len(done),
         "diverged": sum(run.result["status"] != "finished" for run in done),
     }
-
-
-def print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
 
 
 def build(

@@ -18,7 +18,7 @@ from mvngrad_lab.report import Record
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, REPRODUCED, STATUSES, Verdict
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, REPRODUCED, STATUSES, Judged
 
 MOST = 4
 """Sentences on the first screen of the report."""
@@ -34,9 +34,7 @@ class Finding:
     """The record that it is about."""
 
 
-def find(
-    judged: Sequence[tuple[Claim, Verdict]], by_name: Mapping[str, Record], experiments: Sequence[str] = ()
-) -> list[Finding]:
+def find(judged: Sequence[Judged], by_name: Mapping[str, Record], experiments: Sequence[str] = ()) -> list[Finding]:
     """All findings, or those about `experiments`; theorems last."""
     verdicts = {claim.id: verdict for claim, verdict in judged}
     found = []
@@ -59,7 +57,7 @@ def get_experiment(target: str) -> str:
     return max(names, key=len, default=target)
 
 
-def count_theorems(judged: Sequence[tuple[Claim, Verdict]]) -> list[Finding]:
+def count_theorems(judged: Sequence[Judged]) -> list[Finding]:
     """How many of the statements with a proof hold in simulations."""
     theory = [(c, v) for c, v in judged if any(label.startswith(THEORY) for label in c.where) and v.status != NOT_RUN]
     if not theory:
@@ -81,9 +79,7 @@ def draw_lead(by_name: Mapping[str, Record]) -> Figure | None:
     return None
 
 
-def summarize(
-    judged: Sequence[tuple[Claim, Verdict]], by_name: Mapping[str, Record], experiments: Sequence[str] = ()
-) -> list[str]:
+def summarize(judged: Sequence[Judged], by_name: Mapping[str, Record], experiments: Sequence[str] = ()) -> list[str]:
     """Counts and findings as lines of text; with `experiments`, theirs, and then all other claims in one line."""
     found = [f"- {finding.text.replace('**', '')}" for finding in find(judged, by_name, experiments)]
     if not experiments:
@@ -95,7 +91,7 @@ def summarize(
     return [*counts, *found, *_describe_counts(others, lambda claim: "other claims")]
 
 
-def _describe_counts(judged: Sequence[tuple[Claim, Verdict]], describe: Callable[[Claim], str]) -> list[str]:
+def _describe_counts(judged: Sequence[Judged], describe: Callable[[Claim], str]) -> list[str]:
     """How many claims have each status: a line for each description."""
     counts: dict[str, Counter[str]] = {}
     for claim, verdict in judged:
@@ -106,7 +102,7 @@ def _describe_counts(judged: Sequence[tuple[Claim, Verdict]], describe: Callable
     ]
 
 
-def count(judged: Sequence[tuple[Claim, Verdict]]) -> dict[str, dict[str, int]]:
+def count(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
     """Kind of claim -> status -> how many."""
     counts = Counter((claim.kind, verdict.status) for claim, verdict in judged)
     return {kind: {status: counts[kind, status] for status in STATUSES} for kind in KINDS}

@@ -22,7 +22,7 @@ from mvngrad_lab.report import Record, Summary, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Verdict, find_latest
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Judged, find_latest
 
 MARKERS = {
     "s": "M10 2h6v6h-6z",
@@ -33,8 +33,6 @@ MARKERS = {
 """matplotlib's markers as SVG paths."""
 NUMBER = re.compile(r"\**[−+-]?[\d,]+(?:\.(?P<decimals>\d+))?(?P<rest>%|[ ×].*)?\**")
 """A cell of a table that starts with a number."""
-
-Judged = tuple[Claim, Verdict]
 
 
 @dataclass(frozen=True)
@@ -247,7 +245,7 @@ def align_column(cells: Sequence[str]) -> list[str] | None:
 
     def pad(number: re.Match[str]) -> str:
         decimals = len(number["decimals"] or "")
-        return "\u2008" * (decimals == 0 < longest) + "\u2007" * (longest - decimals)
+        return ("\u2008" if decimals == 0 < longest else "") + "\u2007" * (longest - decimals)
 
     return [
         cell + (pad(number) if number and not number["rest"] else "")

@@ -41,16 +41,13 @@ def find_common_seeds(arms: Mapping[str, Mapping[str, object]], compared: Sequen
     return [seed for seed in arms[compared[0]] if all(seed in arms[arm] for arm in compared)]
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Student's interval of the mean; None for a single value.
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95% interval of the mean; None for a single value.
 
     >>> [round(end, 3) for end in mean_interval([1.0, 2.0, 3.0])]  # 2 -+ 4.303 / sqrt(3)
     [-0.484, 4.484]
     """
-    if len(values) < 2:
-        return None
-    half = float(stats.t.isf((1 - level) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    return estimate_mean(values).interval() if len(values) > 1 else None
 
 
 def welch(low: Sequence[float], high: Sequence[float]) -> float:
@@ -105,7 +102,7 @@ def fewer(low: Sequence[int], high: Sequence[int]) -> float:
 
 
 def deviations_differ(values: Sequence[float], deviation: float, size: int) -> float:
-    """The p-value of the two-sided F test that `values` vary as a sample of `size` with this deviation does.
+    """The p-value of the two-sided F test that `values` vary more or less than a sample of `size` with this deviation.
 
     >>> round(deviations_differ([1.0, 2.0, 3.0], 1.0, 3), 4), round(deviations_differ([1.0, 2.0, 3.0], 0.05, 3), 4)
     (1.0, 0.005)

@@ -35,14 +35,14 @@ def get_values(row: Row, metric: str) -> list[float]:
 def check_rows(rows: Mapping[str, Row], metric: str, link: str = "of") -> tuple[dict[str, list[float]], Verdict | None]:
     """The values by name; and the verdict, if runs are missing or have diverged."""
     values = {name: get_values(row, metric) for name, row in rows.items()}
-    if left := count_runs(rows, "to_come", link):
+    if left := describe_counts(rows, "to_come", link):
         return values, Verdict(NOT_RUN, describe(values), f"Runs to come: {left}.")
-    if lost := count_runs(rows, "diverged", link):
+    if lost := describe_counts(rows, "diverged", link):
         return values, decide(False, f"{describe(values)}; diverged: {lost}")
     return values, None
 
 
-def count_runs(rows: Mapping[str, Row], what: str, link: str = "of") -> str:
+def describe_counts(rows: Mapping[str, Row], what: str, link: str = "of") -> str:
     """How many runs of each are `to_come` or have `diverged`; an empty string if none."""
     return ", ".join(f"{row[what]} {link} {name}" for name, row in rows.items() if row[what])
 
@@ -51,7 +51,7 @@ def describe(values: Mapping[str, Sequence[float]], digits: int = 2) -> str:
     return ", ".join(f"{name} {mean_and_deviation(of, digits)} (n = {len(of)})" for name, of in values.items() if of)
 
 
-def make_strip(
+def make_mean_strip(
     what: str, values: Mapping[str, Sequence[float]], paper: Mapping[str, float] | None = None, digits: int | None = 2
 ) -> Strip:
     """Means over seeds with their 95% intervals, and the paper's numbers."""
@@ -71,7 +71,7 @@ def judge_means(
     Otherwise not reproduced if two or more are farther than that by a t-test at LEVEL, after Holm's correction, and
     undecided if not.
     """
-    strip = make_strip(what, values, paper, digits)
+    strip = make_mean_strip(what, values, paper, digits)
     outside = [name for name, row in values.items() if abs(fmean(row) - paper[name]) > margin]
     if len(outside) <= 1:
         return decide(True, "", f"Outside {margin:g}: {outside[0]}." if outside else "", strip)

@@ -86,6 +86,7 @@ class Verdict:
     strip: Strip | None = None
 
 
+Judged = tuple[Claim, Verdict]
 Judge = Callable[[Any], Verdict]
 JUDGES: dict[str, Judge] = {}
 """Claim -> the function that applies its rule to a result. Filled by `find_judges`."""
@@ -145,7 +146,7 @@ def find_latest(records: Iterable[Record]) -> dict[str, Record]:
     return {record.name: record for record in sorted(records, key=rank)}
 
 
-def judge(records: Iterable[Record]) -> list[tuple[Claim, Verdict]]:
+def judge(records: Iterable[Record]) -> list[Judged]:
     """Each claim with its verdict, in the order of the report."""
     by_name, rules = find_latest(records), find_judges()
     verdicts = []

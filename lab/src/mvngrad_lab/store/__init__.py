@@ -124,7 +124,7 @@ def read_exported(path: Path) -> list[dict[str, Any]]:
         raise InvalidInput(f"{path} is damaged ({error}); restore it, or export it again") from error
 
 
-def _warn(text: str) -> None:
+def print_warning(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
@@ -151,7 +151,7 @@ def read_run(folder: Path, on_problem: Callable[[str], Any] = lambda text: None)
         return None
 
 
-def load_runs(*roots: Path, on_problem: Callable[[str], Any] = _warn) -> list[FinishedRun]:
+def load_runs(*roots: Path, on_problem: Callable[[str], Any] = print_warning) -> list[FinishedRun]:
     """All finished runs in folders and bundles of the roots, by key; a key in several roots is read from the first.
 
     `on_problem` is called with the file, and line, of each record that cannot be read and is left out.

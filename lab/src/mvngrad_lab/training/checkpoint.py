@@ -40,7 +40,7 @@ READ_ERRORS = (
     *(AttributeError, ArithmeticError, ImportError),
 )
 """What reading a damaged file, or one that is no checkpoint, raises."""
-MODEL = "model."
+MODEL_PREFIX = "model."
 """Prefix of the model's tensors in a state; the other names are those of `TrainingStep.state_dict`."""
 
 
@@ -52,9 +52,9 @@ def save(
     `notes` are JSON values, `state` tensors, whole or sharded. Rank 0 calls `check`, which raises if the folder belongs
     to another process, before it starts and again before it renames the finished checkpoint.
     """
-    first = parallel.get_rank() == 0
+    is_rank0 = parallel.get_rank() == 0
     partial = folder / parallel.broadcast_from_rank0(f"{PARTIAL}.{platform.node()}-{os.getpid()}")
-    if first:
+    if is_rank0:
         check()
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"{PARTIAL}*"):
@@ -65,12 +65,12 @@ def save(
         parallel.barrier()
         with _raise_first_failure():
             state_dict_saver.save(dict(state), storage_writer=filesystem.FileSystemWriter(partial))
-        if first:
+        if is_rank0:
             write_atomic(partial / NOTES, json.dumps({"step": step, **notes}))
     else:
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
         _save_file(partial, {"step": step, **notes, "state": on_cpu})
-    if first:
+    if is_rank0:
         check()
         path = folder / f"step-{step:08d}-{_digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
         if path.is_dir():  # the same checkpoint was written before, and os.replace does not replace a folder
@@ -137,8 +137,8 @@ def load_weights(run: Path) -> dict[str, Tensor]:
     path = find_newest(run / FOLDER)
     if path is None:
         raise MissingFile(f"{run} has no checkpoint; name the folder of a run, as runs/NAME-HASH")
-    state = load(path, {}, MODEL)[0]
-    return {name.removeprefix(MODEL): value for name, value in state.items() if name.startswith(MODEL)}
+    state = load(path, {}, MODEL_PREFIX)[0]
+    return {name.removeprefix(MODEL_PREFIX): value for name, value in state.items() if name.startswith(MODEL_PREFIX)}
 
 
 class _MetadataUnpickler(pickle.Unpickler):

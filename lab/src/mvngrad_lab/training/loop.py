@@ -162,28 +162,31 @@ class Trainer:
         result["parameters"] = sum(p.numel() for p in model.parameters())
         states = [value for state in optimizer.state.values() for value in state.values()]
         result["state_bytes"] = sum(value.nbytes for value in states if isinstance(value, Tensor))
-        result |= self._step_summary()
+        result |= self._common_result()
         result["data"] = self.training_step.task.source
         if self.training_step.step_index.is_cuda:
             result["memory_bytes"] = torch.cuda.max_memory_reserved(self.training_step.step_index.device)
         weights = {
-            f"{checkpoint.MODEL}{name}": parallel.full_tensor(value) for name, value in model.state_dict().items()
+            f"{checkpoint.MODEL_PREFIX}{name}": parallel.full_tensor(value)
+            for name, value in model.state_dict().items()
         }
         return {**result, "weights": hash_tensors(weights)}
 
     def _diverged_result(self, step: int) -> dict[str, Any]:
         result = {"status": "diverged", "step": step, "steps": self.steps, "seconds": self.seconds}
-        return result | self._step_summary()
+        return result | self._common_result()
 
-    def _step_summary(self) -> dict[str, Any]:
-        """Missing metrics, the environments of a run that had several; if it records every step, curve and spikes."""
-        summary: dict[str, Any] = {"environments": self.environments} if len(self.environments) > 1 else {}
+    def _common_result(self) -> dict[str, Any]:
+        """What finished and diverged runs both have: the environments if it had several, the number of missing rows of
+        metrics, and of a run that records every step the curve and the spikes.
+        """
+        result: dict[str, Any] = {"environments": self.environments} if len(self.environments) > 1 else {}
         if self.missing_rows:
-            summary["missing_rows"] = self.missing_rows
+            result["missing_rows"] = self.missing_rows
         if self.metrics is None or not self.training_step.guarded:
-            return summary
+            return result
         rows = read_rows(self.metrics.path)
-        return summary | {
+        return result | {
             "nonfinite_steps": sum(row["nonfinite"] for row in rows),
             "loss_spikes": find_spikes([value for row in rows for value in row["losses"]]),
             "norm_spikes": find_spikes([value for row in rows for value in row["norms"]]),

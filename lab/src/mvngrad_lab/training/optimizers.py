@@ -75,7 +75,8 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
             raise InvalidInput(f"{recipe.optimizer} has no lr in its param_groups, where the schedule sets it")
         return theirs
     cell = recipe.optimizer.removesuffix("w")
-    optimizer = getattr(mvngrad, CLASSES[cell] + "W" * (cell != recipe.optimizer))(
+    suffix = "W" if cell != recipe.optimizer else ""
+    optimizer = getattr(mvngrad, CLASSES[cell] + suffix)(
         groups,
         lr=lr,
         betas=(recipe.beta1, recipe.beta2),

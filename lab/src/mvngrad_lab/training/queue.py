@@ -1,6 +1,6 @@
 """Train a list of recipes, each once, and stop before a deadline; keep what is worth keeping of each run.
 
-`finished.jsonl` in the store has a line for each run as it ends. `make_row` is what a repository keeps of it.
+`finished.jsonl` in the store has a line for each run as it ends; `make_exported_row` selects what a repository keeps.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _add_line(root: Path, run: store.FinishedRun, every_step: bool) -> None:
     path = root / FINISHED
     cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     text = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
-    line = ("\n" * cut + text + "\n").encode()
+    line = f"{text}\n".encode()
+    if cut:
+        line = b"\n" + line
     with path.open("ab", buffering=0) as file:  # one write: other processes add lines to the same file
         if file.write(line) < len(line):
             raise OSError(errno.ENOSPC, "No space left on device; the line of a run was cut", str(path))
@@ -153,7 +155,7 @@ def read_finished(path: Path) -> dict[str, dict[str, Any]]:
     return lines
 
 
-def make_row(line: dict[str, Any]) -> dict[str, Any]:
+def make_exported_row(line: dict[str, Any]) -> dict[str, Any]:
     """What a repository keeps of a finished run: its evaluations, and of each epoch, or step, the loss."""
     curve = line["curve"]
     left_out = {"status"} | ({"curve"} if any("losses" in row for row in curve) else set())
@@ -216,7 +218,7 @@ def export_queues(
             keys = find_keys(name)
         except InvalidInput:  # it depends on runs that are missing
             continue
-        if new := {key: make_row(waiting.pop(key)) for key in keys if key in waiting}:
+        if new := {key: make_exported_row(waiting.pop(key)) for key in keys if key in waiting}:
             path = results / get_file_name(name)
             counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name, **describe(keys)}, new, keys)
     return Exported(counts, list(waiting))

@@ -17,7 +17,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.tasks import find_task_class
 from mvngrad_lab.training import parallel
-from mvngrad_lab.training.checkpoint import MODEL
+from mvngrad_lab.training.checkpoint import MODEL_PREFIX
 from mvngrad_lab.training.optimizers import OPTIMIZER_FIELDS, make_optimizer, optimizer_key
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, build_initial_model
 
@@ -25,7 +25,7 @@ WARM_UP_STEPS = 3
 """Steps taken and undone before a capture: libraries choose their kernels in them, compilers compile."""
 OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every", "clip")
 """Recipe fields that no compiled function depends on; a task adds its own, see `Task.outside_step`."""
-OPTIMIZER = "optimizer."
+OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
 
 
@@ -86,7 +86,7 @@ class TrainingStep:
         """All tensors that a step changes but the optimizer's, by their names in a checkpoint."""
         norms = {"norms": self.norms} if self.guarded else {}
         correct = {"correct": self.correct} if self.task.train_metric else {}
-        model = {f"{MODEL}{name}": value for name, value in self.model.state_dict().items()}
+        model = {f"{MODEL_PREFIX}{name}": value for name, value in self.model.state_dict().items()}
         return {**model, "step_index": self.step_index, "losses": self.losses, **norms, **correct}
 
     def _state_tensors(self, optimizer: Any) -> list[Tensor]:
@@ -133,8 +133,8 @@ class TrainingStep:
             for name, value in self.model.named_buffers():  # also those that a checkpoint does not have
                 parallel.copy_into(value, initial[name])
             for name, value in self._own_tensors().items():
-                if name.startswith(MODEL):
-                    parallel.copy_into(value, initial[name.removeprefix(MODEL)])
+                if name.startswith(MODEL_PREFIX):
+                    parallel.copy_into(value, initial[name.removeprefix(MODEL_PREFIX)])
                 else:
                     value.zero_()
             for value in [] if self.is_third_party else self._state_tensors(self.optimizer):
@@ -149,7 +149,10 @@ class TrainingStep:
         return {**self.task.plan_epoch(recipe, epoch), "lr": torch.tensor(rates)}
 
     def set_plan(self, plan: EpochPlan, at: int) -> None:
-        """Copy the plan of an epoch to the device, to continue from its step `at`, without waiting for the device."""
+        """Copy the plan of an epoch to the device, without waiting for it, and prepare to take its steps from `at` on.
+
+        The first call also captures the step as a CUDA graph, or warms up DDP.
+        """
         if not self.plan:
             self.plan = {name: torch.empty_like(value, device=self.task.device) for name, value in plan.items()}
         for name, value in plan.items():
@@ -286,7 +289,7 @@ def _split(row: StepPlan, size: int) -> list[StepPlan]:
 def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of an optimizer's state dict as `optimizer.INDEX.NAME`, as a checkpoint has them."""
     return {
-        f"{OPTIMIZER}{index}.{name}{part and '.'}{part}": value
+        f"{OPTIMIZER_PREFIX}{index}.{name}{part and '.'}{part}": value
         for index, state in state_dict["state"].items()
         for name, parts in state.items()
         for part, value in (parts.items() if isinstance(parts, dict) else [("", parts)])
@@ -298,7 +301,7 @@ def unflatten_optimizer_state(saved: Mapping[str, Tensor], template: dict[str, A
     """A state dict like `template`, sharded as it is, from what `flatten_optimizer_state` returned."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in saved.items():
-        index, key, *part = name.removeprefix(OPTIMIZER).split(".")
+        index, key, *part = name.removeprefix(OPTIMIZER_PREFIX).split(".")
         entry = state.setdefault(int(index), {})
         if part:  # 8-bit blocks have several parts
             entry, key = entry.setdefault(key, {}), part[0]

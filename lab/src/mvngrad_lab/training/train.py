@@ -84,27 +84,27 @@ def train(
     """
     folder = RunFolder(recipe, root)
     with ExitStack() as stack:
-        where = distributed.init_process_group(parallel, torch.device(device))
-        first = distributed.get_rank() == 0
+        device = distributed.init_process_group(parallel, torch.device(device))
+        is_rank0 = distributed.get_rank() == 0
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:
             return cast(FinishedRun, finished)
-        check = stack.enter_context(lock_folder(folder.path)) if first else lambda: None
-        stack.enter_context(configure_kernels(recipe, where))
-        stack.enter_context(_explain_out_of_memory(recipe, where))
+        check = stack.enter_context(lock_folder(folder.path)) if is_rank0 else lambda: None
+        stack.enter_context(configure_kernels(recipe, device))
+        stack.enter_context(_explain_out_of_memory(recipe, device))
         signals = stack.enter_context(catch_signals())
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:  # just now, by another process
             return cast(FinishedRun, finished)
         started = time.perf_counter()
         check_optimizer(recipe)
-        captured = where.type == "cuda" and parallel is None if capture is None else capture
+        captured = (device.type == "cuda" and parallel is None) if capture is None else capture
         _check_parallel(recipe, parallel)
         compiled = compile and not recipe.deterministic
-        training_step = get_training_step(recipe, data, where, compiled, captured, task, parallel)
-        measured_on = environment(where.type) | get_package_version(recipe.optimizer)
+        training_step = get_training_step(recipe, data, device, compiled, captured, task, parallel)
+        measured_on = environment(device.type) | get_package_version(recipe.optimizer)
         if parallel is not None:
             measured_on |= {"parallel": parallel, "ranks": distributed.get_world_size()}
         stamped = {**measured_on, "made": distributed.broadcast_from_rank0(timestamp())}
-        if first:
+        if is_rank0:
             check()
             folder.start(stamped, changes())
         else:
@@ -116,7 +116,7 @@ def train(
             environment=measured_on,
         )  # fmt: skip
         result = {**trainer.train(), "setup_seconds": trainer.started - started}
-        if first:
+        if is_rank0:
             check()
             folder.finish(result)
             if not keep_last:

@@ -24,6 +24,6 @@ def make_sentences() -> dict[str, str]:
         six, three = (t_test_power(by, deviation * math.sqrt(2 / n), n - 1, LEVEL) for n in (ORDER_SEEDS, SEEDS))
         sentences[f"cifar-order-{batch}"] = (
             f"Power of one test with the deviation of Table 1 ({deviation:.2f}) if the difference is {by:g} "
-            f"point{'s' * (by != 1)}: {six:.2f} at {ORDER_SEEDS} seeds, {three:.2f} at {SEEDS}."
+            f"point{'s' if by != 1 else ''}: {six:.2f} at {ORDER_SEEDS} seeds, {three:.2f} at {SEEDS}."
         )
     return sentences

@@ -41,9 +41,9 @@ def draw(result: dict[str, Any]) -> list[Figure]:
         f"{result['done']} of {result['of']} runs. The floor is ε for Adam and LaProp and √(ε_s/(1−β₂)) for AdaBelief "
         "and MVN-Grad, where it is 3.2×10⁻³ at β₂ = 0.999. The paper's settings are Adam and LaProp without a floor "
         "against AdaBelief and MVN-Grad with one."
-        + " Nothing is judged before all runs are done."
-        * (result["done"] < result["of"])
     )
+    if result["done"] < result["of"]:
+        caption += " Nothing is judged before all runs are done."
     panels = tuple(_panel(arms, kind) for kind in TITLES)
     return [Figure("Variance or epsilon", caption, panels, (*MARKS.values(), SGD), _table(arms))]
 
@@ -120,9 +120,9 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
         "effect is a difference of means, seeds as blocks; an interaction (x) is a difference of differences. Variance "
         "is less second moment, momentum last less first, SGD less the four arms with a floor. The "
         "shaded band is ±0.3 points, within which two arms are called equal."
-        + " Fewer than three seeds are whole."
-        * (not effects)
     )
+    if not effects:
+        caption += " Fewer than three seeds are whole."
     table = Table("Test accuracy of each arm as selected, %", head, tuple(rows))
     forest = Figure("What the floor, the variance and the order are worth", caption, panels, (), table)
     return [forest, *_make_analysis(effects), *_draw_curves(result["curves"])]
@@ -155,9 +155,9 @@ def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> list[Figure]:
     caption = (
         f"ResNet-18, batch 1024: mean over seeds, n = {' or '.join(map(str, seeds))} for each line, accuracy every 10 "
         "epochs. The runs of Table 1 did not keep their accuracy along the training."
-        + " Arms without a line are to come."
-        * (not all(curves.get(arm) for arm in (*GRID_ARMS, "sgd")))
     )
+    if not all(curves.get(arm) for arm in (*GRID_ARMS, "sgd")):
+        caption += " Arms without a line are to come."
     marks = (*MARKS.values(), *([SGD.with_label("SGD")] if curves.get("sgd") else []))
     return [Figure("Training curves on CIFAR-100", caption, tuple(panels), marks)] if panels else []
 
@@ -201,9 +201,9 @@ def draw_dial(result: dict[str, Any]) -> list[Figure]:
         if change := _describe_gradient(result[task]["gradient_rms_by_floor"]):
             changes.append(f"{change} on {name}")
     caption = (
-        f"The best of three rates at each floor, seed 0: {', '.join(words[2] for words in shown.values())}. The floor "
-        "itself is below its ratio to the gradient; at a floor far above every gradient all four are SGD with "
-        f"momentum, the last point. The bar is the smallest difference that counts with one seed. {HOLLOW}"
+        f"The best of three or four rates at each floor, seed 0: {', '.join(words[2] for words in shown.values())}. "
+        "The floor itself is below its ratio to the gradient; at a floor far above every gradient all four are SGD "
+        f"with momentum, the last point. The bar is the smallest difference that counts with one seed. {HOLLOW}"
     )
     if changes:
         caption += (

@@ -100,7 +100,8 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
     if not (different or undecided or _explain_by_decay(verdicts)):
         return ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts = ["**An epsilon floor is worth more than 1 point**"]
-    parts += [f"more than {MARGIN} points depend on {' and '.join(different)} too"] * bool(different)
+    if different:
+        parts.append(f"more than {MARGIN} points depend on {' and '.join(different)} too")
     if undecided:
         effects = (f"{name} adds {_describe_estimate(verdicts[equal[name]])}" for name in undecided)
         parts.append(f"{' and '.join(effects)}; whether that matters is undecided")

@@ -69,7 +69,7 @@ def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
     return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
 
 
-def make_strip(effects: Effects, n: int, reference: float = 0.0, what: str = "no effect") -> Strip:
+def make_effect_strip(effects: Effects, n: int, reference: float = 0.0, what: str = "no effect") -> Strip:
     rows = tuple(Estimate(name, effect.estimate, effect.interval(), n, reference) for name, effect in effects.items())
     return Strip("points of test accuracy, and 95% interval", rows, reference=what)
 
@@ -86,7 +86,7 @@ def judge_main(seeds: list[str], effects: Effects) -> Verdict:
 def _judge_gain(effect: Contrast, n: int, text: str, level: float = GAIN_LEVEL) -> Verdict:
     above, below = effect.p_above(GAIN), effect.p_below(GAIN)
     status = REPRODUCED if above < level else NOT_REPRODUCED if below < level else UNDECIDED
-    strip = make_strip({"with a floor less without": effect}, n, GAIN, "needed")
+    strip = make_effect_strip({"with a floor less without": effect}, n, GAIN, "needed")
     return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}; {text}", strip=strip)
 
 
@@ -97,7 +97,7 @@ def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
     p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in p.items())}; seeds {', '.join(seeds)}"
     failed = [cell for cell in effects if p[cell] >= OUR_LEVEL / len(LOOKS)]
-    strip = make_strip(effects, len(seeds))
+    strip = make_effect_strip(effects, len(seeds))
     if len(failed) < len(effects):
         return decide(True, text, f"Not shown for {', '.join(failed)}." if failed else "", strip)
     worse = min(adjust_by_holm([effect.p_below(0) for effect in effects.values()]))
@@ -117,7 +117,7 @@ judges("floor-order-equal")(partial(judge_equal, name=ORDER))
 
 def _judge_equivalence(effects: Effects, seeds: Sequence[str]) -> Verdict:
     """Whether the first of the effects is within the margin; the others are stated."""
-    effect, strip = next(iter(effects.values())), make_strip(effects, len(seeds))
+    effect, strip = next(iter(effects.values())), make_effect_strip(effects, len(seeds))
     p, (low, high) = effect.p_within(MARGIN), effect.interval()
     text = f"p for within {MARGIN} points {p:.2g}; {describe_seeds(seeds, effect)}"
     if len(seeds) < EQUIVALENCE_SEEDS:
@@ -138,7 +138,7 @@ def judge_interactions(seeds: list[str], effects: Effects) -> Verdict:
     status = NOT_REPRODUCED if any("floor" in name for name in present) else UNDECIDED
     note = f"Present: {', '.join(present)}." if present else "None shows; none is called absent."
     text += f"; {describe_seeds(seeds, effects['floor x order'])}"
-    return Verdict(status, text, note, make_strip(effects, len(seeds)))
+    return Verdict(status, text, note, make_effect_strip(effects, len(seeds)))
 
 
 @judges("floor-sgd")
@@ -175,7 +175,7 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
         f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}; "
         f"n = {len(seeds)} seeds ({', '.join(seeds)}), {excess.freedom} and {open_part.freedom} degrees of freedom"
     )
-    strip = make_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
+    strip = make_effect_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
     if whole.estimate <= 0:
         return Verdict(UNDECIDED, text, "No gap.", strip)
     if epsilon < GAIN_LEVEL and decay >= OUR_LEVEL:
@@ -220,7 +220,7 @@ def judge_any_gain(result: dict[str, Any], better: str, worse: str, what: str) -
     note = ""
     if status == REPRODUCED and by_seed >= GAIN_LEVEL:
         status, note = CAVEAT, f"From one difference for each seed p is {by_seed:.2g}, not below {GAIN_LEVEL:g}."
-    return Verdict(status, text, note, make_strip({what: effect}, len(seeds)))
+    return Verdict(status, text, note, make_effect_strip({what: effect}, len(seeds)))
 
 
 judges("floor-decay-strength")(
@@ -243,7 +243,8 @@ def compare_without_decay(result: dict[str, Any]) -> Verdict:
             for part in (result["no_decay"], result["with_decay"])
         )
         rows.append(Estimate(NAMES[cell], without, None, 1, with_decay))
-        unseen += [NAMES[cell]] * (abs(without) <= SEEN)
+        if abs(without) <= SEEN:
+            unseen.append(NAMES[cell])
     strip = Strip("points gained by the floor, without decay", tuple(rows), 2, "with decay")
     return Verdict(COMPARED, f"Not seen in {', '.join(unseen)}." if unseen else "", ONE_SEED, strip)
 
@@ -372,7 +373,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
     )
     text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in better.items())}"
     text += f"; gradient {result['gradient_rms']:.2g}; {result['data']}"
-    strip = make_strip(gains, len(result["seeds"]))
+    strip = make_effect_strip(gains, len(result["seeds"]))
     failed = [cell for cell in gains if better[cell] >= OUR_LEVEL]
     ends = [
         f"{NAMES[cell]} at floor {floor}"
@@ -380,8 +381,9 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
         for floor in ("0", MNIST_FLOOR)
         if is_at_end(result["cells"][cell][floor])
     ]
-    notes = [f"Not shown for {', '.join(failed)}."] * bool(failed)
-    notes += [f"The best rate is at an end of its grid: {', '.join(ends)}."] * bool(ends)
+    notes = [f"Not shown for {', '.join(failed)}."] if failed else []
+    if ends:
+        notes.append(f"The best rate is at an end of its grid: {', '.join(ends)}.")
     if len(failed) < len(gains):
         return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
     return Verdict(NOT_REPRODUCED if min(worse.values()) < OUR_LEVEL else UNDECIDED, text, strip=strip)

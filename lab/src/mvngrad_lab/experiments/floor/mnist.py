@@ -17,7 +17,6 @@ from mvngrad_lab.experiments import Tick
 from mvngrad_lab.experiments.floor.arms import MNIST_SEEDS, NO_FLOOR, with_floor
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import COUPLED, Recipe, has_eps_s
-from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.training.queue import measure_gradient
@@ -55,7 +54,7 @@ class Job(NamedTuple):
 
 
 def make_recipe(quick: bool, data: Path | None) -> MnistDial:
-    complete = find_files("mnist", mnist.FILES, data) is not None and not quick
+    complete = mnist.find_digits(data) == "mnist" and not quick
     recipe = MnistDial() if complete else MnistDial("mnist-5k", epochs=10)
     some = tuple((floor, rates[1:3]) for floor, rates in recipe.floors if floor in (0.0, 1e-2, 1.0))
     return dataclasses.replace(recipe, epochs=2, seeds=MNIST_SEEDS[:2], floors=some) if quick else recipe
@@ -110,6 +109,6 @@ def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
                 "best": fmean(test), "test": test, "validation": means, "lr": lr, "done": len(rates), "of": len(rates),
             }  # fmt: skip
     sizes = [size for job, row in results.items() if job.floor == 0 for size in row["sizes"] if size is not None]
-    source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
+    source = mnist.load_named(recipe.data, data).source
     size = median(sizes)
     return to_json(data=source, seeds=recipe.seeds, cells=cells, gradient_rms=size, networks=len(jobs))

@@ -18,12 +18,12 @@ from mvngrad_lab.report.tables import (
     SECOND_MOMENT,
     VARIANCE,
     check_rows,
-    count_runs,
     describe,
+    describe_counts,
     get_values,
     judge_deviations,
     judge_means,
-    make_strip,
+    make_mean_strip,
 )
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
@@ -61,16 +61,16 @@ def describe_losses(losses: dict[str, list[float]]) -> str:
     return f"validation loss on the stand-in: {describe(losses, 4) or 'none yet'}"
 
 
-def draw_losses(losses: dict[str, list[float]]) -> Strip:
-    return make_strip("validation loss on the stand-in", losses, digits=4)
+def make_loss_strip(losses: dict[str, list[float]]) -> Strip:
+    return make_mean_strip("validation loss on the stand-in", losses, digits=4)
 
 
 def check_runs(table: dict[str, Row], better: Sequence[str], others: Sequence[str]) -> Verdict | None:
     """The verdict if runs of these are missing, or have diverged and so have no loss to compare."""
     rows, text = {cell: table[cell] for cell in (*better, *others)}, describe_losses(get_losses(table))
-    if left := count_runs(rows, "to_come"):
+    if left := describe_counts(rows, "to_come"):
         return Verdict(NOT_RUN, text, f"Runs on the stand-in to come: {left}.")
-    if lost := count_runs(rows, "diverged"):
+    if lost := describe_counts(rows, "diverged"):
         status = NOT_REPRODUCED if any(rows[cell]["diverged"] for cell in better) else UNDECIDED
         return Verdict(status, f"{text}; diverged: {lost}", STAND_IN)
     return None
@@ -81,10 +81,10 @@ def describe_rates(result: dict[str, Any]) -> str:
     best = result["best_rate"]
     other = [f"{cell} at {best[cell]}" for cell in OPTIMIZERS if best[cell] not in (None, COMMON_RATE)]
     unknown = [cell for cell in OPTIMIZERS if best[cell] is None]
-    return " ".join(
-        [f"In the sweep of rates {', '.join(other)} did better than at {COMMON_RATE}."] * bool(other)
-        + [f"The sweep of rates has no best one for {', '.join(unknown)}."] * bool(unknown)
-    )
+    sentences = [f"In the sweep of rates {', '.join(other)} did better than at {COMMON_RATE}."] if other else []
+    if unknown:
+        sentences.append(f"The sweep of rates has no best one for {', '.join(unknown)}.")
+    return " ".join(sentences)
 
 
 def judge_below(result: dict[str, Any], low: Sequence[str], high: Sequence[str], table: str = "cells") -> Verdict:
@@ -99,7 +99,7 @@ def judge_below(result: dict[str, Any], low: Sequence[str], high: Sequence[str],
     p_against = min(adjust_by_holm([welch(*reversed(pair)) for pair in pairs]))
     text = f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}"
     note = f"{STAND_IN} {describe_rates(result) if table == 'cells' else ''}".strip()
-    return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note, draw_losses(losses))
+    return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note, make_loss_strip(losses))
 
 
 judges("stand-in-adam")(partial(judge_below, low=["MVN-Grad"], high=["Adam"]))
@@ -114,14 +114,15 @@ def judge_selected_rate(result: dict[str, Any]) -> Verdict:
     """Whether the paper's learning rate is near the best of those tried, for each optimizer."""
     rows, far = list[Estimate](), list[str]()
     for cell, tried in result["rates"].items():
-        if left := count_runs(tried, "to_come"):
+        if left := describe_counts(tried, "to_come"):
             return Verdict(NOT_RUN, "", f"Runs of {cell} to come: {left}.")
         losses = {rate: values[0] for rate, values in get_losses(tried).items() if values}
         if COMMON_RATE not in losses:
             return Verdict(UNDECIDED, "", f"{cell} diverged at {COMMON_RATE}.")
         best = min(losses.values())
         rows.append(Estimate(cell, losses[COMMON_RATE], None, 1, best))
-        far += [cell] * (losses[COMMON_RATE] - best > NEAR)
+        if losses[COMMON_RATE] - best > NEAR:
+            far.append(cell)
     best_rates = ", ".join(f"{cell} {rate}" for cell, rate in result["best_rate"].items())
     strip = Strip(f"validation loss on the stand-in at {COMMON_RATE}", tuple(rows), 4, "best")
     return decide_transferred(not far, len(far) >= 2, f"best rates: {best_rates}", f"{SHORT} One seed.", strip)
@@ -134,7 +135,7 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
     losses = get_losses(result["cells"])
     p = variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
     text = f"p that LaProp varies more {p:.2g}"
-    return decide_transferred(p < LEVEL, 1 - p < LEVEL, text, STAND_IN, draw_losses(losses))
+    return decide_transferred(p < LEVEL, 1 - p < LEVEL, text, STAND_IN, make_loss_strip(losses))
 
 
 # The paper's texts
@@ -178,7 +179,7 @@ def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verd
     p_for = max(welch(values[ours], values[other]) for other in others)
     p_against = min(adjust_by_holm([welch(values[other], values[ours]) for other in others]))
     status = REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED
-    strip = make_strip(name_metric(text, metric), values, digits=3)
+    strip = make_mean_strip(name_metric(text, metric), values, digits=3)
     return Verdict(status, f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}", strip=strip)
 
 

@@ -142,7 +142,7 @@ def _summarize(recipe: Language, diagnosis: Diagnosis) -> dict[str, Any]:
     """Of the first parameter group, which has the matrices."""
     group = diagnosis.groups[0]
     return {
-        "optimizer": group.trained_with + "W" * (recipe.optimizer in DECOUPLED),
+        "optimizer": group.trained_with + ("W" if recipe.optimizer in DECOUPLED else ""),
         "model": recipe.model,
         "steps": diagnosis.steps,
         **{each.topic: [each.verdict, each.numbers.get("snr", each.numbers.get("share"))] for each in group.statements},

@@ -14,9 +14,10 @@ import torch
 from mvngrad.diagnostics.spikes import MNIST_SPIKE, find_spikes
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.mnist.digits import EPS_S, OPTIMIZERS, Digits, find_digits, load_digits, make_training
+from mvngrad_lab.experiments.mnist.digits import EPS_S, OPTIMIZERS, Digits, load_digits, make_training
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.tasks.mnist.data import find_digits
 from mvngrad_lab.tasks.mnist.recipe import HIDDEN
 
 SPIKE_RULE = (

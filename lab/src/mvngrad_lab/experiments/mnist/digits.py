@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mvngrad_lab.recipe import RULES, has_eps_s
-from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.tasks.mnist.task import MnistTask
@@ -39,11 +38,6 @@ def load_digits(folder: Path | None) -> Digits:
     data = mnist.load(folder)
     train, test = mnist.normalize(data.train_images), mnist.normalize(data.test_images)
     return Digits((train, data.train_labels), (test, data.test_labels), data.source)
-
-
-def find_digits(folder: Path | None) -> str:
-    """The name of the digits that `load_digits` would load, for a recipe."""
-    return "mnist" if find_files("mnist", mnist.FILES, folder) else "mnist-5k"
 
 
 def iter_orders(size: int, seed: int) -> Iterator[Tensor]:

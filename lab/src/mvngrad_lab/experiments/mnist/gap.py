@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 from mvngrad.diagnostics import variance_gap
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.mnist.digits import EPS_S, Digits, find_digits, iter_batches, load_digits, make_training
+from mvngrad_lab.experiments.mnist.digits import EPS_S, Digits, iter_batches, load_digits, make_training
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import Recipe
+from mvngrad_lab.tasks.mnist.data import find_digits
 from mvngrad_lab.tasks.mnist.recipe import HIDDEN
 
 OTHER_BATCHES = 10_000

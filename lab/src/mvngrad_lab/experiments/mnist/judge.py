@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, estimate_mean, fewer, welch
-from mvngrad_lab.report.tables import make_strip
+from mvngrad_lab.report.tables import make_mean_strip
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, UNDECIDED, Strip, Verdict, decide, judges
 
 PAIRS = (("MVN-Grad", "LaProp"), ("AdaBelief", "Adam"))
@@ -24,7 +24,7 @@ def _(result: dict[str, Any]) -> Verdict:
     p = {cell: fewer(counts["MVN-Grad"], counts[cell]) for cell in others}
     p_against = adjust_by_holm([fewer(counts[cell], counts["MVN-Grad"]) for cell in others])
     text = "p that MVN-Grad has fewer: " + ", ".join(f"{cell} {value:.2g}" for cell, value in p.items())
-    strip = make_strip("loss spikes in a run", counts, digits=1)
+    strip = make_mean_strip("loss spikes in a run", counts, digits=1)
     if max(p["Adam"], p["AdaBelief"]) >= LEVEL:
         return Verdict(NOT_REPRODUCED if min(p_against) < LEVEL else UNDECIDED, text, strip=strip)
     caveat = "Fewer than with momentum before normalizing; not fewer than LaProp, which has the same order."
@@ -41,7 +41,7 @@ def _(result: dict[str, Any]) -> Verdict:
     p = dict(zip(pairs, adjust_by_holm([welch(*pair) for pair in pairs.values()]), strict=True))
     p_against = adjust_by_holm([welch(*reversed(pair)) for pair in pairs.values()])
     text = f"p (Holm): {', '.join(f'{name} {value:.2g}' for name, value in p.items())}"
-    strip = make_strip("final training loss", cells, digits=4)
+    strip = make_mean_strip("final training loss", cells, digits=4)
     true = [name for name, value in p.items() if value < LEVEL]
     if true:
         return decide(True, text, f"Only {true[0]}." if len(true) == 1 else "", strip)

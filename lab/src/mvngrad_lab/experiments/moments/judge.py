@@ -15,26 +15,25 @@ def factor(row: dict[str, Any]) -> float:
     return float(2 * row["beta1"] ** 2 / (1 + row["beta1"]))
 
 
-def make_strip(what: str, rows: list[dict[str, Any]], values: list[tuple[float, float]], reference: str) -> Strip:
-    """A value and its reference for each of the rows with the smallest sigma."""
+def make_ratio_strip(what: str, rows: list[dict[str, Any]], key: str) -> Strip:
+    """A ratio that is 1 in the paper, of each row with the smallest sigma."""
     smallest = min(row["sigma"] for row in rows)
-    pairs = zip(rows, values, strict=True)
-    shown = ((f"β = ({r['beta1']:g}, {r['beta2']:g})", *pair) for r, pair in pairs if r["sigma"] == smallest)
-    return Strip.of_numbers(f"{what}, σ = μ/{1 / smallest:,.0f}", shown, reference, 3)
+    shown = ((f"β = ({r['beta1']:g}, {r['beta2']:g})", r[key], 1) for r in rows if r["sigma"] == smallest)
+    return Strip.of_numbers(f"{what}, σ = μ/{1 / smallest:,.0f}", shown, "paper", 3)
 
 
 @judges("moments-v")
 def _(result: dict[str, Any]) -> Verdict:
     rows = result["rows"]
     worst = max(abs(row["v"] - 1) for row in rows)
-    strip = make_strip("v over μ² + σ²", rows, [(row["v"], 1) for row in rows], "paper")
+    strip = make_ratio_strip("v over μ² + σ²", rows, "v")
     return decide(worst <= TOLERANCE, f"off by at most {worst:.2%} at all σ", strip=strip)
 
 
 @judges("moments-s")
 def _(result: dict[str, Any]) -> Verdict:
     rows = result["rows"]
-    strip = make_strip("s over σ²", rows, [(row["s"], 1) for row in rows], "paper")
+    strip = make_ratio_strip("s over σ²", rows, "s")
     if all(abs(row["s"] - 1) <= TOLERANCE for row in rows):
         return decide(True, "", strip=strip)
     follows = all(abs(row["s"] / factor(row) - 1) <= TOLERANCE for row in rows)
@@ -52,7 +51,7 @@ def _(result: dict[str, Any]) -> Verdict:
 @judges("moments-preconditioner")
 def _(result: dict[str, Any]) -> Verdict:
     rows = [row for row in result["rows"] if row["sigma"] <= 0.01]
-    strip = make_strip("median of z over μ/σ", rows, [(row["z"], 1) for row in rows], "paper")
+    strip = make_ratio_strip("median of z over μ/σ", rows, "z")
     if all(abs(row["z"] - 1) <= TOLERANCE for row in rows):
         return decide(True, "", strip=strip)
     follows = all(abs(row["z"] * math.sqrt(factor(row)) - 1) <= TOLERANCE for row in rows)

@@ -115,7 +115,7 @@ def describe_mnist(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
     if usual.strip is not None:
         low, *_, high = sorted(row.value for row in usual.strip.rows)
         text += f"; at {_format_betas(result['regimes']['usual'])} all four take {low:.0f}"
-        text += f" to {high:.0f}" * (high > low)
+        text += f" to {high:.0f}" if high > low else ""
     return f"{text}."
 
 

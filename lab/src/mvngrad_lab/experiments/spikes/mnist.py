@@ -18,7 +18,6 @@ from mvngrad_lab.experiments.spikes.recipes import TUNING_SEED, SpikedMnist, mak
 from mvngrad_lab.experiments.spikes.tasks import SpikedMnistTask
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.recipe import COUPLED, Recipe, has_eps_s
-from mvngrad_lab.tasks.files import find_files
 from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.training.step import get_training_step
 
@@ -50,7 +49,7 @@ class MnistSpikes(Recipe):
 def make_recipe(quick: bool, data: Path | None) -> MnistSpikes:
     if quick:
         return MnistSpikes("mnist-5k", epochs=12, seeds=(11,), rates=(1e-3,), usual=None)
-    complete = find_files("mnist", mnist.FILES, data) is not None
+    complete = mnist.find_digits(data) == "mnist"
     return MnistSpikes() if complete else MnistSpikes("mnist-5k", epochs=12, seeds=(11, 12, 13, 14, 15, 16))
 
 
@@ -108,7 +107,7 @@ def run(recipe: MnistSpikes, data: Path | None, tick: Tick) -> dict[str, Any]:
         }
         for name, queue in queues.items()
     }
-    source = (mnist.load_sample() if recipe.data == "mnist-5k" else mnist.load(data)).source
+    source = mnist.load_named(recipe.data, data).source
     return to_json(data=source, seeds=recipe.seeds, networks=len(runs), regimes=parts)
 
 

@@ -25,7 +25,7 @@ from mvngrad_lab.report.statistics import (
     find_common_seeds,
     worse_by_at_most,
 )
-from mvngrad_lab.report.tables import check_rows, make_strip
+from mvngrad_lab.report.tables import check_rows, make_mean_strip
 from mvngrad_lab.report.verdicts import (
     NOT_REPRODUCED,
     NOT_RUN,
@@ -57,7 +57,7 @@ def judge_state_precision(result: dict[str, Any]) -> Verdict:
         widths.append(bound - loss)
         if bound <= MARGIN:
             within.append(state)
-    caveat, strip = f"Only {within[0]}." if len(within) == 1 else "", make_strip("test accuracy, %", values)
+    caveat, strip = f"Only {within[0]}." if len(within) == 1 else "", make_mean_strip("test accuracy, %", values)
     return decide(bool(within), "; ".join(texts), caveat, strip, could_hold=min(widths) <= MARGIN)
 
 

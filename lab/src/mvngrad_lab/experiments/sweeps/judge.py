@@ -69,7 +69,7 @@ def compute(export: SweepExport, cells: Sequence[str], statistic: Statistic, met
     return {cell: statistic(export.values(export.judged(cell), metric or export.metric)) for cell in cells}
 
 
-def make_strip(export: SweepExport, values: dict[str, float], what: str, metric: str = "") -> Strip:
+def make_sweep_strip(export: SweepExport, values: dict[str, float], what: str, metric: str = "") -> Strip:
     """A number of each optimizer; with `metric`, which a median is of, the quartiles too."""
     rows = []
     for cell, value in values.items():
@@ -100,7 +100,8 @@ def judge_pairs(export: SweepExport, pairs: Sequence[tuple[str, str]], note: str
         ahead, behind = sign * medians[one] < sign * medians[other], sign * medians[one] > sign * medians[other]
         p_for.append(signed_rank(values) if ahead else 1.0)
         p_against.append(signed_rank([pair[::-1] for pair in values]) if behind else 1.0)
-    return _decide(p_for, p_against, make_strip(export, medians, "median " + metric.replace("_", " "), metric), note)
+    strip = make_sweep_strip(export, medians, f"median {metric.replace('_', ' ')}", metric)
+    return _decide(p_for, p_against, strip, note)
 
 
 def judge_ranges(export: SweepExport, pairs: Sequence[tuple[str, str]], note: str = "") -> Verdict:
@@ -109,7 +110,7 @@ def judge_ranges(export: SweepExport, pairs: Sequence[tuple[str, str]], note: st
     if (obstacle := find_obstacle(export, cells)) is not None:
         return obstacle
     ranges = compute(export, cells, interquartile)
-    strip = make_strip(export, ranges, f"interquartile range of {export.metric.replace('_', ' ')}")
+    strip = make_sweep_strip(export, ranges, f"interquartile range of {export.metric.replace('_', ' ')}")
     if not all(map(math.isfinite, ranges.values())):
         return Verdict(UNDECIDED, "", f"Where a quarter of the runs diverged there is no range. {note}".strip(), strip)
     p_for, p_against = zip(*(narrower(export.pairs(*pair, export.metric)) for pair in pairs), strict=True)
@@ -149,7 +150,7 @@ def judge_batch_128(export: SweepExport) -> Verdict:
     status = REPRODUCED if near and not longer else NOT_REPRODUCED if min(p_against) < LEVEL else UNDECIDED
     text = "10th percentile: " + ", ".join(f"{cell} {tail:.2f}" for cell, tail in tails.items())
     text += f"; largest p for it {max(p_for):.2g}, smallest against it {min(p_against):.2g} (Holm)"
-    return Verdict(status, text, strip=make_strip(export, medians, "median test accuracy", export.metric))
+    return Verdict(status, text, strip=make_sweep_strip(export, medians, "median test accuracy", export.metric))
 
 
 BEST_FIRST = tuple(("MVN-Grad", cell) for cell in OPTIMIZERS if cell != "MVN-Grad")
@@ -214,7 +215,7 @@ def judge_selected(export: SweepExport, selected: Mapping[str, tuple[Any, ...]],
         ranks.append(f"{cell} {ordered.index(chosen) + 1} of {len(ordered)}")
         if not abs(ordered[0] - chosen) <= margin:  # nan if all diverged
             far.append(cell)
-    note = f"{note} One seed." + f" Farther than {margin:g}: {', '.join(far)}." * bool(far)
+    note = f"{note} One seed." + (f" Farther than {margin:g}: {', '.join(far)}." if far else "")
     strip = Strip(
         f"{export.metric.replace('_', ' ')} at the paper's settings", tuple(rows), 2 if export.higher else 4, "best"
     )

@@ -10,7 +10,7 @@ from scipy import stats
 
 from mvngrad_lab.experiments.switch.records import SEEDS
 from mvngrad_lab.report.statistics import OUR_LEVEL, mean_interval
-from mvngrad_lab.report.tables import make_strip
+from mvngrad_lab.report.tables import make_mean_strip
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
     NOT_REPRODUCED,
@@ -48,7 +48,7 @@ def judge_bump(result: dict[str, Any]) -> Verdict:
     converted, fresh = ([seed["bump"][arm] for seed in result["seeds"]] for arm in ("converted", "fresh"))
     mean, width = one_sided([two / 2 - one for one, two in zip(converted, fresh, strict=True)])
     small, smaller = fmean(converted) < BUMP, mean > width
-    strip = make_strip("bump, nats", {"with from_adamw": converted, "with fresh state": fresh}, digits=4)
+    strip = make_mean_strip("bump, nats", {"with from_adamw": converted, "with fresh state": fresh}, digits=4)
     if small == smaller:
         return Verdict(REPRODUCED if small else NOT_REPRODUCED, "", strip=strip)
     why = (

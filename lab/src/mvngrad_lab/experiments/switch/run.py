@@ -27,7 +27,7 @@ from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import Message
 from mvngrad_lab.training.loop import Observer
 from mvngrad_lab.training.optimizers import make_optimizer
-from mvngrad_lab.training.step import OPTIMIZER, TrainingStep, flatten_optimizer_state, unflatten_optimizer_state
+from mvngrad_lab.training.step import OPTIMIZER_PREFIX, TrainingStep, flatten_optimizer_state, unflatten_optimizer_state
 from mvngrad_lab.training.task import build_initial_model
 from mvngrad_lab.training.train import require_gpu, train
 
@@ -62,7 +62,7 @@ def start_at_half(recipe: Switched, adamw: Switched, root: Path, data: Path | No
     saved = torch.load(path, weights_only=True)
     model = build_initial_model(LanguageTask(recipe, data, torch.device("cpu")), recipe.seed)
     before, after = (make_optimizer(each, model, torch.zeros(())) for each in (adamw, recipe))
-    state = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER)}
+    state = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER_PREFIX)}
     before.load_state_dict(unflatten_optimizer_state(state, before.state_dict()))
     if recipe.state == "converted":
         after.load_state_dict(from_adamw(after, before.state_dict()))  # type: ignore[arg-type]

@@ -59,8 +59,14 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
             _draw_quantiles(mark, entries, "snr", "Signal to noise", "|mean| / std of a gradient"),
             _draw_quantiles(mark, entries, "update", "Size of a step", "|update| / lr of a coordinate"),
         )
+        layers = (_draw_layers(entries, *what) for what in LAYER_MAPS)
         spikes = any(entry["spikes"] for _, entry in entries)
-        figures = [
+        figures = (
+            Figure(
+                "Loss",
+                "The mean of what was logged since the last record.",
+                (_draw_loss(mark, losses),) if losses else (),
+            ),
             Figure(
                 "Coordinates, over steps",
                 caption,
@@ -75,19 +81,17 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
                 (COLLAPSE, FLOOR, DEAD),
             ),
             Figure(
+                "Layers, over steps",
+                "Parameters from the input to the output, those with most sampled coordinates. Darker is more.",
+                tuple(filter(None, layers)),
+            ),
+            Figure(
                 "Gradient norms",
                 "Of all steps since the last record: their median and their largest.",
                 tuple(filter(None, [_draw_gradients(mark, entries)])),
                 (mark.with_label("median"), LARGEST, *([SPIKE] if spikes else [])),
             ),
-        ]
-        if losses:
-            panel = _draw_loss(mark, losses)
-            figures.insert(0, Figure("Loss", "The mean of what was logged since the last record.", (panel,)))
-        maps = tuple(filter(None, (_draw_layers(entries, *what) for what in LAYER_MAPS)))
-        if maps:
-            caption = "Parameters from the input to the output, those with most sampled coordinates. Darker is more."
-            figures.insert(-1, Figure("Layers, over steps", caption, maps))
+        )
         return [figure for figure in figures if figure.panels]
 
 

@@ -74,10 +74,10 @@ def clean_svg(text: str, name: str, title: str, description: str) -> str:
         _clean_element(element, used)
         element.text, element.tail = (element.text or "").strip(), None
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-labelledby": f"{name} {name}d"}
-    for number, (tag, content) in enumerate((("title", title), ("desc", description))):
-        words = ElementTree.Element(f"{{{NAMESPACE}}}{tag}", {"id": name + "d" * number})
+    for index, (tag, own_id, content) in enumerate((("title", name, title), ("desc", f"{name}d", description))):
+        words = ElementTree.Element(f"{{{NAMESPACE}}}{tag}", {"id": own_id})
         words.text = content
-        root.insert(number, words)
+        root.insert(index, words)
     return ElementTree.tostring(root, encoding="unicode")
 
 

