@@ -122,7 +122,7 @@ def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
     assert JUDGES["floor-dial-images"](dial.result).status == NOT_RUN
     (figure,) = draw(dial)
     description = figure.panels[0].svg
-    assert "20 of 126 runs of both tasks are done" in figure.caption
+    assert "20 of 135 runs of both tasks are done" in figure.caption
     assert description.count("72 at none, 72 at 0.01") == 2, "Adam and LaProp"
     assert description.count("72 at none;") + description.count("72 at none.") == 2, "AdaBelief and MVN-Grad"
     assert "to come" in description, "SGD"
