@@ -338,6 +338,40 @@ def test_costs_are_named_without_the_runs_that_nothing_can_be_compared_with(lost
     assert text.endswith("nats (3 seeds).")
 
 
+@pytest.mark.parametrize(
+    ("first", "clipped", "diverged", "expected"),
+    [
+        (0.2, 0.0, None, (REPRODUCED, REPRODUCED)),
+        (0.2, 0.2, None, (REPRODUCED, UNDECIDED)),
+        (-0.2, 0.0, None, (NOT_REPRODUCED, NOT_REPRODUCED)),
+        (0.0, 0.0, None, (UNDECIDED, UNDECIDED)),
+        (0.2, 0.0, ("adam", None), (REPRODUCED, REPRODUCED)),
+        (0.2, 0.0, ("adam", 0.1), (REPRODUCED, UNDECIDED)),
+    ],
+)
+def test_without_clipping_the_order_of_momentum_is_judged_by_seed(first, clipped, diverged, expected, monkeypatch):
+    """By how much momentum first is worse without and with clipping; `diverged`: a cell with that clipping, seed 4."""
+    rng = np.random.default_rng(0)
+    rates = recipes.make_queue("text-rates", {})
+    runs = {recipe.key: {"status": "finished", "validation_loss": abs(recipe.lr - 1e-3)} for recipe in rates}
+    whole = recipes.make_queue("text-unclipped", runs)
+    assert len({recipe.key for recipe in whole}) == len(whole) == 4 * 2 * 8
+    assert not {recipe.seed for recipe in whole} & {*recipes.SEEDS, recipes.TUNING_SEED}
+    assert {recipe.injection for recipe in whole} == {"none"}
+    for recipe in whole:
+        worse = (clipped if recipe.clip else first) if recipe.optimizer in ("adam", "adabelief") else 0.0
+        loss = 5.9 + worse + 0.01 * recipe.seed + rng.normal(0, 0.01)
+        lost = (recipe.optimizer, recipe.clip, recipe.seed) == (*(diverged or ("", 0)), 4)
+        runs[recipe.key] = {"status": "diverged"} if lost else {"status": "finished", "validation_loss": loss}
+    monkeypatch.setattr(records, "read_runs", lambda *folders: runs)
+    (table,) = records.collect(Sources((), {}, warn=pytest.fail))
+    judges = [JUDGES[f"spikes-text-unclipped-{name}"] for name in ("loss", "gain")]
+    assert tuple(judge(table.result).status for judge in judges) == expected
+    del runs[whole[0].key]
+    (table,) = records.collect(Sources((), {}, warn=pytest.fail))
+    assert [judge(table.result).status for judge in judges] == [NOT_RUN] * 2
+
+
 def test_pairs_of_a_seed_count_once_if_seeds_are_compared():
     """All in favour: twelve pairs show it, the means of three seeds cannot."""
     result = make_rows(SLOW_FIRST)

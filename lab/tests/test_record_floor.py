@@ -17,6 +17,8 @@ from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_ar
 from mvngrad_lab.experiments.floor.effects import compute_effects
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
+from mvngrad_lab.experiments.spikes.recipes import make_queue as make_spikes
+from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import estimate_contrast
 from mvngrad_lab.report.verdicts import find_judges, find_latest
@@ -319,6 +321,9 @@ def test_runs_to_come_are_those_that_are_missing():
 
     rows = dict(re.findall(r"\| `((?:floor|spikes)\.run [^`]+)` \| (\d+)", page))
     assert int(rows.pop("floor.run batch-128")) == 4 * 3
+    spikes = read_spikes(ROOT / "results")
+    left = {recipe.key for recipe in make_spikes("text-unclipped", spikes)} - spikes.keys()
+    assert int(rows.pop("spikes.run text-unclipped")) == len(left)
     assert rows == {command: str(count_left(*command.split()[1:])) for command in rows}
     assert len(rows) == 3
     assert count_left("language-dial") == 0

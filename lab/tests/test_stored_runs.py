@@ -78,3 +78,13 @@ def test_every_seed_of_the_published_settings_is_kept(tmp_path):
     kept = store.load_runs(tmp_path)
     assert {run.key for run in kept} == {recipe.key for recipe in queued}
     assert {run.recipe["seed"] for run in kept} == {3, 4, 5}
+
+
+def test_a_damaged_run_is_told_to_the_caller(tmp_path):
+    recipe = recipes.make_queue("images", {})[0]
+    write_run(tmp_path, recipe, test_accuracy=70.0)
+    (tmp_path / recipe.key / "result.json").write_text("{")
+    warnings = []
+    assert load_records(tmp_path, warn=warnings.append) == []
+    (warning,) = warnings
+    assert recipe.key in warning

@@ -163,6 +163,31 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     return Verdict(NOT_REPRODUCED if p_against < OUR_LEVEL else UNDECIDED, text, strip=strip)
 
 
+def judge_unclipped(result: Mapping[str, Any], gain: bool) -> Verdict:
+    """Whether momentum last ends at a lower loss than momentum first without clipping, or gains less by clipping."""
+    if obstacle := find_obstacle(result):
+        return obstacle
+    losses = result["losses"]
+    if gain and any(loss is None for cell in losses.values() for loss in cell["clipped"].values()):
+        return Verdict(UNDECIDED, "", "A run with clipping diverged: there is nothing to compare with.")
+
+    def measure(cell: str, seed: str) -> float:
+        loss = losses[cell]["unclipped"][seed]
+        return math.inf if loss is None else loss - (losses[cell]["clipped"][seed] if gain else 0.0)
+
+    pairs = {
+        f"{NAMES[last]} and {NAMES[first]}": [
+            (measure(last, seed), measure(first, seed)) for seed in losses[last]["unclipped"]
+        ]
+        for last, first in LAST_AND_FIRST
+    }
+    return judge_pairs(pairs, "loss gained by clipping" if gain else "final validation loss")
+
+
+judges("spikes-text-unclipped-loss")(partial(judge_unclipped, gain=False))
+judges("spikes-text-unclipped-gain")(partial(judge_unclipped, gain=True))
+
+
 def judge_regime(result: Mapping[str, Any], regime: str, judge: Callable[..., Verdict], **options: Any) -> Verdict:
     """A verdict on MNIST with the betas of one regime; `--quick` runs the other only."""
     part = result["regimes"].get(regime)

@@ -7,7 +7,7 @@ from functools import partial
 from scipy import stats
 
 from mvngrad_lab.experiments.spikes.judge import LAST_AND_FIRST
-from mvngrad_lab.experiments.spikes.recipes import RATE_FACTORS, SEEDS, TASKS
+from mvngrad_lab.experiments.spikes.recipes import RATE_FACTORS, SEEDS, TASKS, UNCLIPPED_SEEDS
 from mvngrad_lab.report.power import list_powers, signed_rank_power
 from mvngrad_lab.report.statistics import OUR_LEVEL
 
@@ -50,10 +50,14 @@ def make_sentences() -> dict[str, str]:
         f"All of MNIST: {MNIST_SEEDS['mnist']} seeds, power {whole} for a shift of 1, 1.5 deviations; "
         f"the 5,000 digits: {MNIST_SEEDS['mnist-5k']} seeds, power {sample}."
     )
+    unclipped = list_powers(
+        partial(signed_rank_power, len(UNCLIPPED_SEEDS), level=FIRST_LEVEL), (1, 1.5), " deviations"
+    )
     divergence = list_powers(sign_test_power, (5, 8, 12), " such pairs")
     return {
         **sentences,
         "spikes-mnist-usual-recovery": mnist,
         "spikes-mnist-short-recovery": mnist,
+        "spikes-text-unclipped-loss": f"Power {unclipped}.",
         "spikes-text-divergence": f"Power {divergence} if 90% are of one kind.",
     }

@@ -125,7 +125,10 @@ TASKS = {
 }
 """short: betas[1] < betas[0]^2, where the theorem on spikes bounds the updates of LaProp and MVN-Grad, but not those of
 Adam."""
-QUEUES = ("text-rates", "text", "text-short-rates", "text-short", "images")
+UNCLIPPED = "text-unclipped"
+"""A queue without bad batches: what the order of momentum is worth if the norm of the gradient is not clipped."""
+UNCLIPPED_SEEDS = (4, 5, 6, 7, 8, 9, 10, 11)
+QUEUES = ("text-rates", "text", "text-short-rates", "text-short", "images", UNCLIPPED)
 """In the order in which they can run."""
 RATES_SUFFIX = "-rates"
 
@@ -168,10 +171,22 @@ def _make_rate_runs(queue: Queue) -> list[Any]:
 
 def make_queue(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """All recipes of a queue; most depend on the runs of a queue of rates, which must be complete."""
+    if name == UNCLIPPED:
+        return make_unclipped_runs(find_best_rates("text", runs))
     queue = TASKS[name.removesuffix(RATES_SUFFIX)]
     if name.endswith(RATES_SUFFIX):
         return _make_rate_runs(queue)
     return make_runs(queue.make, find_best_rates(name, runs), queue.injections, SEEDS, queue.clipped)
+
+
+def make_unclipped_runs(best_rates: Mapping[str, float]) -> list[SpikedText]:
+    """Each cell at its best rate, without clipping and with the norm clipped, seed by seed."""
+    return [
+        text_recipe(cell, seed=seed, lr=best_rates[cell], clip=clip)
+        for seed in UNCLIPPED_SEEDS
+        for cell in COUPLED
+        for clip in (None, CLIP)
+    ]
 
 
 def make_runs(

@@ -51,4 +51,20 @@ def collect(sources: Sources) -> list[TableResult]:
         }
         if done:
             tables.append(TableResult(f"spikes-{task}", {}, {}, result, done, len(queue) - len(done)))
-    return tables
+    return [*tables, *_collect_unclipped(runs)]
+
+
+def _collect_unclipped(runs: dict[str, dict[str, Any]]) -> list[TableResult]:
+    """The final losses, by cell, whether the norm was clipped, and seed; None for a run that diverged."""
+    try:
+        queue = recipes.make_queue(recipes.UNCLIPPED, runs)
+    except InvalidInput:  # the best rates are not known yet
+        return []
+    done, losses = [recipe for recipe in queue if recipe.key in runs], dict[str, Any]()
+    for recipe in done:
+        of_cell = losses.setdefault(recipe.optimizer, {"clipped": {}, "unclipped": {}})
+        loss = runs[recipe.key].get("validation_loss") if runs[recipe.key]["status"] == "finished" else None
+        of_cell["clipped" if recipe.clip else "unclipped"][str(recipe.seed)] = loss
+    result = {"losses": losses, "done": len(done), "of": len(queue)}
+    keys = tuple(recipe.key for recipe in done)
+    return [TableResult(f"spikes-{recipes.UNCLIPPED}", {}, {}, result, keys, len(queue) - len(done))] if done else []
