@@ -30,6 +30,9 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     assert f"with decoupled decay a floor, at other betas, still adds {gain:.1f} points" in decay
     assert "costs GPT-2 30M 0.76 to 0.93 nats" in language  # as in the README
     assert "costs Adam 0.85, AdaBelief 0.59, MVN-Grad 0.08, LaProp 0.05 nats (3 seeds)" in spikes  # as in the README
+    clipped, free = (row.value for row in by_claim["spikes-text-clipping"].strip.rows[:2])
+    assert f"At (0.95, 0.99) it does not; with the norm clipped bad batches cost {clipped:.2f} nats" in spikes
+    assert f"there, without {free:.2f}." in spikes
     summary = "\n".join(summarize(judged, find_latest(records)))
     table = next(line for line in summary.splitlines() if line.startswith("- On CIFAR-100, at the paper's settings"))
     for batch in ("128", "1024"):
@@ -41,6 +44,8 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     for claim, status, said in (
         ("stand-in-order", "reproduced", "MVN-Grad is ahead"),
         ("spikes-text-short-damage", "not reproduced", "momentum after normalizing does not lose less"),
+        ("spikes-text-damage", "reproduced with a caveat", "At (0.95, 0.99) so it does;"),
+        ("spikes-text-damage", "undecided", "At (0.95, 0.99) that is undecided;"),
         ("spikes-mnist-short-recovery", "undecided", "on MNIST it is undecided whether"),
     ):
         other = dataclasses.replace(by_claim[claim], status=status)
@@ -51,12 +56,12 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
 
 
 def test_claims_and_findings_of_an_experiment_are_those_of_all_its_records(tmp_path):
-    """`spikes` makes the records spikes-text, spikes-text-short and spikes-images; spikes-mnist is another."""
+    """`spikes` makes the records of text and images; spikes-mnist is another."""
     for name in ("spikes-text-short.json", "spikes-text-short-rates.json"):
         shutil.copy(RESULTS / name, tmp_path)
     records = load_records(tmp_path, warn=pytest.fail)
     judged = judge(records)
-    theirs = {"spikes-text", "spikes-text-short", "spikes-images"}
+    theirs = {"spikes-text", "spikes-text-short", "spikes-text-unclipped", "spikes-images"}
     count = sum(claim.target in theirs for claim, _ in judged)
     first, finding, others = summarize(judged, find_latest(records), ["spikes"])
     assert first.startswith(f"{count} claims of spikes: ")

@@ -97,7 +97,20 @@ def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> st
     return (
         f"In GPT-2 30M {words} at betas {_format_betas(result)}, where the theory separates LaProp and MVN-Grad from "
         f"Adam: a loss times {recipes.SCALE:,.0f} in one step of {recipes.EVERY} costs {costs} nats "
-        f"({len({row['seed'] for row in shown})} seeds)."
+        f"({len({row['seed'] for row in shown})} seeds).{_describe_usual_text(verdicts)}"
+    )
+
+
+def _describe_usual_text(verdicts: Mapping[str, Verdict]) -> str:
+    """The same at the usual betas, and what clipping does there; empty if that is not run."""
+    damage, clipping = (verdicts[f"spikes-text-{name}"] for name in ("damage", "clipping"))
+    if damage.strip is None or clipping.strip is None:
+        return ""
+    words = {REPRODUCED: "so it does", CAVEAT: "so it does", NOT_REPRODUCED: "it does not"}
+    clipped, free = (row.value for row in clipping.strip.rows[:2])
+    return (
+        f" At {recipes.TEXT_BETAS} {words.get(damage.status, 'that is undecided')}; with the norm "
+        f"clipped bad batches cost {clipped:.2f} nats there, without {free:.2f}."
     )
 
 

@@ -22,6 +22,7 @@ BURST = 10
 SCALE = 1e3
 """Factor of the loss in a scaled step."""
 CLIP, Z_CLIP = 1.0, 3.0
+TEXT_BETAS = (0.95, 0.99)
 SEEDS = (1, 2, 3)
 TUNING_SEED = 0
 """The seed that finds the best rates."""
@@ -93,7 +94,7 @@ def text_recipe(optimizer: Any, **settings: Any) -> SpikedText:
     """GPT-2 30M on the stand-in text: 500 steps of 32 windows."""
     eps_s = 0.0 if has_eps_s(optimizer) else None
     fixed = {"text": STAND_IN, "batch_size": 32, "micro_batch_size": 32, "steps": 500, "warmup_steps": 100}
-    betas = {"beta1": 0.95, "beta2": 0.99}
+    betas = {"beta1": TEXT_BETAS[0], "beta2": TEXT_BETAS[1]}
     return SpikedText(optimizer=optimizer, eps_s=eps_s, **{**fixed, **betas, "clip": None, **settings})
 
 
