@@ -342,15 +342,16 @@ def load_zero(_folder):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DistributedDataParallel(make_model(torch.bfloat16))
-    optimizer, other = (
-        ZeroRedundancyOptimizer(model.parameters(), mvngrad.MVNGradW, lr=1e-2, master_bits=32) for _ in range(2)
-    )
+    options = {"lr": 1e-2, "master_bits": 32, "state_dtype": "int8"}
+    optimizer, other = (ZeroRedundancyOptimizer(model.parameters(), mvngrad.MVNGradW, **options) for _ in range(2))
     train(model.module, optimizer, 3)
     expected = mvngrad.get_master_state_dict(model.module, optimizer.optim)
     optimizer.consolidate_state_dict()
     saved = [optimizer.state_dict() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(saved)
     other.load_state_dict(saved[0])
+    states = [each.optim.state_dict()["state"] for each in (other, optimizer)]  # of `other` before its first step
+    torch.testing.assert_close(*states, rtol=0, atol=0)
     assert any((value != value.bfloat16().float()).any() for value in expected.values())
     torch.testing.assert_close(mvngrad.get_master_state_dict(model.module, other.optim), expected, rtol=0, atol=0)
     train(model.module, other, 1)
@@ -434,3 +435,54 @@ def test_masters_of_modules_with_extra_state_and_versions():
     assert torch.equal(wide.weight, torch.ones(3))
     mvngrad.load_master_state_dict(model, optimizer, masters)
     assert torch.equal(model.weight, torch.ones(3))
+
+
+@each_width
+def test_masters_have_the_bits_of_weights_that_a_module_renames_or_changes(bits):
+    """An early version of the module doubled its weights, and had another name for them."""
+
+    def rename(module, state_dict, prefix, *rest):
+        state_dict[f"{prefix}0.weight"] = state_dict.pop(f"{prefix}w")
+
+    model = torch.nn.Sequential(Versioned(torch.bfloat16))
+    model.register_load_state_dict_pre_hook(rename)
+    optimizer = mvngrad.MVNGrad(model.parameters(), master_bits=bits)
+    early = {"w": torch.tensor([0.1, -2 / 3, 1e-5]), "0._extra_state": {"a": 1}}
+    mvngrad.load_master_state_dict(model, optimizer, early)
+    masters = mvngrad.get_master_state_dict(model, optimizer)
+    torch.testing.assert_close(masters["0.weight"], 2 * early["w"], rtol=0 if bits == 32 else 2.0**-16, atol=0)
+
+
+def test_masters_of_weights_that_are_changed_after_loading_are_those_weights():
+    model = torch.nn.Linear(3, 1, bias=False).bfloat16()
+
+    def zero_first(module, keys):
+        with torch.no_grad():
+            module.weight[0, 0] = 0
+
+    model.register_load_state_dict_post_hook(zero_first)
+    optimizer = mvngrad.MVNGrad(model.parameters(), master_bits=32)
+    mvngrad.load_master_state_dict(model, optimizer, {"weight": torch.tensor([[0.1, 0.2, 0.3]])})
+    masters = mvngrad.get_master_state_dict(model, optimizer)
+    assert torch.equal(masters["weight"], torch.tensor([[0.0, 0.2, 0.3]]))
+
+
+@pytest.mark.parametrize(
+    "use", [mvngrad.get_master_state_dict, lambda *pair: mvngrad.load_master_state_dict(*pair, {})]
+)
+def test_masters_need_the_model_and_the_optimizer_that_steps_it(use):
+    model = make_model(torch.bfloat16)
+    with pytest.raises(ValueError, match="steps none of this model's parameters; pass the model that it steps"):
+        use(model, mvngrad.MVNGradW(copy.deepcopy(model).parameters(), master_bits=32))
+    with pytest.raises(TypeError, match=r"AdamW has none of their state\. If it wraps one, pass that"):
+        use(model, torch.optim.AdamW(model.parameters()))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, lambda low: low.to("meta")], ids=["sparse", "meta"])
+def test_bits_without_memory_are_refused(change):
+    model, optimizer = setup_masters(sharded=False)
+    train(model, optimizer, 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["low"] = change(saved["state"][0]["low"])
+    with pytest.raises(ValueError, match="corrupted state_dict: low is"):
+        optimizer.load_state_dict(saved)

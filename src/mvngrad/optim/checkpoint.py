@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from mvngrad.optim import formats
 from mvngrad.optim.backends import make_step_count
@@ -230,7 +232,8 @@ def copy_low(saved: Mapping[str, Any], param: Tensor, master_bits: int | None) -
     low = formats.allocate_low(master_bits, param)
     if low and "low" in saved:
         value, own = saved["low"], _view_as_bytes(low["low"])
-        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (own.dtype, own.shape):
+        get_kind = attrgetter("dtype", "shape", "layout", "is_meta")
+        if not isinstance(value, Tensor) or get_kind(value) != get_kind(own):
             raise ValueError(f"corrupted state_dict: low is {_describe(value)}, where it must be {_describe(own)}")
         own.copy_(value)
     return low
@@ -301,7 +304,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
         groups.append({**saved, "state_dtype": get_dtype_name(group["state_dtype"], sharded)})
         names = optimizer.get_rule(group).state_names
         for key, param in zip(saved["params"], group["params"], strict=True):
-            stored = states.get(key, {})
+            stored = unpack_blocks(states.get(key, {}))  # packed if ZeroRedundancyOptimizer has just loaded them
             if "low" in stored:
                 stored = states[key] = {**stored, "low": _view_as_bytes(stored["low"])}
             if f"{names[0]}_scale" in stored and sharded:
@@ -417,14 +420,47 @@ def get_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer) -> d
     Load it into a float32 model, or by `load_master_state_dict`. Sharded parameters stay sharded.
     """
     state_dict: dict[str, Tensor] = model.state_dict()  # with the versions of the modules, which a plain dict lacks
-    groups = {param: group for group in optimizer.param_groups if group["master_bits"] for param in group["params"]}
-    for name, param in model.state_dict(keep_vars=True).items():  # named_parameters may have other names
-        if isinstance(param, Tensor) and param in groups:  # extra state of a module may be any object
-            master = state_dict[name] = param.detach().float()
-            if optimizer.state.get(param):  # before the first step the masters are the parameters
-                low = optimizer.get_or_create_state(param, groups[param])["low"]
-                get_local(master).copy_(formats.join_master(get_local(param.detach()), get_local(low)))
+    for name, (param, group) in _find_masters(model, optimizer).items():
+        master = state_dict[name] = param.detach().float()
+        if optimizer.state.get(param):  # before the first step the masters are the parameters
+            low = optimizer.get_or_create_state(param, group)["low"]
+            get_local(master).copy_(formats.join_master(get_local(param.detach()), get_local(low)))
     return state_dict
+
+
+def _find_masters(model: torch.nn.Module, optimizer: RuleOptimizer) -> dict[str, tuple[Tensor, Group]]:
+    """The model's parameters that have masters, each with its group, by their names in the model's state_dict.
+
+    Raises a TypeError if the optimizer is a wrapper, and a ValueError if it steps another model.
+    """
+    if not hasattr(optimizer, "get_or_create_state"):
+        raise TypeError(
+            f"master weights: pass an optimizer of mvngrad; {type(optimizer).__name__} has none of their state. If it "
+            "wraps one, pass that: optimizer.optimizer in accelerate, optimizer.optim in ZeroRedundancyOptimizer"
+        )
+    groups = {param: group for group in optimizer.param_groups for param in group["params"]}
+    # named_parameters may have other names, and extra state of a module may be any object
+    named = {name: param for name, param in model.state_dict(keep_vars=True).items() if isinstance(param, Tensor)}
+    trained = [param for param in named.values() if param.requires_grad]
+    if trained and groups and not any(param in groups for param in trained):
+        raise ValueError(
+            "master weights: the optimizer steps none of this model's parameters; pass the model that it steps, not a "
+            "copy of it (FullyShardedDataParallel makes copies: use fully_shard, FSDP2)"
+        )
+    return {name: (p, groups[p]) for name, p in named.items() if p in groups and groups[p]["master_bits"]}
+
+
+class _LoadedValues(TorchFunctionMode):
+    """Collects what a model's `load_state_dict` copies into each parameter: modules may rename and change weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_param: dict[Tensor, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.copy_, Tensor.module_load) and len(args) > 1:
+            self.by_param[args[0]] = args[1]
+        return func(*args, **(kwargs or {}))
 
 
 def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, state_dict: Mapping[str, Tensor]) -> None:
@@ -432,14 +468,14 @@ def load_master_state_dict(model: torch.nn.Module, optimizer: RuleOptimizer, sta
 
     With `master_bits=32` nothing is lost; with 24 masters are rounded to the nearest.
     """
-    model.load_state_dict(state_dict)
+    masters = _find_masters(model, optimizer)
+    with _LoadedValues() as loaded:
+        model.load_state_dict(state_dict)
     optimizer.init_state()
-    for group in optimizer.param_groups:
-        for param in group["params"] if group["master_bits"] else ():  # frozen ones too: they may be trained later
-            optimizer.get_or_create_state(param, group)
     with torch.no_grad():
-        for name, param in model.state_dict(keep_vars=True).items():
-            low = optimizer.state.get(param, {}).get("low") if isinstance(param, Tensor) else None
-            if low is not None:
-                value = get_local(state_dict[name]).to(get_local(param).device, torch.float32)
-                formats.split_master(value, get_local(param), get_local(low))
+        for name, (param, group) in masters.items():  # frozen ones too: they may be trained later
+            low, part = optimizer.get_or_create_state(param, group)["low"], get_local(param)
+            source = loaded.by_param.get(param, state_dict.get(name, param))
+            value = get_local_like(source, param).to(part.device)
+            is_loaded = value.to(part.dtype) == part  # else the model changed it after loading
+            formats.split_master(torch.where(is_loaded, value.float(), part.float()), part, get_local(low))
