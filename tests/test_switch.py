@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused():
     from_adamw(MVNGrad(params), adam.state_dict())
     with pytest.raises(ValueError, match=r"hold \[2\] parameters, the optimizer.s \[1, 1\]: give both the same"):
         from_adamw(MVNGrad([{"params": [p]} for p in params]), adam.state_dict())
-    with pytest.raises(ValueError, match="maximize=False, and MVNGrad has maximize=True"):
+    with pytest.raises(ValueError, match="maximize=False, and MVNGrad has maximize=True: make the optimizer with"):
         from_adamw(MVNGrad(params, maximize=True), adam.state_dict())
     amsgrad = torch.optim.AdamW(params, amsgrad=True)
     train(amsgrad, 2)

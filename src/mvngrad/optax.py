@@ -74,7 +74,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         hyper: its hyper-parameters. Its eps_s is 0 by default, where `scale_by_mvn_grad` has 1e-16.
         mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
     """
-    _check_scale_by(rule, hyper)
+    _check_supported(rule, hyper)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
     mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
     if mu_dtype is not None and not jnp.issubdtype(mu_dtype, jnp.floating):
@@ -113,7 +113,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     return optax.GradientTransformation(init, update)
 
 
-def _check_scale_by(rule: Rule, hyper: Hyper) -> None:
+def _check_supported(rule: Rule, hyper: Hyper) -> None:
     """Raise a ValueError for a hyper-parameter that is out of range, or that `scale_by_rule` cannot obey."""
     decays = isinstance(hyper.weight_decay, jax.core.Tracer) or float(hyper.weight_decay) != 0
     if hyper.maximize or hyper.decoupled or decays:
@@ -125,7 +125,19 @@ def _check_scale_by(rule: Rule, hyper: Hyper) -> None:
         value, default = getattr(hyper, name), getattr(Hyper(), name)
         if name not in rule.options and (isinstance(value, jax.core.Tracer) or value != default):
             raise ValueError(f"scale_by_rule: {rule.name} has no {name}; leave it out")
-    _check(rule, hyper._replace(lr=0.0), HYPER_NAMES)  # lr is not used
+    _check_hyper(rule, hyper._replace(lr=0.0), HYPER_NAMES)  # lr is not used
+
+
+def _check_hyper(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
+    """Raise a ValueError for a value out of range; values that are traced cannot be checked."""
+    if any(isinstance(value, jax.Array) and 1 < value.dtype.itemsize < 4 for value in hyper):
+        raise ValueError(
+            f"{rule.name}: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
+            "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
+        )
+    valid = Hyper(beta_mean=0.9)
+    known = (other if isinstance(value, jax.core.Tracer) else value for value, other in zip(hyper, valid, strict=True))
+    rule.check(Hyper(*known), names=names)
 
 
 def _check_trees(rule: Rule, structure: Any, averages: Mapping[str, optax.Updates]) -> None:
@@ -163,9 +175,9 @@ def scale_by_mvn_grad(
     """
     hyper = Hyper(beta1=b1, beta2=b2, eps=eps, eps_s=eps_root, beta_mean=b_mean, z_clip=z_clip)
     if lean and b_mean is not None:
-        raise ValueError(f"b_mean={b_mean!r} has no use with lean=True, which keeps no mean; leave it None")
+        raise ValueError(f"b_mean={b_mean!r} has no use with lean=True, which stores no mean; leave b_mean=None")
     rule = LEAN if lean else MVNGRAD
-    _check(rule, hyper, OPTAX_NAMES)
+    _check_hyper(rule, hyper, OPTAX_NAMES)
     return scale_by_rule(rule, hyper, mu_dtype)
 
 
@@ -177,7 +189,7 @@ def scale_by_laprop(
     Arguments as in `scale_by_mvn_grad`.
     """
     hyper = Hyper(beta1=b1, beta2=b2, eps=eps, z_clip=z_clip)
-    _check(LAPROP, hyper, OPTAX_NAMES)
+    _check_hyper(LAPROP, hyper, OPTAX_NAMES)
     return scale_by_rule(LAPROP, hyper, mu_dtype)
 
 
@@ -228,18 +240,6 @@ def _chain_decay_and_rate(
     else:  # params are not needed, and the state is a tree as with decay, so that a run can resume with or without it
         decay = optax.identity() if mask is None else optax.masked(optax.identity(), mask)
     return optax.chain(scale, decay, optax.scale_by_learning_rate(learning_rate))
-
-
-def _check(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
-    """Raise a ValueError for a value out of range; values that are traced cannot be checked."""
-    if any(isinstance(value, jax.Array) and 1 < value.dtype.itemsize < 4 for value in hyper):
-        raise ValueError(
-            f"{rule.name}: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
-            "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
-        )
-    valid = Hyper(beta_mean=0.9)
-    known = (other if isinstance(value, jax.core.Tracer) else value for value, other in zip(hyper, valid, strict=True))
-    rule.check(Hyper(*known), names=names)
 
 
 def _promote(gradient: Any, param: Any) -> Any:

@@ -93,15 +93,14 @@ class Arithmetic:
         return a + value * b / c
 
 
-TINY = 1e-30
-"""Added to a correction of 0, so that 0/0 at the first step is 0; at later steps rounding absorbs it."""
-
 SCALAR = Arithmetic(math.sqrt, max)
 """The rule on Python floats."""
 
+TINY = 1e-30
+"""Added to a correction of 0, so that 0/0 at the first step is 0; at later steps rounding absorbs it."""
 
 LOG_OF_ZERO = -1e30
-"""Instead of log(0) in 1 - beta^t = -expm1(t log beta): finite, so that its product with 0 steps is 0."""
+"""For backends that compute 1 - beta^t as -expm1(t log beta): finite, so that its product with 0 steps is 0."""
 
 
 def _may_be_nonzero(number: Any) -> bool:

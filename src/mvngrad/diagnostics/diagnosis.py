@@ -63,6 +63,8 @@ MEASURED_SIGNAL = "|mean|/std of the gradient"
 
 BY_LR = "move by almost exactly lr at each step, whatever the size of their gradient"
 
+NO_GRADIENT = "No coordinate has had a gradient."
+
 CENTERED = (ADABELIEF.name, MVNGRAD.name, LEAN.name)
 
 
@@ -105,8 +107,8 @@ def _diagnose_group(
 
     entries = entries_of(judged)
     signal = _judge_signal(entries)
-    collapse = _judge_share(entries, "sign collapse", "sign_collapse", COLLAPSE)
-    floor = _judge_share(entries, "epsilon floor", "epsilon_floor", FLOOR)
+    collapse = _judge_collapse(entries)
+    floor = _judge_floor(entries)
     spikes = _judge_spikes(entries_of(training))  # spikes are rare, so the whole training counts
     normalizer = _judge_normalizer(signal, collapse, floor)
     order = _judge_order(entries[-1], signal, spikes, gap)
@@ -190,22 +192,22 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     snr = median(medians)
     noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
     numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
-    text = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL:g} signal dominates."
-    more = " or more" if numbers["hidden"] >= FLOOR else ""
-    if more and snr < SIGNAL:
+    thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL:g} signal dominates."
+    or_more = " or more" if numbers["hidden"] >= FLOOR else ""
+    if or_more and snr < SIGNAL:
         because = (
             f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates. "
             f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
     if last["t"] >= SETTLED / (1 - last["beta2"]):
-        because = f"Median {MEASURED_SIGNAL}: {snr:.3g}{more}. {text}"
+        because = f"Median {MEASURED_SIGNAL}: {snr:.3g}{or_more}. {thresholds}"
         return Statement("signal", _name_regime(snr, noise_to), because, numbers)
     corrected = median(map(_remove_start, medians, known))
     numbers |= {"snr_corrected": corrected, "t": last["t"]}
     low, high = sorted((snr, corrected))
     values = _format_range(low, high, 3)
-    because = f"Median {MEASURED_SIGNAL} after {last['t']} steps: {values}{more}. {text}"
+    because = f"Median {MEASURED_SIGNAL} after {last['t']} steps: {values}{or_more}. {thresholds}"
     if last["m"] == "rebuilt":
         because += " With lean=True the mean is rebuilt from the updates, so these values may be too low."
     if _name_regime(low, noise_to) != _name_regime(high, noise_to):
@@ -250,41 +252,49 @@ def _remove_start(snr: float, entry: Record) -> float:
     return max(from_first, snr / math.sqrt(left)) if left > 0 else math.inf
 
 
-def _judge_share(entries: Sequence[Record], topic: str, key: str, bound: float) -> Statement:
-    """Judge the share of coordinates in sign collapse or at the floor of epsilon, which one record shows."""
-    if len(entries) < ENOUGH and key != "epsilon_floor":
+def _judge_collapse(entries: Sequence[Record]) -> Statement:
+    """Judge the share of coordinates in sign collapse, or that would be if the cell did not divide by the variance."""
+    topic = "sign collapse"
+    if len(entries) < ENOUGH:
         return _too_few_records(topic, topic, entries)
-    shares = [entry[key] for entry in entries if entry[key] is not None]
-    if not shares:
-        return Statement(topic, CANNOT_TELL, "No coordinate has had a gradient.")
-    share, last = median(shares), entries[-1]
-    numbers = {"share": share, "bound": bound}
+    share = _get_median_share(entries, "sign_collapse")
+    if share is None:
+        return Statement(topic, CANNOT_TELL, NO_GRADIENT)
+    numbers = {"share": share, "bound": COLLAPSE}
+    if entries[-1]["sign_collapse_is"] == "measured":
+        because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE:.0%} or more is a problem."
+        return Statement(topic, "present" if share >= COLLAPSE else "absent", because, numbers)
     hidden = median(map(_get_hidden, entries))
-    if key == "sign_collapse" and last["sign_collapse_is"] == "implied" and share < bound and hidden >= FLOOR:
+    if share < COLLAPSE and hidden >= FLOOR:
         because = f"It is computed from the noise, which the floor of eps_s hides for {hidden:.0%} of the coordinates."
         return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})
-    if key == "epsilon_floor":
-        above, below = "active", "not active"
-        of_eps_s = f", floor of eps_s {last['floor']:.2g}" if last["cell"] in CENTERED else ""
-        because = f"For {share:.1%} of the coordinates the divisor is mostly epsilon (eps {last['eps']:.2g}{of_eps_s})"
-        # Early records have no floor_divisor. At an lr of 0, as at the end of a schedule, nothing is stepped.
-        rates = [
-            entry["lr"] / entry["floor_divisor"] for entry in entries if entry["lr"] and entry.get("floor_divisor")
-        ]
-        if rates:
-            numbers |= {"sgd_rate": median(rates), "sgd_rates": (min(rates), max(rates))}
-            because += f", so that they are stepped as by SGD at {_format_rates(numbers['sgd_rates'])}"
-        because += f"; the threshold is {bound:.0%}."
-    elif last["sign_collapse_is"] == "measured":
-        above, below = "present", "absent"
-        because = f"{share:.1%} of the coordinates {BY_LR}; {bound:.0%} or more is a problem."
-    else:
-        above, below = "avoided", "absent"
-        because = (
-            f"With the second moment (Adam, LaProp) {share:.1%} of the coordinates would {BY_LR}; dividing by the "
-            "variance avoids it."
-        )
-    return Statement(topic, above if share >= bound else below, because, numbers)
+    because = (
+        f"With the second moment (Adam, LaProp) {share:.1%} of the coordinates would {BY_LR}; dividing by the "
+        "variance avoids it."
+    )
+    return Statement(topic, "avoided" if share >= COLLAPSE else "absent", because, numbers)
+
+
+def _judge_floor(entries: Sequence[Record]) -> Statement:
+    """Judge the share of coordinates at the floor of epsilon, which a single record shows."""
+    share, last = _get_median_share(entries, "epsilon_floor"), entries[-1]
+    if share is None:
+        return Statement("epsilon floor", CANNOT_TELL, NO_GRADIENT)
+    numbers: dict[str, Any] = {"share": share, "bound": FLOOR}
+    of_eps_s = f", floor of eps_s {last['floor']:.2g}" if last["cell"] in CENTERED else ""
+    because = f"For {share:.1%} of the coordinates the divisor is mostly epsilon (eps {last['eps']:.2g}{of_eps_s})"
+    # Early records have no floor_divisor. At an lr of 0, as at the end of a schedule, nothing is stepped.
+    rates = [entry["lr"] / entry["floor_divisor"] for entry in entries if entry["lr"] and entry.get("floor_divisor")]
+    if rates:
+        numbers |= {"sgd_rate": median(rates), "sgd_rates": (min(rates), max(rates))}
+        because += f", so that they are stepped as by SGD at {_format_rates(numbers['sgd_rates'])}"
+    because += f"; the threshold is {FLOOR:.0%}."
+    return Statement("epsilon floor", "active" if share >= FLOOR else "not active", because, numbers)
+
+
+def _get_median_share(entries: Sequence[Record], name: str) -> float | None:
+    shares = [entry[name] for entry in entries if entry[name] is not None]
+    return median(shares) if shares else None
 
 
 def _format_rates(rates: tuple[float, float]) -> str:

@@ -198,7 +198,7 @@ def variance_gap(
     count = len(contributions)
     results = tuple(result for each in frozen.values() if each.batches > 1 and (result := each.result()).coordinates)
     if not results:
-        raise ValueError(f"variance_gap: {count} batches gave no parameter two gradients; a variance needs at least 2")
+        raise ValueError(f"variance_gap: {count} batches gave no parameter two gradients; pass more, at least 2")
     total = sum(each.coordinates for each in results)
     before, after = (sum(getattr(r, name) * r.coordinates for r in results) / total for name in ("before", "after"))
     cells = cells_by_order(view_group(optimizer, optimizer.param_groups[0]).rule)
@@ -221,9 +221,9 @@ def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -
         if not view.rule.lean and "m" not in view.rule.state_names:
             raise ValueError(f"variance_gap: {view.rule.name} keeps no m; train with Adam, AdaBelief or MVN-Grad")
         if view.hyper.beta_mean is not None:
-            raise ValueError("variance_gap: AdaBelief has no beta_mean, so the two orders would not share an m")
+            raise ValueError("variance_gap: AdaBelief has no beta_mean, to share an m with; train with beta_mean=None")
         if group.get("amsgrad"):
-            raise ValueError("variance_gap: the largest v of amsgrad=True has no counterpart in LaProp to compare with")
+            raise ValueError("variance_gap: LaProp has no counterpart of amsgrad=True; train with amsgrad=False")
         names = group.get("param_names") or []
         if len(names) != len(group["params"]):  # params may have been changed by hand
             names = [f"{number}.{i}" for i in range(len(group["params"]))]
@@ -234,5 +234,5 @@ def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -
                 with torch.no_grad():
                     frozen[index] = _FrozenParameter(model_names.get(id(param), name), param, state, view, dtype)
     if not frozen:
-        raise ValueError("variance_gap: the optimizer has taken no step, so there is no state to freeze")
+        raise ValueError("variance_gap: the optimizer has no state to freeze; take a step first")
     return frozen

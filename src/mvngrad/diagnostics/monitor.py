@@ -192,16 +192,18 @@ class Monitor:
             "optimizer": type(self.optimizer).__name__,
             "groups": entries,
         }
-        if self._logged:
-            joined = {k: torch.stack([v.to(values[0].device) for v in values]) for k, values in self._logged.items()}
-            finite = {name: values[values.isfinite()] for name, values in joined.items()}
-            record["logged"] = {name: finite_or_none(values.mean().item()) for name, values in finite.items()}
-            lost = {name: len(values) - len(finite[name]) for name, values in joined.items()}
-            if any(lost.values()):
-                record["logged_not_finite"] = {name: count for name, count in lost.items() if count}
-            self._logged = {}
+        record |= self._pop_logged()
         self.sink(record)
         return record
+
+    def _pop_logged(self) -> Record:
+        """Make the part of a record on what was given to `log`, and forget it; empty if there was nothing."""
+        joined = {k: torch.stack([v.to(values[0].device) for v in values]) for k, values in self._logged.items()}
+        finite = {name: values[values.isfinite()] for name, values in joined.items()}
+        means = {name: finite_or_none(values.mean().item()) for name, values in finite.items()}
+        not_finite = {name: lost for name, values in joined.items() if (lost := len(values) - len(finite[name]))}
+        self._logged = {}
+        return {k: v for k, v in {"logged": means, "logged_not_finite": not_finite}.items() if v}
 
     def _get_groups(self) -> list[_Group]:
         count = len(self.optimizer.param_groups)

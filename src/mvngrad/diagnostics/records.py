@@ -1,6 +1,6 @@
-"""Records of a Monitor in a file of JSON lines: read, with damaged lines reported. Standard library only.
+"""Read the records of a Monitor from a file of JSON lines, and report damaged lines. Standard library only.
 
-A file comes from anywhere, so the shape of its records is checked here, and what uses them need not.
+A file may come from anywhere, so the shape of its records is checked here, once for all readers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pop_checksum(values: dict[str, Any]) -> bool:
 
 
 def _checksum(values: Mapping[str, Any]) -> int:
-    """Of the text that `json.dumps` makes, which is the same after the object was written and read."""
+    """The checksum of the text that `json.dumps` makes, which is the same after the object was written and read."""
     return zlib.crc32(json.dumps(values).encode())
 
 
@@ -66,9 +66,9 @@ def read_records(path: str | os.PathLike[str], on_problem: Callable[[str], objec
             whole = False
         if not whole:
             damaged.append(str(number))
-        elif wrong := _find_wrong(value, RECORD):
+        elif field := _find_invalid_field(value, RECORD):
             raise ValueError(
-                f"{name}, line {number} is not a Monitor's record, because of {wrong}; remove it, or {remedy}"
+                f"{name}, line {number} is not a Monitor's record, because of {field}; remove it, or {remedy}"
             )
         else:
             records.append(value)
@@ -198,36 +198,27 @@ RECORD = {
     "logged_not_finite": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
 }
 OPTIONAL_FIELDS = (
-    "monitor",
-    "optimizer",
-    "logged",
-    "logged_not_finite",
-    "weight_decay",
-    "decoupled_weight_decay",
-    "noise_hidden",
-    "floor_divisor",
-    "root",
-    "recovered",
-    "layers",
-)
+    "monitor", "optimizer", "logged", "logged_not_finite", "weight_decay", "decoupled_weight_decay", "noise_hidden",
+    "floor_divisor", "root", "recovered", "layers",
+)  # fmt: skip
 """Fields that early versions did not write, or that only some records have."""
 
 
-def _find_wrong(value: Any, shape: Any, where: str = "its content") -> str | None:
-    """The name of the first field that is missing or invalid, such as `groups[0].beta2`."""
+def _find_invalid_field(value: Any, shape: Any, where: str = "its content") -> str | None:
+    """The name of the first field that is missing or invalid, such as `groups[0].beta2`; None if there is none."""
     if callable(shape):
         return None if shape(value) else where
     if isinstance(shape, list):
         if not isinstance(value, list):
             return where
-        wrong = (_find_wrong(item, shape[0], f"{where}[{index}]") for index, item in enumerate(value))
+        invalid = (_find_invalid_field(item, shape[0], f"{where}[{index}]") for index, item in enumerate(value))
     elif not isinstance(value, dict):
         return where
     else:
         prefix = f"{where}." if shape is not RECORD else ""
-        wrong = (
-            _find_wrong(value[name], part, prefix + name) if name in value else prefix + name
+        invalid = (
+            _find_invalid_field(value[name], part, prefix + name) if name in value else prefix + name
             for name, part in shape.items()
             if name in value or name not in OPTIONAL_FIELDS
         )
-    return next(filter(None, wrong), None)
+    return next(filter(None, invalid), None)

@@ -99,13 +99,15 @@ class AdaBeliefW(AdaBelief):
 
 
 class Adam(RuleOptimizer):
-    r"""Momentum, normalized by the root mean square; for comparison. It equals torch.optim.Adam: for
-    real parameters and an lr that is a number, bit for bit on the eager and foreach paths.
+    r"""Momentum, normalized by the root mean square; for comparison.
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1-\beta_1) g_t \\
         v_t &= \beta_2 v_{t-1} + (1-\beta_2) g_t^2 \\
         x_t &= x_{t-1} - \frac{\eta}{1-\beta_1^t}\, m_t \,/\, (\sqrt{v_t / (1-\beta_2^t)} + \varepsilon)
+
+    It equals torch.optim.Adam: for real parameters and an lr that is a number, bit for bit on the eager and foreach
+    paths.
 
     >>> import torch
     >>> optimizer = Adam([torch.nn.Parameter(torch.ones(3))], lr=1e-3)

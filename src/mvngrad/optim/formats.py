@@ -132,7 +132,7 @@ def round_to_bfloat16(value: Tensor, noise: Tensor) -> Tensor:
     return torch.where(single == single, rounded, single).to(torch.bfloat16)
 
 
-def write(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
+def copy_rounded(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
     """Copy a value into a tensor of any float dtype, rounded at random to bfloat16 if there is `noise`."""
     if noise is not None and target.dtype == torch.bfloat16:
         target.copy_(round_to_bfloat16(value, _from_row(noise, value)))
@@ -164,6 +164,91 @@ def split_master(master: Tensor, param: Tensor, low: Tensor, noise: Tensor | Non
     low.copy_(torch.where(is_nan, 0, rest))
 
 
+# Codes of 8 bits, in blocks that share a scale
+
+BLOCK, CODE_BITS = 256, 8
+OFFSET = 2.0**-16
+"""Added to a magnitude in (0, TOP], so that everything far below it gets codes with equal steps."""
+OFFSET_BITS = 0x37800000
+TOP = 0.9375 - OFFSET
+"""The magnitude of code 127."""
+CUT = 20
+"""The bits of a float below a signed code: 3 of its 23 remain."""
+FINE, COARSE = 16, 21
+"""The fewest and the most bits of a float below a code of squares."""
+UP = 1 + 2.0**-22
+"""Lifts the largest value of a block above the bound of its code, so that it is not truncated below it."""
+LEAST = 1 << 23
+"""The bits of the least normal number: the inverse of a scale below it would be infinite."""
+
+
+def decode_signed(codes: Tensor, scale: Tensor) -> Tensor:
+    """The values of signed codes: the highest of 8 bits is the sign."""
+    size = _as_float(((codes & 127) << CUT) + OFFSET_BITS) - OFFSET
+    value = size * (1 / TOP) * scale
+    return torch.where(codes > 127, -value, value)
+
+
+def encode_signed(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
+    """The codes of blocks of signed values, as int32, and their scales: the largest magnitudes of the blocks.
+
+    `noise` has 16 bits; `ROUND_TO_NEAREST` is half of their range.
+    """
+    size = value.abs()
+    largest = size.view(torch.int32).amax(-1, keepdim=True)  # compared by bits, a NaN is the largest
+    scale = _as_float(largest.clamp(min=LEAST))
+    part = size * (UP * TOP / scale)
+    codes = (((part + OFFSET).view(torch.int32) + (noise << CUT - 16)) >> CUT) - (OFFSET_BITS >> CUT)
+    return codes.clamp(max=127) | (value.view(torch.int32) >> 24) & 128, scale
+
+
+def decode_squares(codes: Tensor, first: Tensor, cut: Tensor) -> Tensor:
+    """The values of codes of squares."""
+    return torch.where(codes > 0, _as_float((codes - 1 + first) << cut), 0)
+
+
+def encode_squares(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes of blocks of squares and, for each block, the value of code 1 and the number of bits cut, as int32."""
+    bits = value.abs().view(torch.int32)
+    positive = bits > 0
+    high = bits.amax(-1, keepdim=True)
+    low = torch.where(positive, bits, high).amin(-1, keepdim=True)
+    cut = torch.full_like(high, FINE)
+    for k in range(FINE, COARSE):
+        cut = cut + (_round_up(high, k) - (low >> k) > 254)
+    first = (_round_up(high, cut) - 254).clamp(min=1)
+    codes = ((bits + (noise << cut - 16)) >> cut) - first + 1
+    return torch.where(positive, codes.clamp(min=1), 0), first, cut
+
+
+def _round_up(bits: Tensor, cut: Tensor | int) -> Tensor:
+    """The most that `bits` can be after rounding, as a number of steps."""
+    return -((-bits) >> cut)
+
+
+def _as_float(bits: Tensor) -> Tensor:
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def to_row(tensor: Tensor) -> Tensor:
+    """A dense tensor as one row, in memory order."""
+    return tensor if tensor.dim() == 1 else tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _from_row(row: Tensor, like: Tensor) -> Tensor:
+    """A row, or blocks of it without the padding of the last, as a tensor with the shape and strides of a dense one.
+
+    Not by a slice: of one, inductor in torch 2.13 leaves out the last partial block on a CPU.
+    """
+    tensor = row.reshape(-1).as_strided(like.shape, like.stride())
+    return tensor.clone() if torch.compiler.is_compiling() else tensor  # a compiler refuses to write through this view
+
+
+def _to_blocks(row: Tensor) -> Tensor:
+    """A row cut into blocks, the last one padded with zeros."""
+    return torch.nn.functional.pad(row, (0, -row.shape[0] % BLOCK)).view(-1, BLOCK)
+
+
 # Formats
 
 
@@ -185,7 +270,7 @@ class FloatFormat:
     def store(self, stored: Mapping[str, Tensor], new: Mapping[str, Tensor], noise: Noise | None = None) -> None:
         """Store new values, rounded at random if there is `noise`, otherwise to the nearest."""
         for name, value in new.items():
-            write(view_as_real(stored[name]), value, noise[name] if noise else None)
+            copy_rounded(view_as_real(stored[name]), value, noise[name] if noise else None)
 
 
 class Int8Format:
@@ -282,88 +367,3 @@ def find_format(names: Sequence[str], stored: Mapping[str, Tensor]) -> Format:
 def load_state(names: Sequence[str], stored: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Stored state of any format as real numbers of a dtype."""
     return find_format(names, stored).load(names, stored, dtype)
-
-
-# 8-bit blocks
-
-BLOCK, CODE_BITS = 256, 8
-OFFSET = 2.0**-16
-"""Added to a magnitude in (0, TOP], so that everything far below it gets codes with equal steps."""
-OFFSET_BITS = 0x37800000
-TOP = 0.9375 - OFFSET
-"""The magnitude of code 127."""
-CUT = 20
-"""The bits of a float below a signed code: 3 of its 23 remain."""
-FINE, COARSE = 16, 21
-"""The fewest and the most bits of a float below a code of squares."""
-UP = 1 + 2.0**-22
-"""Lifts the largest value of a block above the bound of its code, so that it is not truncated below it."""
-LEAST = 1 << 23
-"""The bits of the least normal number: the inverse of a scale below it would be infinite."""
-
-
-def decode_signed(codes: Tensor, scale: Tensor) -> Tensor:
-    """The values of signed codes: the highest of 8 bits is the sign."""
-    size = _as_float(((codes & 127) << CUT) + OFFSET_BITS) - OFFSET
-    value = size * (1 / TOP) * scale
-    return torch.where(codes > 127, -value, value)
-
-
-def encode_signed(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor]:
-    """The codes of blocks of signed values, as int32, and their scales: the largest magnitudes of the blocks.
-
-    `noise` has 16 bits; `ROUND_TO_NEAREST` is half of their range.
-    """
-    size = value.abs()
-    largest = size.view(torch.int32).amax(-1, keepdim=True)  # compared by bits, a NaN is the largest
-    scale = _as_float(largest.clamp(min=LEAST))
-    part = size * (UP * TOP / scale)
-    codes = (((part + OFFSET).view(torch.int32) + (noise << CUT - 16)) >> CUT) - (OFFSET_BITS >> CUT)
-    return codes.clamp(max=127) | (value.view(torch.int32) >> 24) & 128, scale
-
-
-def decode_squares(codes: Tensor, first: Tensor, cut: Tensor) -> Tensor:
-    """The values of codes of squares."""
-    return torch.where(codes > 0, _as_float((codes - 1 + first) << cut), 0)
-
-
-def encode_squares(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
-    """The codes of blocks of squares and, for each block, the value of code 1 and the number of bits cut, as int32."""
-    bits = value.abs().view(torch.int32)
-    positive = bits > 0
-    high = bits.amax(-1, keepdim=True)
-    low = torch.where(positive, bits, high).amin(-1, keepdim=True)
-    cut = torch.full_like(high, FINE)
-    for k in range(FINE, COARSE):
-        cut = cut + (_round_up(high, k) - (low >> k) > 254)
-    first = (_round_up(high, cut) - 254).clamp(min=1)
-    codes = ((bits + (noise << cut - 16)) >> cut) - first + 1
-    return torch.where(positive, codes.clamp(min=1), 0), first, cut
-
-
-def _round_up(bits: Tensor, cut: Tensor | int) -> Tensor:
-    """The most that `bits` can be after rounding, as a number of steps."""
-    return -((-bits) >> cut)
-
-
-def _as_float(bits: Tensor) -> Tensor:
-    return bits.to(torch.int32).view(torch.float32)
-
-
-def to_row(tensor: Tensor) -> Tensor:
-    """A dense tensor as one row, in memory order."""
-    return tensor if tensor.dim() == 1 else tensor.as_strided((tensor.numel(),), (1,))
-
-
-def _from_row(row: Tensor, like: Tensor) -> Tensor:
-    """A row, or blocks of it without the padding of the last, as a tensor with the shape and strides of a dense one.
-
-    Not by a slice: of one, inductor in torch 2.13 leaves out the last partial block on a CPU.
-    """
-    tensor = row.reshape(-1).as_strided(like.shape, like.stride())
-    return tensor.clone() if torch.compiler.is_compiling() else tensor  # a compiler refuses to write through this view
-
-
-def _to_blocks(row: Tensor) -> Tensor:
-    """A row cut into blocks, the last one padded with zeros."""
-    return torch.nn.functional.pad(row, (0, -row.shape[0] % BLOCK)).view(-1, BLOCK)

@@ -28,7 +28,7 @@ State = dict[str, list[Tensor]]
 """For each name that state is stored under, one tensor for each parameter."""
 
 _get_grad = attrgetter("grad")
-_get_options = itemgetter(
+_get_common_options = itemgetter(
     "state_dtype", "stochastic_rounding", "rounding_seed", "master_bits", "foreach", "fused", "capturable",
     "differentiable",
 )  # fmt: skip
@@ -36,11 +36,11 @@ _get_options = itemgetter(
 
 def get_options(group: Group) -> tuple[Any, ...]:
     """The options that decide which state a group has and which backend steps it."""
-    return (*_get_options(group), group.get("lean"))
+    return (*_get_common_options(group), group.get("lean"))
 
 
 class TensorKey:
-    """Addresses and layouts of tensors, without references to them; tensors that match can be stepped as the last ones.
+    """Addresses and layouts of tensors, without references to them. What was derived from them holds while they match.
 
     A layout is everything else that a kernel relies on: Python type, shape, strides, dtype, device, and the negative
     and conjugate bits. Each check is one pass in C, because every step checks every tensor.
@@ -74,13 +74,13 @@ def view_state_as_real(state: State) -> State:
 class StepSums:
     """Sums that a kernel leaves at each step: of squared gradients, and of squared changes of x over lr.
 
-    Each program of the kernel leaves its own two. When some megabytes of them have collected, or when `get_totals`
-    reads them, they are added up in a fixed order; later steps need another `StepSums`.
+    Each program of the kernel writes two partial sums to the row of the step. They are added up, in a fixed order, when
+    the rows are used up or when `get_totals` reads them; later steps need another `StepSums`.
     """
 
     def __init__(self, programs: int, coordinates: int, dtype: torch.dtype, device: torch.device) -> None:
         self.coordinates = coordinates
-        steps = max(1, min(64, 2**20 // programs))
+        steps = max(1, min(64, 2**20 // programs))  # a few megabytes
         even = programs + programs % 2  # so that every row is aligned to 16 bytes
         self._partial: Tensor | None = torch.zeros(steps, even, 2, dtype=dtype, device=device)
         self._address, self._row_bytes = self._partial.data_ptr(), self._partial[0].nbytes
@@ -88,7 +88,7 @@ class StepSums:
         self._used, self._steps = 0, steps
 
     def close_if_full(self) -> bool:
-        """Add up the sums if the last row was used. Whether later steps need another `StepSums`."""
+        """Add up the sums if all rows are used; return True if later steps need another `StepSums`."""
         if self._used == self._steps:
             self.get_totals()
         return self._partial is None
@@ -143,7 +143,7 @@ class StepInputs:
         self.rule, self.rounding = rule, rounding or Rounding()
         self.capturable, self.differentiable = capturable, differentiable
         self.params, self.grads = params, grads
-        self._stored: tuple[State, list[Tensor]] | None = state, steps
+        self._state_and_steps: tuple[State, list[Tensor]] | None = state, steps
         self.indices = list(range(len(params))) if indices is None else indices
         """The indices of `params` in their group, where parameters without gradients count too."""
         self.names = tuple(state)
@@ -171,36 +171,36 @@ class StepInputs:
         self.options: tuple[Any, ...] = ()
         self.has_gradient: list[bool] = []
         self.has_sharded = self.needs_selection = False
-        self.first = 0
-        """The position of the first parameter in the optimizer's state, which usually has the order of the group."""
-        # Where `_find_stored` looks, from `refresh` to `release`.
+        self.first_position = 0
+        """That of the first parameter in the optimizer's state, which usually has the order of the group."""
+        # Where `_iterate_stored` reads, from `refresh` to `release`.
         self._members: list[Tensor] = []
         self._optimizer_state: Mapping[Tensor, dict[str, Tensor]] = {}
         self._get_values: Callable[[Any], tuple[Tensor, ...]]
 
     @property
     def state(self) -> State:
-        return self._get_stored()[0]
+        return self._get_state_and_steps()[0]
 
     @property
     def steps(self) -> list[Tensor]:
         """The step counts."""
-        return self._get_stored()[1]
+        return self._get_state_and_steps()[1]
 
-    def _get_stored(self) -> tuple[State, list[Tensor]]:
-        """State and step counts; lists are made when a backend asks: one that knows all addresses needs none."""
-        if self._stored is None:
-            stored, count = list(self._find_stored()), 1 + len(self.names)
+    def _get_state_and_steps(self) -> tuple[State, list[Tensor]]:
+        """State and step counts. Their lists are made on demand: a backend that knows all addresses needs none."""
+        if self._state_and_steps is None:
+            stored, count = list(self._iterate_stored()), 1 + len(self.names)
             state = {name: stored[i::count] for i, name in enumerate(self.names, start=1)}
-            self._stored = view_state_as_real(state) if self.has_complex else state, stored[::count]
-        return self._stored
+            self._state_and_steps = view_state_as_real(state) if self.has_complex else state, stored[::count]
+        return self._state_and_steps
 
     def use_local_parts(self) -> None:
         """Replace DTensors by their local parts, in a way that torch.compile can trace."""
         self.grads = [get_local_like(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
         self.params = list(map(trace_local, self.params))
         state = {name: list(map(trace_local, tensors)) for name, tensors in self.state.items()}
-        self._stored = state, self.steps
+        self._state_and_steps = state, self.steps
 
     def view_complex_as_real(self) -> None:
         """Replace complex tensors by real views of the same memory."""
@@ -208,8 +208,8 @@ class StepInputs:
         if self.has_complex:
             self.params = list(map(view_as_real, self.params))
             self.grads = [view_as_real(grad.resolve_conj()) for grad in self.grads]
-            if self._stored is not None:
-                self._stored = view_state_as_real(self.state), self.steps
+            if self._state_and_steps is not None:
+                self._state_and_steps = view_state_as_real(self.state), self.steps
 
     def remember(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> None:
         """Compute the key of tensors that were just collected, and resolve gradients that are negated views."""
@@ -218,7 +218,7 @@ class StepInputs:
         self._get_values = itemgetter("step", *self.names)
         self.has_gradient = [member.grad is not None for member in members]
         members = list(compress(members, self.has_gradient))
-        self.first = next((i for i, param in enumerate(state) if members and param is members[0]), 0)
+        self.first_position = next((i for i, param in enumerate(state) if members and param is members[0]), 0)
         self.sharded = list(filter(is_sharded, members))
         self.has_sharded = bool(self.sharded)
         self.needs_selection = self.has_sharded or not all(self.has_gradient)
@@ -246,12 +246,12 @@ class StepInputs:
                 return False
             params = members = list(compress(members, self.has_gradient))
             grads = list(compress(grads, self.has_gradient))
-        self._stored, self._members, self._optimizer_state = None, members, state
+        self._state_and_steps, self._members, self._optimizer_state = None, members, state
         if self.has_sharded:
             self.sharded = list(filter(is_sharded, members))
             grads = list(map(get_local_like, grads, members))
             params = list(map(get_local, members))
-        if not self.key.matches(params) or self.state_addresses != get_addresses(self._find_stored()):
+        if not self.key.matches(params) or self.state_addresses != get_addresses(self._iterate_stored()):
             return False
         if not self.grad_key.has_layouts(grads):
             layouts = set(map(getattr, grads, repeat("layout"), repeat(None)))
@@ -267,20 +267,20 @@ class StepInputs:
             self.view_complex_as_real()
         return True
 
-    def _find_stored(self) -> Iterable[Tensor]:
+    def _iterate_stored(self) -> Iterable[Tensor]:
         """The step count and the state of each parameter in turn, from the optimizer's state."""
-        members, state = self._members, self._optimizer_state
-        if all(map(is_, islice(state, self.first, None), members)):
-            found: Iterable[Any] = islice(state.values(), self.first, self.first + len(members))
+        members, state, first = self._members, self._optimizer_state, self.first_position
+        if all(map(is_, islice(state, first, None), members)):
+            states: Iterable[Any] = islice(state.values(), first, first + len(members))
         else:  # slower: the hash of a tensor is a Python function
-            found = map(state.get, members)
-        stored = chain.from_iterable(map(self._get_values, found))
+            states = map(state.get, members)
+        stored = chain.from_iterable(map(self._get_values, states))
         return map(get_local, stored) if self.has_sharded else stored
 
     def release(self) -> None:
         """Drop the tensors after a step."""
         self.params, self.grads, self.sharded, self._members = [], [], [], []
-        self._stored, self._optimizer_state = None, {}
+        self._state_and_steps, self._optimizer_state = None, {}
         self.grad_scale = self.found_inf = None
 
 
@@ -291,7 +291,7 @@ TENSOR_OPTIONS = ("eps", "eps_s", "weight_decay", "beta_mean", "z_clip")
 def make_hyper(group: Group, lr: Any) -> Hyper:
     """The hyper-parameters of a group, with a learning rate that may be a number or a tensor.
 
-    Other options are numbers: of a tensor, the value that it has now. Autograd may need the tensor itself.
+    Other options that are tensors are read now, unless autograd may need them (`differentiable`).
     """
     options: list[Any] = [group.get(name, 0.0 if name == "eps_s" else None) for name in TENSOR_OPTIONS]
     if not group["differentiable"]:

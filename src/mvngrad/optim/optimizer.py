@@ -119,10 +119,13 @@ class RuleOptimizer(Optimizer):
         defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
         self._sums: dict[int, list[tuple[StepSums, int]]] = {}
+        """By group number, the sums that the last step left, each with the row of that step."""
         self._new_sums: dict[int, list[tuple[StepSums, int]]] = {}
+        """Those of the step that has begun: with `release_gradients`, in backward."""
         self.gradient_release: Any = None
         """Set by `mvngrad.release_gradients`."""
         self._captured: list[Any] = []
+        """See `StepInputs.captured`."""
         super().__init__(params, defaults)
 
     # Groups
@@ -140,7 +143,8 @@ class RuleOptimizer(Optimizer):
             if differs and "weight_decay" not in param_group:
                 raise ValueError(
                     f"{type(self).__name__}: a group whose decouple_lr={merged['decouple_lr']} is not the optimizer's "
-                    "must name its weight_decay, which is another number then (1e-5 for 1e-2, by default)"
+                    "must name its weight_decay, which has another scale there: by default 1e-5 with decouple_lr=True, "
+                    "and 1e-2 without"
                 )
             if merged["decouple_lr"]:
                 param_group.setdefault("max_lr", float(merged["lr"]))
@@ -178,11 +182,12 @@ class RuleOptimizer(Optimizer):
             state["step"] = make_step_count(0, param, group)
             state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
             state.update(allocate_low(group["master_bits"], param))
-        if any(isinstance(value, dict) for value in state.values()):  # ZeroRedundancyOptimizer loads past us
+        # ZeroRedundancyOptimizer loads without `load_state_dict`: blocks and `low` are then still as they were saved.
+        if any(isinstance(value, dict) for value in state.values()):
             unpacked = checkpoint.unpack_blocks(state)
             state.clear()
             state.update(unpacked)
-        if "low" in state and state["low"].dim() > param.dim():  # as saved, likewise
+        if "low" in state and state["low"].dim() > param.dim():
             state.update(checkpoint.copy_low(state, param, group["master_bits"]))
         names = self._get_stored_names(group)
         stored = {name for name in state if name in ALL_NAMES}  # torch 2.11 cannot trace state.keys() & ALL_NAMES
@@ -242,8 +247,10 @@ class RuleOptimizer(Optimizer):
         return loss
 
     def _can_be_compiled(self) -> bool:
-        """GradScaler leaves the scale to a kernel, and a compiled step has none. Reading the value of an option that
-        is a tensor ends a graph, and inductor compiles the next one wrongly: its step count is a number that changes.
+        """Whether torch.compile may trace the step: not if an option is a tensor, or there is a gradient scale.
+
+        Reading the value of a tensor ends a graph, and inductor compiles the next one wrongly: its step count is a
+        number that changes. GradScaler leaves the scale to a kernel, and a compiled step has none.
         """
         has_tensors = any(
             isinstance(group.get(name), Tensor) and not group["differentiable"]
@@ -268,7 +275,7 @@ class RuleOptimizer(Optimizer):
                 inputs.release()
 
     def _check_capture(self) -> None:
-        """torch's check of `capturable`, left out if it can neither raise nor warn: it asks for the accelerator."""
+        """Call torch's check of `capturable`, which is slow, unless it could neither raise nor warn."""
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             warned = getattr(self, "_warned_capturable_if_run_uncaptured", False)
             if warned or not all(group["capturable"] for group in self.param_groups):

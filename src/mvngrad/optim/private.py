@@ -1,7 +1,7 @@
-"""Private functions of torch that the optimizers call, with what to do in a release that has renamed one.
+"""Private names of torch that the optimizers use, each with a fallback for a release that renamed it.
 
-Without them a step is at worst slower; only `release_gradients` cannot do without `queue_callback`. Private attributes
-of tensors are read in `tensors.py`.
+With a fallback a step is at worst slower; only `queue_callback`, which `release_gradients` needs, has none. Private
+attributes of tensors are read in `tensors.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _default_to_foreach(params: list[torch.Tensor], differentiable: bool, use_fu
 
 
 def _no_check(optimizer: Any) -> None:
-    """Without torch's check, a step in a CUDA graph without capturable=True is not refused."""
+    """Check nothing: a step in a CUDA graph without capturable=True is then not refused."""
 
 
 use_grad_for_differentiable: Callable[..., Any] = getattr(torch_optimizer, "_use_grad_for_differentiable", _use_grad)
@@ -63,5 +63,5 @@ def queue_callback(function: Callable[[], None]) -> None:
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether torch.compile returned the function. Without this name, no: a step with a scale then runs uncompiled."""
+    """Whether torch.compile returned the function. False if torch renamed this: steps with a scale are then eager."""
     return hasattr(function, "_torchdynamo_orig_callable")

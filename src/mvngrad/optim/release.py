@@ -49,7 +49,7 @@ class Member(NamedTuple):
 
 
 class GradientRelease:
-    """The hooks of `release_gradients`; `remove` takes them away.
+    """The hooks of `release_gradients`; `remove` removes them.
 
     The optimizer owns it, and hooks hold weak references to it: the garbage collector does not see a cycle through a
     tensor's hooks, so that model and optimizer would never be freed. Without the optimizer the hooks do nothing.
@@ -60,8 +60,8 @@ class GradientRelease:
         self._members: list[Member] = []
         self._released: set[int] = set()
         """The members that backward has stepped, until `step` ends the step. By position: tensors hash in Python."""
-        self._used: list[Group] = []
-        """The groups as the first bucket of this step used them."""
+        self._groups_used: list[Group] = []
+        """The groups as they were when the first bucket of this step was stepped."""
         self._bucket: dict[int, None] = {}
         """The members in the bucket, in order. A failed backward leaves some, which the next may add again."""
         self._bytes = 0
@@ -84,16 +84,13 @@ class GradientRelease:
         return optimizer
 
     def remove(self) -> None:
-        """Take the hooks away: gradients stay until `zero_grad`, as without them."""
+        """Remove the hooks: gradients stay until `zero_grad`, as without them."""
         for handle in self._handles:
             handle.remove()
         if (optimizer := self._optimizer()) is not None:
             optimizer.gradient_release = None  # first: flush may raise
             self.flush()
-            for position in self._released:
-                member = self._members[position]
-                if member.param.grad is member.placeholder:
-                    member.param.grad = None
+            self._drop_placeholders()
 
     def finish(self) -> None:
         """Step what is left, and forget that gradients were released: the next backward is of the next step.
@@ -101,24 +98,35 @@ class GradientRelease:
         Raises a RuntimeError if a gradient or an option was set after backward had used it.
         """
         self.flush()
-        for used, group in zip(self._used, self.optimizer.param_groups, strict=False):  # groups may have been added
-            for name in ({*self.optimizer.defaults, "max_lr"} - {"rounding_seed"}) & group.keys() & used.keys():
+        self._check_options_unchanged()
+        if not self._drop_placeholders():
+            raise RuntimeError(
+                "release_gradients: a gradient was set between backward and step(), but backward has stepped its "
+                "parameter already; change gradients by hooks of the parameters, or call remove()"
+            )
+        self._released, self._groups_used = set(), []
+
+    def _check_options_unchanged(self) -> None:
+        names = {*self.optimizer.defaults, "max_lr"} - {"rounding_seed"}
+        for used, group in zip(self._groups_used, self.optimizer.param_groups, strict=False):  # others were added since
+            for name in names & group.keys() & used.keys():
                 old, new = used[name], group[name]
                 if old is not new and (isinstance(new, Tensor) or isinstance(old, Tensor) or old != new):
                     raise RuntimeError(
                         f"release_gradients: {name} was changed from {old} to {new} between backward and step(), but "
                         f"backward has stepped the parameters already; set {name} before backward"
                     )
+
+    def _drop_placeholders(self) -> bool:
+        """Set placeholders to None; False if a released parameter has got another gradient."""
+        only_placeholders = True
         for position in self._released:
             member = self._members[position]
             if member.param.grad is member.placeholder:
                 member.param.grad = None
             elif member.param.grad is not None:
-                raise RuntimeError(
-                    "release_gradients: a gradient was set between backward and step(), but backward has stepped its "
-                    "parameter already; change gradients by hooks of the parameters, or call remove()"
-                )
-        self._released, self._used = set(), []
+                only_placeholders = False
+        return only_placeholders
 
     def flush(self) -> None:
         """Step the parameters of the bucket and free their gradients."""
@@ -128,19 +136,11 @@ class GradientRelease:
         if not positions:
             return
         members = [self._members[i] for i in positions]
-        params = [member.param for member in members]
-        _check_processes(params)
-        if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
+        self._check_members(members)
         groups = [
             {**group, "params": [], "param_indices": [], "rounding_seed": self.optimizer.init_rounding_seed(group)}
             for group in self.optimizer.param_groups
         ]
-        if not self._are_in_their_groups(members):
-            raise RuntimeError(
-                "release_gradients: parameters were moved or taken out of their groups since it was called; call "
-                "remove() on what it returned, and release_gradients again"
-            )
         for member in members:
             groups[member.group_index]["params"].append(member.param)
             groups[member.group_index]["param_indices"].append(member.param_index)
@@ -153,7 +153,19 @@ class GradientRelease:
                 placeholder = member.param.grad = ReleasedGradient(member.param)
                 self._members[position] = member._replace(placeholder=placeholder)
         self._released.update(positions)
-        self._used = self._used or groups
+        self._groups_used = self._groups_used or groups
+
+    def _check_members(self, members: list[Member]) -> None:
+        """Raise a RuntimeError if the parameters cannot be stepped in this backward."""
+        params = [member.param for member in members]
+        _check_processes(params)
+        if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
+        if not self._are_in_their_groups(members):
+            raise RuntimeError(
+                "release_gradients: parameters were moved or taken out of their groups since it was called; call "
+                "remove() on what it returned, and release_gradients again"
+            )
 
     def _are_in_their_groups(self, members: list[Member]) -> bool:
         params = [group["params"] for group in self.optimizer.param_groups]
@@ -206,7 +218,7 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
         optimizer: an optimizer of mvngrad that has all its parameters; later ones keep their gradients until `step`.
         bucket_bytes: gradients that are collected before a step.
 
-    Returns an object whose `remove()` takes it back.
+    Returns an object whose `remove()` undoes it.
 
     >>> from mvngrad import MVNGradW
     >>> model = torch.nn.Linear(4, 1)
@@ -236,7 +248,7 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
 
 
 def _check_processes(params: list[Tensor]) -> None:
-    """Refuse what only DistributedDataParallel or nothing keeps equal on several processes."""
+    """Raise a RuntimeError for unsharded parameters on several processes: their replicas would diverge."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and not all(map(is_sharded, params)):
         raise RuntimeError(

@@ -1,11 +1,11 @@
-"""The way over from AdamW, and back: the state of one optimizer computed from the state of the other.
+"""Switch from AdamW to our optimizers and back: the state of one computed from the state of the other.
 
 AdamW stores m, the average of the gradients g, and v, that of g^2. From these and the step count t:
 
 | state | how | exact |
 |---|---|---|
 | m, v, t | copied | yes |
-| s | its expectation for independent gradients without a mean | if t = 1 |
+| s | its expectation for independent gradients of mean 0 | if t = 1 |
 | u | m / (sqrt(s/c_v) + eps) | if the root did not change within the memory of u, about 1/(1 - beta1) steps |
 
 s is the average of (g - m)^2 = beta1^2 (g - m_previous)^2. For independent gradients of variance sigma^2 the previous m
@@ -15,13 +15,12 @@ has variance r sigma^2 (1 - beta1^(2t-2)), so that
     b = (1 - beta2) (beta2^t - beta1^(2t)) / (beta2 - beta1^2),
 
 which is sigma^2 2 beta1^2 / (1 + beta1) after many steps. v/c_v estimates mu^2 + sigma^2 and is taken for sigma^2. So
-where gradients have a mean mu, s is too large by 1 + mu^2/sigma^2 at first: the first steps are those of AdamW, at most
-1/beta1 as large, and s has forgotten it after 1/(1 - beta2) steps. v - m^2 would be an estimate of sigma^2 too, but m
-averages few gradients: after a rare one, as in the row of a rare token, v - m^2 is small or negative where s is not,
-and u comes out many times too large (test_rare_gradients_are_not_taken_for_a_mean_without_noise).
+if gradients have a mean mu, s is at first too large by a factor of 1 + mu^2/sigma^2: the first steps are those of
+AdamW, at most 1/beta1 as large, and s has forgotten this after 1/(1 - beta2) steps. v - m^2 would be an estimate of
+sigma^2 too, but m averages few gradients: after a rare one, as in the row of a rare token, v - m^2 is small or negative
+where s is not, and u would be many times too large (test_rare_gradients_are_not_taken_for_a_mean_without_noise).
 
-On the way back both parts of v are known: v/c_v = sigma^2 (1 - w) + (m/c_m)^2, where w sigma^2 is the variance of
-m/c_m.
+To AdamW, both parts of v are known: v/c_v = sigma^2 (1 - w) + (m/c_m)^2, where w sigma^2 is the variance of m/c_m.
 """
 
 from __future__ import annotations
@@ -86,17 +85,6 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     return {**renamed, "state": new_states, "param_groups": new_groups}
 
 
-def _make_group(saved: Group, own: Group) -> Group:
-    """The optimizer's own group with the options, the parameters and any extra keys of AdamW's."""
-    group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
-    group |= {name: saved[name] for name in (*SHARED, "params")}
-    dropped = ("amsgrad", "max_lr") if saved.get("decouple_lr") else ("amsgrad",)  # OneCycleLR has a max_lr too
-    group |= {name: value for name, value in saved.items() if name not in (*own, *dropped)}
-    decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)  # of x, at lr = 1
-    group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
-    return group
-
-
 def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     """A state_dict for torch.optim.AdamW (Adam, of a class without W) from the state of any of our optimizers.
 
@@ -111,11 +99,11 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
         dropped = (*optimizer.defaults, "max_lr") if own["decouple_lr"] else tuple(optimizer.defaults)
         extra = {name: value for name, value in saved.items() if name not in dropped}
+        hyper, rule = make_hyper(own, 0.0), optimizer.get_rule(own)
         shared = {name: saved[name] for name in (*SHARED, "maximize", "capturable", "decoupled_weight_decay")}
-        shared["weight_decay"] = make_hyper(own, 0.0).weight_decay
+        shared["weight_decay"] = hyper.weight_decay
         unset = {"amsgrad": False, "foreach": None, "fused": None, "differentiable": False}
         groups.append({**extra, **shared, **unset})
-        hyper, rule = make_hyper(own, 0.0), optimizer.get_rule(own)
         for key, param in zip(saved["params"], own["params"], strict=True):
             if state := state_dict["state"].get(key):
                 states[key] = _to_moments(rule, hyper, state, param)
@@ -132,8 +120,21 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> None:
             f"weight_decay={saved['weight_decay']} of the state_dict is {'not ' * decoupled}part of its averages of "
             f"gradients, and in {name} it {'is' if decoupled else 'is not'}: load it into mvngrad.{other}"
         )
-    if saved.get("maximize", False) != own["maximize"]:
-        raise ValueError(f"the state_dict has maximize={saved['maximize']}, and {name} has maximize={own['maximize']}")
+    maximize = saved.get("maximize", False)
+    if maximize != own["maximize"]:
+        both = f"the state_dict has maximize={maximize}, and {name} has maximize={own['maximize']}"
+        raise ValueError(f"{both}: make the optimizer with maximize={maximize}")
+
+
+def _make_group(saved: Group, own: Group) -> Group:
+    """The optimizer's own group with the options, the parameters and any extra keys of AdamW's."""
+    group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
+    group |= {name: saved[name] for name in (*SHARED, "params")}
+    dropped = ("amsgrad", "max_lr") if saved.get("decouple_lr") else ("amsgrad",)  # OneCycleLR has a max_lr too
+    group |= {name: value for name, value in saved.items() if name not in (*own, *dropped)}
+    decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)  # of x, at lr = 1
+    group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
+    return group
 
 
 def _variance_factor(hyper: Hyper, t: float) -> float:

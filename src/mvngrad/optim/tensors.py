@@ -1,4 +1,4 @@
-"""The views of a tensor that a step works on: the local part of a sharded one, complex numbers as pairs of floats."""
+"""What a step asks of a tensor: the local part of a sharded one, complex numbers as pairs of floats, its own memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def is_flat_shard(tensor: Tensor) -> bool:
-    """Whether the tensor is a parameter of FullyShardedDataParallel (FSDP1), other in each process."""
+    """Whether the tensor is a parameter of FullyShardedDataParallel (FSDP1), which differs in each process."""
     return bool(getattr(tensor, "_fsdp_flattened", False))
 
 

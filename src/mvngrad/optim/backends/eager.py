@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import ARITHMETIC_DTYPES, find_format, join_master, load_state, split_master, write
+from mvngrad.optim.formats import ARITHMETIC_DTYPES, copy_rounded, find_format, join_master, load_state, split_master
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
@@ -66,8 +66,8 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     for i, (param, grad, count) in enumerate(zip(inputs.params, inputs.grads, inputs.steps, strict=True)):
         dtype = ARITHMETIC_DTYPES.get(param.dtype, param.dtype)
         stored = {name: tensors[i] for name, tensors in inputs.state.items()}
-        sample = stored[rule.state_names[0]]
-        narrow = sample.dtype != dtype
+        first_state = stored[rule.state_names[0]]
+        narrow = first_state.dtype != dtype
         old = load_state(rule.state_names, stored, dtype) if narrow else stored
         x, g = param, grad
         if differentiable:  # autograd saves these tensors, and the originals are overwritten below
@@ -82,10 +82,10 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         count += 1
         t = count.to(dtype) if inputs.capturable or count.is_cuda else count.item()
         x, new = rule.update(x, g, old, t, hyper, ops)
-        noise = rounding.make_noise(inputs.indices[i], t, param, sample) if narrow or rounding.params else None
+        noise = rounding.make_noise(inputs.indices[i], t, param, first_state) if narrow or rounding.params else None
         if narrow or differentiable:
             find_format(rule.state_names, stored).store(stored, new, noise)
         if low is not None:
             split_master(x, param, low, noise["x"] if noise else None)
         elif differentiable or x.dtype != param.dtype:
-            write(param, x, noise["x"] if noise and rounding.params else None)
+            copy_rounded(param, x, noise["x"] if noise and rounding.params else None)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import arithmetic_dtype, find_format, load_state, write
+from mvngrad.optim.formats import arithmetic_dtype, copy_rounded, find_format, load_state
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
@@ -183,7 +183,7 @@ def step_batch(inputs: StepInputs, hyper: Hyper, batch: list[int], host_step: fl
             )
             values = {name: value.items[j] for name, value in new.items()}
             find_format(rule.state_names, each).store(each, values, noise)
-            write(param, x.items[j], noise["x"] if noise and rounding.params else None)
+            copy_rounded(param, x.items[j], noise["x"] if noise and rounding.params else None)
     elif converted:
         torch._foreach_copy_(params, x.items)
     if not on_device:  # on the host, while the device computes

@@ -1,6 +1,7 @@
-"""How the two kernels reach tensors: through a table of addresses, with a row for each `Column`.
+"""How the two kernels reach tensors: through a table of addresses.
 
-The Triton kernel and the C++ kernel read the same table. A `Batch` is what one call of a kernel steps.
+The table has a `Row` for each kind of tensor and a column for each parameter. The Triton kernel and the C++ kernel read
+the same table. A `Batch` is what one call of a kernel steps.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from mvngrad.optim.inputs import State, StepInputs
 from mvngrad.rule import LOG_OF_ZERO
 
 
-class Column(IntEnum):
-    """What the table has for each tensor: addresses, and the index in its group. M, R and U are adjacent."""
+class Row(IntEnum):
+    """What the table has for each parameter: addresses, and its index in the group. M, R and U are adjacent."""
 
     STEP = 0
     PARAM = 1
@@ -35,15 +36,15 @@ class Column(IntEnum):
     LOW = 10  # the bits of masters that bfloat16 parameters lack
 
 
-COLUMNS = {
-    "m": Column.M, "v": Column.R, "s": Column.R, "u": Column.U,
-    "m_scale": Column.M_SCALE, "v_scale": Column.R_SCALE, "s_scale": Column.R_SCALE, "u_scale": Column.U_SCALE,
-    "low": Column.LOW,
+STATE_ROWS = {
+    "m": Row.M, "v": Row.R, "s": Row.R, "u": Row.U,
+    "m_scale": Row.M_SCALE, "v_scale": Row.R_SCALE, "s_scale": Row.R_SCALE, "u_scale": Row.U_SCALE,
+    "low": Row.LOW,
 }  # fmt: skip
-COORDINATE_COLUMNS = (Column.PARAM, Column.GRAD, Column.M, Column.R, Column.U, Column.LOW)
-"""The columns of tensors with a value for each coordinate."""
-Copy = tuple[Column, Tensor, Tensor]
-"""A column, a copy in the strides that the kernel needs, and the tensor that was copied."""
+COORDINATE_ROWS = (Row.PARAM, Row.GRAD, Row.M, Row.R, Row.U, Row.LOW)
+"""The rows of tensors with one value for each coordinate, which step counts and scales do not have."""
+Copy = tuple[Row, Tensor, Tensor]
+"""A row, a copy with the strides that the kernel needs, and the tensor that was copied."""
 
 
 def make_row(addresses: Sequence[int]) -> Tensor:
@@ -52,7 +53,10 @@ def make_row(addresses: Sequence[int]) -> Tensor:
 
 
 class Batch:
-    """Parameters of one device, all of one dtype, as their gradients are and their state. It holds none of them."""
+    """Parameters on one device and of one dtype; their gradients have one dtype too, and so has their state.
+
+    A batch outlives a step, so it keeps no reference to these tensors.
+    """
 
     def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
         """`selection` are indices into `inputs.params`; None is all of them."""
@@ -64,14 +68,14 @@ class Batch:
         self.sizes = torch.tensor([param.numel() for param in params], device="cpu")
         # Kernels walk memory in order, so all tensors of a parameter need the strides of its state.
         self.strides = [get_dense_strides(tensor) for tensor in state[self.rule.state_names[0]]]
-        self.copied = [
-            (column, i)
-            for column, tensors in get_columns(params, grads, state).items()
-            if column in COORDINATE_COLUMNS
+        self.needs_copy = [
+            (row, i)
+            for row, tensors in get_rows(params, grads, state).items()
+            if row in COORDINATE_ROWS
             for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True))
             if tensor.stride() != strides
         ]
-        """The tensors with other strides; the kernel works on copies of them."""
+        """The tensors with other strides, by row and index: the kernel works on copies of them."""
 
     def _check_tensors(self, params: list[Tensor], grads: list[Tensor], state: State) -> None:
         """Raise a ValueError for state on another device, and for tensors that a kernel would read beyond their end."""
@@ -110,17 +114,16 @@ class Batch:
 
     def make_table(self, inputs: StepInputs) -> tuple[Tensor, list[Copy]]:
         """The table, on the host, and the copies whose addresses it has. The copies are not filled yet."""
-        columns = {column: list(each) for column, each in get_columns(*self.select(inputs)).items()}
+        tensors = {row: list(each) for row, each in get_rows(*self.select(inputs)).items()}
         copies = []
-        for column, i in self.copied:
-            tensor = columns[column][i]
-            columns[column][i] = torch.empty_strided(
-                tensor.shape, self.strides[i], dtype=tensor.dtype, device=self.device
-            )
-            copies.append((column, columns[column][i], tensor))
-        rows = [list(map(Tensor.data_ptr, columns[column])) if column in columns else [] for column in Column]
-        rows[Column.INDEX] = self.indices
-        return torch.tensor([row or [0] * self.count for row in rows], device="cpu"), copies
+        for row, i in self.needs_copy:
+            tensor = tensors[row][i]
+            copy = torch.empty_strided(tensor.shape, self.strides[i], dtype=tensor.dtype, device=self.device)
+            tensors[row][i] = copy
+            copies.append((row, copy, tensor))
+        addresses = [list(map(Tensor.data_ptr, tensors.get(row, ()))) for row in Row]
+        addresses[Row.INDEX] = self.indices
+        return torch.tensor([each or [0] * self.count for each in addresses], device="cpu"), copies
 
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
@@ -157,12 +160,12 @@ def map_blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return owners.to(torch.int32), positions.to(torch.int32)
 
 
-def get_columns(
+def get_rows(
     params: list[Tensor], grads: list[Tensor], state: State, steps: Sequence[Tensor] = ()
-) -> dict[Column, Sequence[Tensor]]:
-    """The tensors of each column."""
-    columns = {Column.STEP: steps, Column.PARAM: params, Column.GRAD: grads}
-    return columns | {COLUMNS[name]: tensors for name, tensors in state.items()}
+) -> dict[Row, Sequence[Tensor]]:
+    """The tensors whose addresses are in each row."""
+    rows = {Row.STEP: steps, Row.PARAM: params, Row.GRAD: grads}
+    return rows | {STATE_ROWS[name]: tensors for name, tensors in state.items()}
 
 
 def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
@@ -172,7 +175,7 @@ def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 def get_log(beta: float) -> float:
-    """log(beta); finite for 0, so that its product with 0 steps is 0."""
+    """log(beta); `LOG_OF_ZERO` for 0."""
     return math.log(beta) if beta else LOG_OF_ZERO
 
 
@@ -189,6 +192,6 @@ def fill(copies: list[Copy]) -> None:
 
 def write_back(copies: list[Copy]) -> None:
     """Copy what a step changed back into the tensors."""
-    for column, copy, tensor in copies:
-        if column != Column.GRAD:
+    for row, copy, tensor in copies:
+        if row != Row.GRAD:
             tensor.copy_(copy)

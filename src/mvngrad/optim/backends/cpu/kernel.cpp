@@ -1,10 +1,10 @@
 // The rule as a C++ kernel: each thread steps an equal share of all coordinates, chunk by chunk.
 //
 // This is a translation of Rule.update and of the arithmetic of formats.py, operation by operation as in
-// cuda/kernel.py, and is tested against all three. Tensors are found through the same table of addresses, one row for
-// each Column. library.py writes the enums and `struct Arguments` above this text, from their definitions in Python,
-// and compiles it without contraction to fused multiply-adds: the results depend neither on the compiler, nor on the
-// CPU, nor on the number of threads.
+// cuda/kernel.py, and is tested against all three. Tensors are found through the same table of addresses (table.py).
+// library.py writes the enums and `struct Arguments` above this text, from their definitions in Python, and compiles it
+// without contraction to fused multiply-adds: the results depend neither on the compiler, nor on the CPU, nor on the
+// number of threads.
 //
 // Loops are over BLOCK coordinates, a constant, so that compilers emit vector code without remainders. The last block
 // of a tensor is stepped in buffers.
@@ -202,7 +202,7 @@ inline float get_exp(float value) { return expf(value); }
 inline double get_exp(double value) { return exp(value); }
 
 // 1 - beta^t for any t >= 0, by Taylor's series where subtracting would lose digits
-template <class T> T get_weight(T t, T log_beta) {
+template <class T> T get_correction(T t, T log_beta) {
     constexpr int TERMS = sizeof(T) == 8 ? 16 : 8;
     const T y = t * log_beta;
     T series = 1 + y / TERMS;
@@ -214,10 +214,10 @@ template <class T> Numbers<T> make_numbers(const Arguments &a, int64_t tensor) {
     const void *at = (const void *)a.table[STEP * a.tensors + tensor];
     const T t = T(a.step_dtype == FLOAT64 ? *(const double *)at : *(const float *)at);
     const uint32_t index = uint32_t(a.table[INDEX * a.tensors + tensor]);
-    const T lr = T(a.lr), k = square_root(get_weight(t, T(a.log_beta2)));
+    const T lr = T(a.lr), k = square_root(get_correction(t, T(a.log_beta2)));
     Numbers<T> c;
     c.keep = a.decoupled ? 1 - lr * T(a.weight_decay) : 1;
-    c.rate = lr * (1 / get_weight(t, T(a.log_beta1)));
+    c.rate = lr * (1 / get_correction(t, T(a.log_beta1)));
     c.mean_weight = T(a.mean_weight);
     c.beta1 = T(a.beta1);
     c.gain = T(1 - a.beta1) * k;
@@ -226,7 +226,7 @@ template <class T> Numbers<T> make_numbers(const Arguments &a, int64_t tensor) {
     c.eps = T(a.eps);
     c.eps_s = T(a.eps_s);
     c.k = k;
-    c.inverse_k_before = 1 / square_root(get_weight(t - 1, T(a.log_beta2)) + T(1e-30));
+    c.inverse_k_before = 1 / square_root(get_correction(t - 1, T(a.log_beta2)) + T(1e-30));
     c.clip = a.clipped ? k / T(a.z_clip) : 0;
     c.scale = T(a.grad_scale);
     c.decay = T(a.weight_decay);
@@ -447,7 +447,7 @@ template <class T> SEPARATE void prepare(T *__restrict g, const T *__restrict x,
 }
 
 struct Block {
-    char *at[COLUMNS];
+    char *at[ROWS];
     int64_t first, index, count;  // its first coordinate, and which of how many blocks it is
     int n;                        // coordinates that exist
 
@@ -470,31 +470,31 @@ struct Block {
 // Narrow state of double parameters
 SEPARATE void decode(float values[][BLOCK], const Block &block, int dtype) {
     const Scales scales = dtype == UINT8 ? block.load_scales() : Scales();
-    for (int column = M; column <= U; column++) {
-        const uint8_t *codes = (const uint8_t *)block.at[column];
-        const float scale = column == M ? scales.m : scales.u;
+    for (int row = M; row <= U; row++) {
+        const uint8_t *codes = (const uint8_t *)block.at[row];
+        const float scale = row == M ? scales.m : scales.u;
         if (!codes) continue;
-        if (dtype == BFLOAT16) convert(values[column], (const bfloat16 *)codes);
-        else if (column == R) LOOP values[R][i] = decode_square(codes[i], scales.r);
-        else LOOP values[column][i] = decode_signed(codes[i], scale);
+        if (dtype == BFLOAT16) convert(values[row], (const bfloat16 *)codes);
+        else if (row == R) LOOP values[R][i] = decode_square(codes[i], scales.r);
+        else LOOP values[row][i] = decode_signed(codes[i], scale);
     }
 }
 
 SEPARATE void encode(float values[][BLOCK], const Block &block, int dtype, uint32_t key) {
     Scales scales = {};
-    for (int column = M; column <= U; column++) {
-        float *value = values[column], factor = 0;
-        if (!block.at[column]) continue;
+    for (int row = M; row <= U; row++) {
+        float *value = values[row], factor = 0;
+        if (!block.at[row]) continue;
         for (int i = block.n; i < BLOCK; i++) value[i] = 0;
-        if (dtype == UINT8 && column == R) scales.r = find_range(value);
-        else if (dtype == UINT8) factor = get_factor((column == M ? scales.m : scales.u) = find_scale(value));
+        if (dtype == UINT8 && row == R) scales.r = find_range(value);
+        else if (dtype == UINT8) factor = get_factor((row == M ? scales.m : scales.u) = find_scale(value));
         for (int i = 0; i < BLOCK; i++) {
             const uint32_t word = hash32(uint32_t(block.first + i) ^ key);
             const uint32_t noise =
-                column == M ? get_m_noise(word) : column == R ? get_r_noise(word) : get_u_noise(word);
-            uint8_t *codes = (uint8_t *)block.at[column];
+                row == M ? get_m_noise(word) : row == R ? get_r_noise(word) : get_u_noise(word);
+            uint8_t *codes = (uint8_t *)block.at[row];
             if (dtype == BFLOAT16) ((bfloat16 *)codes)[i] = round_at_random(value[i], noise);
-            else if (column == R) codes[i] = encode_square(value[i], scales.r, noise);
+            else if (row == R) codes[i] = encode_square(value[i], scales.r, noise);
             else codes[i] = encode_signed(value[i], factor, noise);
         }
     }
@@ -528,15 +528,15 @@ template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &bl
     const bool is_narrow = get_bytes(a.state_dtype) < 4;
     if (a.state_dtype == get_dtype(T())) step((T *)at[M], (T *)at[R], (T *)at[U]);
     else if (sizeof(T) == 8 || a.state_dtype == FLOAT64) {
-        T values[COLUMNS][BLOCK];
-        float singles[COLUMNS][BLOCK];
+        T values[ROWS][BLOCK];
+        float singles[ROWS][BLOCK];
         if (is_narrow) decode(singles, block, a.state_dtype);
         const int dtype = is_narrow ? FLOAT32 : a.state_dtype;
-        for (int column = M; column <= U; column++)
-            if (at[column]) read(is_narrow ? (char *)singles[column] : at[column], dtype, values[column]);
+        for (int row = M; row <= U; row++)
+            if (at[row]) read(is_narrow ? (char *)singles[row] : at[row], dtype, values[row]);
         step(values[M], values[R], values[U]);
-        for (int column = M; column <= U; column++)
-            if (at[column]) write(is_narrow ? (char *)singles[column] : at[column], dtype, values[column]);
+        for (int row = M; row <= U; row++)
+            if (at[row]) write(is_narrow ? (char *)singles[row] : at[row], dtype, values[row]);
         if (is_narrow) encode(singles, block, a.state_dtype, c.key);
     } else if constexpr (sizeof(T) == 4) {
         if (a.state_dtype == BFLOAT16) step((bfloat16 *)at[M], (bfloat16 *)at[R], (bfloat16 *)at[U]);
@@ -560,23 +560,23 @@ template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &bl
 
 // Chunks
 
-constexpr int COORDINATE_COLUMNS[] = {PARAM, GRAD, M, R, U, LOW};
+constexpr int COORDINATE_ROWS[] = {PARAM, GRAD, M, R, U, LOW};
 
-inline int get_column_bytes(const Arguments &a, int column) {
-    if (column == LOW) return a.master_bits == 24 ? 1 : 2;
-    return get_bytes(column == PARAM ? a.param_dtype : column == GRAD ? a.grad_dtype : a.state_dtype);
+inline int get_row_bytes(const Arguments &a, int row) {
+    if (row == LOW) return a.master_bits == 24 ? 1 : 2;
+    return get_bytes(row == PARAM ? a.param_dtype : row == GRAD ? a.grad_dtype : a.state_dtype);
 }
 
 template <class T> SEPARATE void step_last_block(const Arguments &a, const Block &block, const Numbers<T> &c) {
-    char buffers[COLUMNS][BLOCK * 8] = {};
+    char buffers[ROWS][BLOCK * 8] = {};
     Block whole = block;
-    for (int column : COORDINATE_COLUMNS)
-        if (block.at[column])
-            memcpy(whole.at[column] = buffers[column], block.at[column], block.n * get_column_bytes(a, column));
+    for (int row : COORDINATE_ROWS)
+        if (block.at[row])
+            memcpy(whole.at[row] = buffers[row], block.at[row], block.n * get_row_bytes(a, row));
     step_blocks(a, whole, 1, c);
-    for (int column : COORDINATE_COLUMNS)
-        if (block.at[column] && column != GRAD)
-            memcpy(block.at[column], buffers[column], block.n * get_column_bytes(a, column));
+    for (int row : COORDINATE_ROWS)
+        if (block.at[row] && row != GRAD)
+            memcpy(block.at[row], buffers[row], block.n * get_row_bytes(a, row));
 }
 
 // The last tensor that starts at or before a chunk
@@ -606,10 +606,10 @@ template <class T> SEPARATE void step_chunk(const Arguments &a, int64_t chunk) {
         full = in_place && left >= BLOCK ? left / BLOCK * BLOCK : BLOCK;
         block.index = block.first / BLOCK;
         block.n = left < BLOCK ? int(left) : BLOCK;
-        for (int column = 0; column < COLUMNS; column++)
-            block.at[column] = (char *)a.table[column * a.tensors + tensor];
-        for (int column : COORDINATE_COLUMNS)
-            if (block.at[column]) block.at[column] += block.first * get_column_bytes(a, column);
+        for (int row = 0; row < ROWS; row++)
+            block.at[row] = (char *)a.table[row * a.tensors + tensor];
+        for (int row : COORDINATE_ROWS)
+            if (block.at[row]) block.at[row] += block.first * get_row_bytes(a, row);
         if (left < BLOCK) step_last_block(a, block, c);
         else step_blocks(a, block, int(full / BLOCK), c);
     }

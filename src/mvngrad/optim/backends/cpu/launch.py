@@ -13,7 +13,7 @@ from mvngrad.optim.backends.cpu import library
 from mvngrad.optim.backends.cpu.library import Arguments, Dtype
 from mvngrad.optim.backends.table import (
     Batch,
-    Column,
+    Row,
     fill,
     get_log,
     get_mean_weight,
@@ -54,7 +54,7 @@ class CpuBatch(Batch):
         tensors = {"step": steps[0], "param": params[0], "grad": grads[0], "state": state[self.rule.state_names[0]][0]}
         unknown = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
         if unknown:
-            raise ValueError(f"fused=True on the CPU takes floating-point numbers of 16 bits and more, not {unknown}")
+            raise ValueError(f"fused=True on the CPU takes floats of 16 bits and more, not {unknown}: leave fused=None")
         # In Python: in a forked process, torch's parallel operations wait for the threads of the parent for ever.
         starts = list(accumulate((-(-size // CHUNK) for size in self.sizes.tolist()), initial=0))
         self.starts = torch.tensor(starts, device="cpu")
@@ -80,7 +80,7 @@ class CpuBatch(Batch):
     def step(self, inputs: StepInputs, hyper: Hyper) -> None:
         if self.table is not None:
             if inputs.addresses_changed:  # of gradients only: others begin a new plan
-                self.table[Column.GRAD] = make_row(self.get_gradient_addresses(inputs))
+                self.table[Row.GRAD] = make_row(self.get_gradient_addresses(inputs))
             self.call_kernel(self.table, inputs, hyper)
             return
         self.table, copies = self.make_table(inputs)

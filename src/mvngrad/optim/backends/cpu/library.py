@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from mvngrad.optim.backends.table import Column
+from mvngrad.optim.backends.table import Row
 
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared")
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
@@ -62,10 +62,10 @@ class Arguments(ctypes.Structure):
 def make_source() -> str:
     """The kernel with the definitions that it shares with Python."""
     lines = ["#include <stdint.h>"]
-    for enum in (Column, Dtype):
+    for enum in (Row, Dtype):
         members = [f"{each.name} = {each.value}" for each in enum]
         lines.append(f"enum {enum.__name__} {{ {', '.join(members)} }};")
-    lines += [f"constexpr int COLUMNS = {len(Column)};", "struct Arguments {"]
+    lines += [f"constexpr int ROWS = {len(Row)};", "struct Arguments {"]
     lines.append(f"    const int64_t *{', *'.join(POINTERS)};")
     lines.append(f"    int64_t {', '.join(COUNTS)};")
     lines.append(f"    double {', '.join(DOUBLES)};")

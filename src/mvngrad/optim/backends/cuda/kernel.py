@@ -15,15 +15,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from mvngrad.optim.backends.table import Column
+from mvngrad.optim.backends.table import Row
 
 LANES = tl.constexpr(128)
-STEP, PARAM, GRAD, INDEX = (tl.constexpr(column.value) for column in list(Column)[:4])
-M, R, U, M_SCALE, R_SCALE, U_SCALE, LOW = (tl.constexpr(column.value) for column in list(Column)[4:])
+STEP, PARAM, GRAD, INDEX = (tl.constexpr(row.value) for row in list(Row)[:4])
+M, R, U, M_SCALE, R_SCALE, U_SCALE, LOW = (tl.constexpr(row.value) for row in list(Row)[4:])
 
 
 @triton.jit
-def _weight(t, log_beta):
+def _correction(t, log_beta):
     """1 - beta^t for any t >= 0, by Taylor's series where subtracting would lose digits."""
     y = t * log_beta
     TERMS: tl.constexpr = 16 if y.dtype == tl.float64 else 8
@@ -35,31 +35,33 @@ def _weight(t, log_beta):
 
 @triton.jit(do_not_specialize=["seed"])
 def advance(
-    table, shared, tensors, found_at, seed, log1, log2, T: tl.constexpr, C: tl.constexpr, CHECKED: tl.constexpr
-):
+    table, per_tensor, tensors, found_inf_at, seed, log1, log2,
+    T: tl.constexpr, C: tl.constexpr, HAS_FOUND_INF: tl.constexpr,
+):  # fmt: skip
+    """Count the step, and write the four rows of `per_tensor`, with c_m and k as in the rule: 1 / c_m, k, 1 / k at the
+    step before, and the seed of the tensor's random bits."""
     i = tl.program_id(0) * LANES + tl.arange(0, LANES)
     mask = i < tensors
     # Masked lanes still need a valid pointer, so they read entry 0.
     at = tl.load(table + tensors * STEP + tl.where(mask, i, 0)).to(tl.pointer_type(T))
     t = tl.load(at)
-    if CHECKED:  # an overflow does not count as a step
-        t += tl.where(tl.load(found_at) == 0, 1.0, 0.0)
+    if HAS_FOUND_INF:  # an overflow does not count as a step
+        t += tl.where(tl.load(found_inf_at) == 0, 1.0, 0.0)
     else:
         t += 1
     tl.store(at, t, mask=mask)
     t = t.to(C)
-    tl.store(shared + i, 1 / _weight(t, log1), mask=mask)
-    tl.store(shared + tensors + i, tl.sqrt(_weight(t, log2)), mask=mask)
-    tl.store(shared + 2 * tensors + i, 1 / tl.sqrt(_weight(t - 1, log2) + 1e-30), mask=mask)
+    tl.store(per_tensor + i, 1 / _correction(t, log1), mask=mask)
+    tl.store(per_tensor + tensors + i, tl.sqrt(_correction(t, log2)), mask=mask)
+    tl.store(per_tensor + 2 * tensors + i, 1 / tl.sqrt(_correction(t - 1, log2) + 1e-30), mask=mask)
     index = tl.load(table + tensors * INDEX + i, mask=mask, other=0).to(tl.uint32)
     key = _hash32(_hash32(index * 0x9E3779B9 + seed.to(tl.uint32)) + t.to(tl.uint32))
-    tl.store(_get_keys(shared, tensors) + i, key, mask=mask)
+    tl.store(_get_keys(per_tensor, tensors) + i, key, mask=mask)
 
 
 @triton.jit
-def _get_keys(shared, tensors):
-    """The fourth row of `shared`, which has the seeds of random bits."""
-    return (shared + 3 * tensors).to(tl.pointer_type(tl.uint32))
+def _get_keys(per_tensor, tensors):
+    return (per_tensor + 3 * tensors).to(tl.pointer_type(tl.uint32))
 
 
 @triton.jit
@@ -224,8 +226,8 @@ def _divide(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def _update(
-    x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse, k,
-    inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+    x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse_c_m, k,
+    inverse_k_before, lr, grad_scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
     MASKED: tl.constexpr, S: tl.constexpr, C: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr,
     LEAN: tl.constexpr, COUPLED: tl.constexpr, DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr,
     SCALED: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr, FAST: tl.constexpr,
@@ -242,7 +244,7 @@ def _update(
     x = _load_master(x_at, low_at, offsets, mask, MASKED) if MASTER else _load(x_at, offsets, mask, MASKED, C)
     g = _load(g_at, offsets, mask, MASKED, C)
     if SCALED:
-        g = g / scale
+        g = g / grad_scale
     gradient = g
     if MAXIMIZE:
         g = -g
@@ -280,22 +282,22 @@ def _update(
         direction = u
     else:
         direction = _divide(m, _root(r, EXACT, FAST) / k + eps, EXACT, FAST)
-    x -= lr * inverse * direction
+    x -= lr * inverse_c_m * direction
     if MASTER:
         _store_master(x_at, low_at, offsets, x, (word * 0x9E3779B9) >> 16, mask, MASKED)
     else:
         if ROUND_X:
             x = _round_to_bfloat16(x, (word * 0x9E3779B9) >> 16)
         _store(x_at, offsets, x, mask, MASKED)
-    change = inverse * direction  # of x, over lr
+    change = inverse_c_m * direction  # of x, over lr
     if MASKED:
         change = tl.where(mask, change, 0.0)
     return gradient * gradient, change * change
 
 
 @triton.jit
-def _load_pointer(table, tensors, i, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(table + tensors * COLUMN + i).to(tl.pointer_type(DTYPE))
+def _load_pointer(table, tensors, i, ROW: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(table + tensors * ROW + i).to(tl.pointer_type(DTYPE))
     if ALIGNED:  # lets the compiler load 16 bytes at once
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -303,17 +305,18 @@ def _load_pointer(table, tensors, i, COLUMN: tl.constexpr, DTYPE: tl.constexpr, 
 
 @triton.jit
 def update(
-    lr, sums_at, table, shared, sizes, owners, positions, tensors, lr_at, scale_at, found_at,
+    lr, sums_at, table, per_tensor, sizes, owners, positions, tensors, lr_at, grad_scale_at, found_inf_at,
     mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
     X: tl.constexpr, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     LOOPS: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
-    DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
-    LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr, FAST: tl.constexpr,
-    DECAY_AT_MOST_HALF: tl.constexpr, LEAVES_SUMS: tl.constexpr,
+    DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr,
+    HAS_FOUND_INF: tl.constexpr, LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr,
+    FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr, LEAVES_SUMS: tl.constexpr,
 ):  # fmt: skip
+    """Take the step. X, G and S are the dtypes of parameters, gradients and state, C that of the arithmetic."""
     program = tl.program_id(0)
-    if CHECKED:  # an overflow anywhere leaves everything unchanged
-        if tl.load(found_at) != 0:
+    if HAS_FOUND_INF:  # an overflow anywhere leaves everything unchanged
+        if tl.load(found_inf_at) != 0:
             if LEAVES_SUMS:
                 tl.store(sums_at + 2 * program, float("inf"))
                 tl.store(sums_at + 2 * program + 1, 0.0)
@@ -323,18 +326,18 @@ def update(
     size = tl.load(sizes + i)
     if LR_ON_DEVICE:
         lr = tl.load(lr_at).to(C)
-    scale = 1.0
+    grad_scale = 1.0
     if SCALED:
-        scale = tl.load(scale_at)
-    inverse = tl.load(shared + i)
-    k = tl.load(shared + tensors + i)
+        grad_scale = tl.load(grad_scale_at)
+    inverse_c_m = tl.load(per_tensor + i)
+    k = tl.load(per_tensor + tensors + i)
     inverse_k_before = k
     if LEAN:
-        inverse_k_before = tl.load(shared + 2 * tensors + i)
+        inverse_k_before = tl.load(per_tensor + 2 * tensors + i)
     NARROW: tl.constexpr = S == tl.uint8 or S == tl.bfloat16
     key = i.to(tl.uint32)
     if NARROW or ROUND_X:
-        key = tl.load(_get_keys(shared, tensors) + i)
+        key = tl.load(_get_keys(per_tensor, tensors) + i)
 
     MEAN: tl.constexpr = (CENTERED or not MOMENTUM_LAST) and not LEAN
     x_at = _load_pointer(table, tensors, i, PARAM, X, ALIGNED)
@@ -369,8 +372,9 @@ def update(
             offsets = tl.max_contiguous(offsets, 4)
         if start + BLOCK <= size:  # full blocks need no mask, so their loads are 16 bytes wide
             gradient_square, change_square = _update(
-                x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse,
-                k, inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+                x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key,
+                inverse_c_m, k, inverse_k_before, lr, grad_scale, mean_weight, beta1, weight1, beta2, weight2, eps,
+                eps_s, decay, z_clip,
                 MASKED=False, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
                 FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
@@ -380,8 +384,9 @@ def update(
                 change_squares += change_square
         elif start < size:
             gradient_square, change_square = _update(
-                x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key, inverse,
-                k, inverse_k_before, lr, scale, mean_weight, beta1, weight1, beta2, weight2, eps, eps_s, decay, z_clip,
+                x_at, low_at, g_at, m_at, r_at, u_at, m_scales, r_scales, u_scales, offsets, block, size, key,
+                inverse_c_m, k, inverse_k_before, lr, grad_scale, mean_weight, beta1, weight1, beta2, weight2, eps,
+                eps_s, decay, z_clip,
                 MASKED=True, S=S, C=C, CENTERED=CENTERED, MOMENTUM_LAST=MOMENTUM_LAST, LEAN=LEAN, COUPLED=COUPLED,
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
                 FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,

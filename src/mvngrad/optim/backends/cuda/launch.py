@@ -16,9 +16,9 @@ from torch import Tensor
 from mvngrad.optim.backends.cuda import kernel
 from mvngrad.optim.backends.cuda.kernel import AdvanceArguments, UpdateArguments
 from mvngrad.optim.backends.table import (
-    COORDINATE_COLUMNS,
+    COORDINATE_ROWS,
     Batch,
-    Column,
+    Row,
     fill,
     get_log,
     get_mean_weight,
@@ -63,6 +63,20 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     inputs.addresses_changed = False
 
 
+class CachedLaunches(NamedTuple):
+    """The launches of a step that differs from the one before only in lr and in where it leaves sums."""
+
+    key: tuple[Any, ...]
+    """Whether it leaves sums, and the hyper-parameters other than lr."""
+    advance: Callable[..., None]
+    advance_arguments: tuple[Any, ...]
+    update: Callable[..., None]
+    update_arguments: tuple[Any, ...]
+    """All but the first two, lr and the address of the sums."""
+    unused: int
+    """A valid address where none is needed."""
+
+
 class CudaBatch(Batch):
     """Parameters that one launch steps, and their tables on the device."""
 
@@ -71,7 +85,7 @@ class CudaBatch(Batch):
         params, grads, state, steps = self.select(inputs)
         state_dtype = state[self.rule.state_names[0]][0].dtype
         self.block, self.loops, warps = SHAPES[state_dtype]
-        self.options = {"num_warps": warps}
+        self.compile_options = {"num_warps": warps}
         self.master_bits = 16 + 8 * state["low"][0].itemsize if "low" in state else 0
         self.dtypes = DTYPES[params[0].dtype], DTYPES[grads[0].dtype], DTYPES[state_dtype]
         self.step_dtype = DTYPES[steps[0].dtype]
@@ -81,17 +95,18 @@ class CudaBatch(Batch):
         owners, positions = map_blocks(self.sizes, self.block * self.loops)
         self.grid = (len(owners), 1, 1)
         self.sizes, self.owners, self.positions = (index.to(self.device) for index in (self.sizes, owners, positions))
-        self.shared = torch.empty(4 * self.count, dtype=compute_dtype, device=self.device)
+        self.per_tensor = torch.empty(4 * self.count, dtype=compute_dtype, device=self.device)
+        """What `kernel.advance` writes for `kernel.update`."""
         nvidia = self.device.type == "cuda" and torch.version.cuda is not None
         self.fast = nvidia and state_dtype.itemsize < 4
         if nvidia and state_dtype in REGISTERS:
-            self.options["maxnreg"] = REGISTERS[state_dtype]
+            self.compile_options["maxnreg"] = REGISTERS[state_dtype]
         self.seed = to_int32(inputs.rounding.seed)
         self.table: Tensor | None = None
         self.spare: Tensor | None = None
         """Pinned memory for a table that is uploaded while a graph is captured, when none can be allocated."""
         self.compiled: dict[Any, Callable[..., None]] = {}
-        self.prepared: Prepared | None = None
+        self.cached: CachedLaunches | None = None
         self.coordinates = sum(param.numel() for param in params)
         self.sums: StepSums | None = None
 
@@ -111,7 +126,7 @@ class CudaBatch(Batch):
         self.launch_kernels(inputs, hyper, sums)
         write_back(copies)
         if capturing:
-            inputs.captured.append((self.table, self.shared, self.sizes, self.owners, self.positions))
+            inputs.captured.append((self.table, self.per_tensor, self.sizes, self.owners, self.positions))
             params, _, state, steps = self.select(inputs)
             inputs.captured.append((params, state, steps, copies))
         if capturing or copies:
@@ -120,7 +135,7 @@ class CudaBatch(Batch):
     def reserve_sums(self) -> tuple[StepSums, int]:
         """Where this step leaves its sums."""
         if self.sums is None or self.sums.close_if_full():
-            self.sums = StepSums(self.grid[0], self.coordinates, self.shared.dtype, self.device)
+            self.sums = StepSums(self.grid[0], self.coordinates, self.per_tensor.dtype, self.device)
         return self.sums, self.sums.reserve()
 
     def upload_table(self, host: Tensor, captured: list[Any] | None) -> None:
@@ -128,13 +143,16 @@ class CudaBatch(Batch):
 
         `captured` collects what the graph being captured needs; it is None outside of a capture.
         """
-        self.others_aligned = not (host[[column for column in COORDINATE_COLUMNS if column != Column.GRAD]] % 16).any()
-        self.aligned = self.others_aligned and not (host[Column.GRAD] % 16).any()
+        self.others_aligned = not (host[[row for row in COORDINATE_ROWS if row != Row.GRAD]] % 16).any()
+        self.aligned = self.others_aligned and not (host[Row.GRAD] % 16).any()
         if captured is not None:
             # At every replay the graph uploads the table from this memory, so nothing else may write to it. Pinned
             # memory cannot be allocated during a capture: the step before allocated it.
             if self.spare is None:
-                raise RuntimeError("take one step before capturing one in a graph, as torch's optimizers need too")
+                raise RuntimeError(
+                    "a step cannot be captured in a CUDA graph before a first step outside: call optimizer.step() once "
+                    "before the capture, as for torch's optimizers"
+                )
             host, self.spare = self.spare.copy_(host), None
             captured.append(host)
         elif self.device.type == "cuda":
@@ -142,40 +160,40 @@ class CudaBatch(Batch):
             if self.spare is None:
                 self.spare = torch.empty_like(host).pin_memory()
         self.table = host.to(self.device, non_blocking=True)
-        self.prepared = None
+        self.cached = None
 
     def upload_gradient_addresses(self, inputs: StepInputs) -> None:
-        """Upload the row of the table that often changes: zero_grad frees gradients and backward makes new ones."""
+        """Upload the row of the table that often changes: zero_grad frees gradients, and backward makes new ones."""
         assert self.table is not None
         addresses = self.get_gradient_addresses(inputs)
         aligned = self.others_aligned and not any(map((15).__and__, addresses))
         if aligned != self.aligned:
-            self.aligned, self.prepared = aligned, None
+            self.aligned, self.cached = aligned, None
         host = make_row(addresses)
         if self.device.type == "cuda":
             host = host.pin_memory()
-        self.table[Column.GRAD].copy_(host, non_blocking=True)
+        self.table[Row.GRAD].copy_(host, non_blocking=True)
 
     def launch_kernels(self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None) -> None:
         """Launch the two kernels, with the arguments of the step before if only lr and the row of sums have changed."""
-        prepared, scaled = self.prepared, not (inputs.grad_scale is None and inputs.found_inf is None)
-        options = sums is not None, *hyper[1:]
-        if prepared and prepared.options == options and isinstance(hyper.lr, float) and not scaled:
-            prepared.advance(*prepared.advance_arguments)
-            sums_at = prepared.unused if sums is None else sums[0].get_address(sums[1])
-            prepared.update(hyper.lr, sums_at, *prepared.update_arguments)
+        cached, scaled = self.cached, not (inputs.grad_scale is None and inputs.found_inf is None)
+        key = sums is not None, *hyper[1:]
+        if cached and cached.key == key and isinstance(hyper.lr, float) and not scaled:
+            cached.advance(*cached.advance_arguments)
+            sums_at = cached.unused if sums is None else sums[0].get_address(sums[1])
+            cached.update(hyper.lr, sums_at, *cached.update_arguments)
             return
         advance, update = self._make_arguments(inputs, hyper, sums)
         programs = -(-self.count // kernel.LANES.value)
         functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
-        run_advance = self._launch_kernel(functions[0], (programs, 1, 1), {}, advance.CHECKED, advance)
-        pointer_dtypes = update.lr_at.dtype, update.scale_at.dtype, update.found_at.dtype
+        run_advance = self._launch_kernel(functions[0], (programs, 1, 1), {}, advance.HAS_FOUND_INF, advance)
+        pointer_dtypes = update.lr_at.dtype, update.grad_scale_at.dtype, update.found_inf_at.dtype
         constants = update[UpdateArguments._fields.index("X") :]
-        run_update = self._launch_kernel(functions[1], self.grid, self.options, (constants, pointer_dtypes), update)
+        signature = constants, pointer_dtypes
+        run_update = self._launch_kernel(functions[1], self.grid, self.compile_options, signature, update)
         if run_advance and run_update and not (update.LR_ON_DEVICE or scaled):
-            arguments = get_addresses(advance), get_addresses(update[2:])
-            unused = advance.table.data_ptr()
-            self.prepared = Prepared(options, run_advance, arguments[0], run_update, arguments[1], unused)
+            launches = run_advance, replace_tensors(advance), run_update, replace_tensors(update[2:])
+            self.cached = CachedLaunches(key, *launches, unused=advance.table.data_ptr())
 
     def _make_arguments(
         self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None
@@ -193,28 +211,28 @@ class CudaBatch(Batch):
         unused = self.table
         advance = AdvanceArguments(
             table=self.table,
-            shared=self.shared,
+            per_tensor=self.per_tensor,
             tensors=self.count,
-            found_at=unused if found_inf is None else found_inf,
+            found_inf_at=unused if found_inf is None else found_inf,
             seed=self.seed,
             log1=get_log(beta1),
             log2=get_log(beta2),
             T=self.step_dtype,
             C=self.compute_dtype,
-            CHECKED=found_inf is not None,
+            HAS_FOUND_INF=found_inf is not None,
         )
         update = UpdateArguments(  # floats, because an integer would be compiled in
             lr=0.0 if lr_on_device else float(lr),
             sums_at=unused if sums is None else sums[0].get_row(sums[1]),
             table=self.table,
-            shared=self.shared,
+            per_tensor=self.per_tensor,
             sizes=self.sizes,
             owners=self.owners,
             positions=self.positions,
             tensors=self.count,
             lr_at=lr if lr_on_device else unused,
-            scale_at=unused if grad_scale is None else grad_scale,
-            found_at=unused if found_inf is None else found_inf,
+            grad_scale_at=unused if grad_scale is None else grad_scale,
+            found_inf_at=unused if found_inf is None else found_inf,
             mean_weight=mean_weight,
             beta1=beta1,
             weight1=1 - beta1,
@@ -239,7 +257,7 @@ class CudaBatch(Batch):
             MAXIMIZE=hyper.maximize,
             CLIP=clip is not None,
             SCALED=grad_scale is not None,
-            CHECKED=found_inf is not None,
+            HAS_FOUND_INF=found_inf is not None,
             LR_ON_DEVICE=lr_on_device,
             ROUND_X=inputs.rounding.params and self.dtypes[0] == tl.bfloat16,
             MASTER=self.master_bits,
@@ -253,7 +271,7 @@ class CudaBatch(Batch):
         self,
         function: Any,
         grid: tuple[int, int, int],
-        options: dict[str, int],
+        compile_options: dict[str, int],
         signature: Any,
         arguments: Sequence[Any],
     ) -> Callable[..., None] | None:
@@ -264,25 +282,11 @@ class CudaBatch(Batch):
         run: Callable[..., None] | None = self.compiled.get((function, signature))
         if run is not None:
             run(*arguments)
-        elif compiled := function[grid](*arguments, **options):
+        elif compiled := function[grid](*arguments, **compile_options):
             run = self.compiled[function, signature] = compiled[grid]
         return run
 
 
-class Prepared(NamedTuple):
-    """The launches of a step that differs from the one before only in lr and in where it leaves sums."""
-
-    options: tuple[Any, ...]
-    """Whether it leaves sums, and the hyper-parameters other than lr."""
-    advance: Callable[..., None]
-    advance_arguments: tuple[Any, ...]
-    update: Callable[..., None]
-    update_arguments: tuple[Any, ...]
-    """All but the first two, lr and the address of the sums."""
-    unused: int
-    """A valid address where none is needed."""
-
-
-def get_addresses(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with addresses in place of tensors, about which Triton would ask the driver at every launch."""
+def replace_tensors(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with addresses instead of tensors: Triton would ask the driver about each tensor at each launch."""
     return tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
