@@ -1,8 +1,10 @@
-"""Queues of trainings: deadlines, shares, lines of finished runs, exports."""
+"""Queues of trainings: deadlines, several processes, lines of finished runs, exports."""
 
 import dataclasses
 import json
 import os
+import shutil
+from contextlib import ExitStack
 
 import pytest
 from tiny import interrupt
@@ -12,6 +14,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms, dial, records, run
 from mvngrad_lab.experiments.spikes import run as spikes
 from mvngrad_lab.experiments.state_precision import run as state_precision
+from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import queue
 from mvngrad_lab.training.train import Interrupted
 
@@ -97,50 +100,41 @@ def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_pa
             run(*wrong)
 
 
-def test_processes_train_shares_of_a_queue_in_one_store(tmp_path, small_queue, monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["run", "all", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
-        queue.run_command("", ("all",), lambda *folders: {}, lambda name, runs: small_queue, lambda *folders: {})
-        return [line.split()[3] for line in capsys.readouterr().out.splitlines()[:-1]]
-
+def test_runs_of_another_process_come_last_and_are_waited_for(tmp_path, small_queue, monkeypatch):
+    options = {"finished": {}, "device": "cpu", "stop_after": 600, "run_seconds": 1}
     first, second, third = (recipe.key for recipe in small_queue)
-    assert run("--share", "1/2") == [first, third]
-    path = tmp_path / queue.FINISHED
-    path.write_text(path.read_text() + "\n")
-    assert run("--share", "2/2") == [second]
-    assert list(queue.read_finished(path)) == [first, third, second]
-    assert capsys.readouterr().err == ""
-    for wrong in ("0/2", "3/2", "1", "1/2/3", "a/b"):
-        with pytest.raises(SystemExit):
-            run("--share", wrong)
-        assert f"{wrong!r} is not K/N with 1 <= K <= N" in capsys.readouterr().err
+    for name, trained in (("died", None), ("finished", tmp_path / "died" / first)):
+        root, other = tmp_path / name, ExitStack()
+        other.enter_context(lock_folder(root / first))
+
+        def end_other_process(seconds, root=root, other=other, trained=trained):
+            if trained is not None:
+                shutil.copytree(trained, root / first, dirs_exist_ok=True)
+            other.close()
+
+        monkeypatch.setattr(queue.time, "sleep", end_other_process)
+        assert queue.train_queue(small_queue, root, **options) == 0
+        expected = [second, third] if trained else [second, third, first]
+        assert list(queue.read_finished(root / queue.FINISHED)) == expected
 
 
-def test_a_share_that_skips_a_queue_fails_and_says_so(tmp_path, small_queue, monkeypatch, capsys):
+def test_a_queue_that_needs_runs_that_are_left_is_skipped(tmp_path, small_queue, monkeypatch, capsys):
     def make_queue(name, runs):
         if name == "seeds" and not {recipe.key for recipe in small_queue[:2]} <= runs.keys():
             raise InvalidInput("runs of the grid are missing")
         return small_queue[:2] if name == "grid" else small_queue[2:]
 
-    def export(finished, results):
-        return queue.Exported({}, [])
-
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["run", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
-        queue.run_command("", ("grid", "seeds"), records.read_accuracies, make_queue, export)
+        queue.run_command("", ("grid", "seeds"), records.read_accuracies, make_queue, lambda *folders: {})
 
-    with pytest.raises(SystemExit) as stopped:
-        run("grid", "seeds", "--share", "1/2")
-    out, error = capsys.readouterr()
-    assert stopped.value.code == 1
-    assert out.splitlines()[-2:] == ["0 runs of grid are left", "seeds: runs of the grid are missing"]
-    assert error == "skipped: seeds; when all processes have ended, run this again\n"
-    run("grid", "seeds", "--share", "2/2")  # the other has trained its own
+    run("grid", "seeds", "--stop-after", "10", "--run-seconds", "20", "0")
+    assert capsys.readouterr().out.splitlines() == ["2 runs of grid are left", "seeds: runs of the grid are missing"]
+    run("grid", "seeds", "--run-seconds", "0")
     assert capsys.readouterr().out.endswith("0 runs of seeds are left\n")
-    for option in (("--share", "1/2"), ("--again",)):
-        with pytest.raises(SystemExit, match="2"):
-            run("export", *option)
-        assert "without --share and --again" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run("export", "--again")
+    assert "without --again" in capsys.readouterr().err
 
 
 def test_a_damaged_store_ends_the_command_with_one_line(tmp_path, monkeypatch, capsys):

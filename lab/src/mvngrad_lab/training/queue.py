@@ -21,6 +21,7 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput, UserError
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import read_rows
+from mvngrad_lab.store.lock import Locked
 from mvngrad_lab.training.events import Event
 from mvngrad_lab.training.loop import Observer
 from mvngrad_lab.training.step import TrainingStep
@@ -45,6 +46,9 @@ def train_queue(
 ) -> int:
     """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds; how many are left.
 
+    Several processes may call this for one store. A run that another process trains comes last here, and is waited for:
+    it may be left to this one.
+
     With `every_step`, curves have the loss of every step, of recipes that record it. `options` are those of `train`.
     """
     deadline = time.monotonic() + stop_after
@@ -52,14 +56,25 @@ def train_queue(
     for recipe in queue:  # a process that died after a run may not have written its line
         if recipe.key not in written and (run := store.RunFolder(recipe, root).run) is not None:
             _add_line(root, run, every_step)
-    waiting = [recipe for recipe in queue if recipe.key not in finished and store.RunFolder(recipe, root).run is None]
+
+    def is_left(recipe: TrainingRecipe) -> bool:
+        return recipe.key not in finished and store.RunFolder(recipe, root).run is None
+
+    waiting = list(filter(is_left, queue))
     while waiting and time.monotonic() + run_seconds <= deadline:
         recipe = waiting.pop(0)
+        if not is_left(recipe):  # another process has trained it
+            continue
         observe = make_gradient_observer(root / recipe.key)
-        run = train(recipe, root=root, keep_last=False, on_event=on_event, observe=observe, **options)
+        try:
+            run = train(recipe, root=root, keep_last=False, on_event=on_event, observe=observe, **options)
+        except Locked:
+            waiting.append(recipe)
+            time.sleep(1)
+            continue
         _add_line(root, run, every_step)
         print(store.timestamp(), len(waiting), "left", recipe.key, _describe(run), flush=True)
-    return len(waiting)
+    return sum(map(is_left, waiting))
 
 
 def train_queues(
@@ -238,7 +253,8 @@ def run_command(
     """Train the queues that the command line names, in this order, or with `export` write what is finished to results/.
 
     One process compiles once for all of them. If too little time is left for a run of one queue, the next may have
-    shorter ones. A queue that needs results of runs that are left is skipped.
+    shorter ones. A queue that needs results of runs that are left is skipped. The same command in several processes
+    shares the runs among them.
 
     `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
     `get_options(name)` more options of `train_queue`, and `export(finished, results)` exports runs.
@@ -247,15 +263,13 @@ def run_command(
     args = parser.parse_args()
     if len(args.run_seconds) not in (1, len(args.queue)):
         parser.error(f"{len(args.run_seconds)} --run-seconds for {len(args.queue)} queues; give one, or one for each")
-    if "export" in args.queue and (args.queue != ["export"] or args.share != (1, 1) or args.again):
-        parser.error("export is a command of its own, without --share and --again; run it after the queues")
+    if "export" in args.queue and (args.queue != ["export"] or args.again):
+        parser.error("export is a command of its own, without --again; run it after the queues")
     try:
         if args.queue == ["export"]:
             _print_exported(export(args.runs / FINISHED, args.results), args.results)
             return
-        skipped = _train_named_queues(args, read_runs, make_queue, get_options)
-        if skipped and args.share != (1, 1):
-            parser.exit(1, f"skipped: {', '.join(skipped)}; when all processes have ended, run this again\n")
+        _train_named_queues(args, read_runs, make_queue, get_options)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 
@@ -270,11 +284,6 @@ def _make_parser(description: str | None, queues: Sequence[str]) -> argparse.Arg
     )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--share", type=_parse_share, default=(1, 1), metavar="K/N",
-        help="train every Nth run of each queue from the Kth on; N processes with 1/N to N/N train all, in one store; "
-        "a queue that depends on another is skipped until all processes have trained that one",
-    )  # fmt: skip
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument(
         "--run-seconds", type=float, nargs="+", default=[20.0],
@@ -295,10 +304,8 @@ def _train_named_queues(
     read_runs: Callable[..., Mapping[str, Any]],
     make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
     get_options: Callable[[str], dict[str, Any]],
-) -> list[str]:
-    """Train the queues of the command line; returns those that were skipped, because they need runs that are left."""
-    deadline, skipped = time.monotonic() + args.stop_after, list[str]()
-    first, count = args.share
+) -> None:
+    deadline = time.monotonic() + args.stop_after
     for name, seconds in zip(args.queue, args.run_seconds * (len(args.queue) // len(args.run_seconds)), strict=True):
         runs = read_runs(args.runs, args.results)
         try:
@@ -307,20 +314,10 @@ def _train_named_queues(
             if name == args.queue[0]:
                 raise
             print(f"{name}: {error}", flush=True)
-            skipped.append(name)
             continue
         left = train_queue(
-            queue[first - 1 :: count], args.runs, finished=read_runs(args.runs) if args.again else runs,
+            queue, args.runs, finished=read_runs(args.runs) if args.again else runs,
             stop_after=deadline - time.monotonic(), run_seconds=seconds, data=args.data, device=args.device,
             compile=args.device != "cpu", **get_options(name),
         )  # fmt: skip
         print(left, "runs of", name, "are left", flush=True)
-    return skipped
-
-
-def _parse_share(text: str) -> tuple[int, int]:
-    """K and N of "K/N"."""
-    first, _, count = text.partition("/")
-    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N, such as 1/2")
-    return int(first), int(count)
