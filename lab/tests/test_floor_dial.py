@@ -141,7 +141,17 @@ def test_batch_128_has_seeds_as_blocks(tmp_path, gain, status):
     write_runs(tmp_path, list(batch_128_results(gain)))
     verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
     assert verdict.status == status
-    assert "6 degrees of freedom" in verdict.measured
+    assert "6 degrees of freedom; rates: adam-floor 0.005, mvngrad-floor 0.005," in verdict.measured
+
+
+def test_batch_128_says_what_is_left(tmp_path):
+    grid, long_runs = (list(batch_128_results(2.0))[part] for part in (slice(16), slice(16, None)))
+    write_runs(tmp_path, grid[:-1])
+    verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
+    assert (verdict.status, verdict.note) == (NOT_RUN, "The grid is not done: mvngrad-none 3 of 4.")
+    write_runs(tmp_path, [*grid, *long_runs[:-1]])
+    verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
+    assert (verdict.status, verdict.note) == (NOT_RUN, "Fewer than three seeds are done of mvngrad-none.")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from samples import add_tables, get_table, get_verdicts
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.language import records as target
+from mvngrad_lab.experiments.language.figure import describe
 from mvngrad_lab.experiments.language.records import TUNED, on_stand_in, rates, shortened, table2, tuned
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.claims import load_claims
@@ -118,6 +119,13 @@ def test_each_at_its_best_rate_is_judged_by_runs_of_its_own(change, expected):
     assert get_statuses(changed)[:3] == [CAVEAT] * 3
     assert [verdict.status for verdict in get_tuned_verdicts(changed)] == expected
     untuned = [each for each in changed if each.key not in rate]
+    says = {CAVEAT: "MVN-Grad is ahead", NOT_REPRODUCED: "MVN-Grad is not ahead"}
+    words = (
+        f" At the best rate of each **{says.get(expected[0], 'no optimizer is shown to be ahead')}**: validation loss "
+    )
+    sentences = [describe(get_table(some, "table2").result, get_verdicts(some)) for some in (changed, untuned)]
+    assert [words in sentence for sentence in sentences] == [True, False]
+    assert all(sentence.startswith("On a 30M language model **MVN-Grad is ahead**: ") for sentence in sentences)
     assert [verdict.status for verdict in get_tuned_verdicts(untuned)] == [NOT_RUN] * 2
     assert get_statuses(untuned)[:3] == [CAVEAT] * 3
 

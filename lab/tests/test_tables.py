@@ -10,6 +10,7 @@ from samples import add_tables, get_table, get_verdicts
 
 from mvngrad_lab import store
 from mvngrad_lab.cli import main
+from mvngrad_lab.experiments.cifar100.figure import describe_table
 from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.report import BenchmarkFile, keep_runs, load_records
@@ -119,6 +120,48 @@ def test_notes_name_what_is_outside_and_how_far_the_lead_is():
     assert verdicts["cifar-order-1024"].note == "MVN-Grad is not shown to be above AdaBelief."
     three = [run for run in make_runs() if run.recipe["seed"] < 3]
     assert get_verdicts(three)["cifar-order-128"].note == "There were too few seeds to decide: 3 of 6."
+    *most, last = make_runs()
+    assert get_verdicts([*most, diverged(last)])["cifar-order-1024"].note == (
+        "Diverged: 1 of MVN-Grad; the rule compares 6 pairs."
+    )
+
+
+def equal(recipe):
+    """The shift by which all four have the same mean."""
+    return 79.0 - PAPER[recipe.batch_size][recipe.optimizer]
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        (make_runs(), "points relative to Adam and LaProp (n = 6), as the paper says."),
+        (make_runs(equal), "points relative to Adam and LaProp (n = 6), undecided by the rule."),
+        (
+            make_runs(lambda r: equal(r) if r.batch_size == 1024 else 0.0),
+            "(n = 6), at batch 128 as the paper says and at batch 1024 undecided by the rule.",
+        ),
+        (
+            [*make_runs()[:-1], diverged(make_runs()[-1])],
+            "(n = 5 or 6), at batch 128 as the paper says and at batch 1024 undecided because a run diverged.",
+        ),
+        (
+            make_runs()[:-1],
+            "(n = 5 or 6), at batch 128 as the paper says and at batch 1024 with too few seeds to decide.",
+        ),
+        (make_runs()[:24], "(n = 3), with too few seeds to decide."),
+    ],
+)
+def test_the_finding_of_table_1_says_what_the_rule_says_at_each_batch_size(runs, words):
+    sentence = describe_table(get_table(runs, "table1").result, get_verdicts(runs))
+    assert sentence.replace("\u00a0", " ").endswith(words)
+
+
+def test_the_caption_of_table_1_counts_the_runs_that_it_does_not_show():
+    captions = [draw(get_table(runs, "table1"))[0].caption for runs in (make_runs(), make_runs()[:24])]
+    assert captions[0].startswith(
+        "24 of 24 runs of 200 epochs are done; 24 with other seeds count for the order alone."
+    )
+    assert captions[1].startswith("24 of 24 runs of 200 epochs are done. ")
 
 
 def test_means_are_undecided_where_two_are_outside_but_not_beyond_doubt():

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
-from mvngrad_lab.experiments.cifar100.judge import ORDER_SEEDS
 from mvngrad_lab.report import Row
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.figures.curves import draw_accuracies
@@ -31,12 +30,15 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
             pairs = (number for pair in zip(ours, papers, strict=True) for number in pair)
             rows.append((batch, cell, format_count(row), *pairs, format_seconds(row)))
     head = ("batch", "optimizer", "seeds", "test", "paper", "train, clean images", "paper", "seconds")
+    more = sum(len(row["seeds"]) for cells in result["order"].values() for row in cells.values()) - result["done"]
+    others = f"; {more} with other seeds count for the order alone" if more else ""
     caption = (
-        f"{result['done']} of {result['of']} runs of 200 epochs are done. Dot and line: mean over seeds and its 95% "
-        "interval; small marks: seeds; hollow diamond: the paper's mean. In the table, mean ± standard deviation. The "
-        "paper does not say how it measures train accuracy under MixUp; ours is on clean images. Seconds do not "
-        "include compilation, and are of runs that had the GPU to themselves. With the paper's εₛ of 10⁻⁸ the root of "
-        f"s is at least 0.001, which is most of what AdaBelief and MVN-Grad divide by here. {result['data']}"
+        f"{result['done']} of {result['of']} runs of 200 epochs are done{others}. Dot and line: mean over seeds and "
+        "its 95% interval; small marks: seeds; hollow diamond: the paper's mean. In the table, mean ± standard "
+        "deviation. The paper does not say how it measures train accuracy under MixUp; ours is on clean images. "
+        "Seconds do not include compilation, and are of runs that had the GPU to themselves. With the paper's εₛ of "
+        "10⁻⁸ the root of s is at least 0.001, which is most of what AdaBelief and MVN-Grad divide by here. "
+        f"{result['data']}"
     )
     panels = tuple(
         _draw_forest(f"Batch {batch}", cells, paper[f"cifar-test-{batch}"]) for batch, cells in result["cells"].items()
@@ -91,14 +93,29 @@ def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
     ]
     labels = [f"MVN-Grad less {cell}" for cell in SECOND_MOMENT]
     leads = [row.value for verdict in order if verdict.strip for row in verdict.strip.rows if row.label in labels]
-    fails = any(verdict.status == NOT_REPRODUCED for verdict in order)
-    holds = all(verdict.status in (REPRODUCED, CAVEAT) for verdict in order)
-    few = any(row.n != ORDER_SEEDS for verdict in order if verdict.strip for row in verdict.strip.rows)
-    words = "as the paper says" if holds else "not as the paper says" if fails else "undecided by the rule"
-    words = "but there were too few seeds to decide" if few and not (holds or fails) else words
-    lead = f"{min(leads):+.1f} to {max(leads):+.1f} points relative to Adam and LaProp, {words}"
+    counts = sorted({str(row.n) for verdict in order if verdict.strip for row in verdict.strip.rows})
+    by_batch = {batch: _describe_order(result["order"][batch], verdicts[f"cifar-order-{batch}"]) for batch in means}
+    words = [f"at batch {batch} {text}" for batch, text in by_batch.items()]
+    if len({*by_batch.values()}) == 1:
+        words = [*by_batch.values()][:1]
+    lead = (
+        f"{min(leads):+.1f} to {max(leads):+.1f} points relative to Adam and LaProp "
+        f"(n\u00a0=\u00a0{' or '.join(counts)}), {' and '.join(words)}"
+    )
     where = "On CIFAR-100, at the paper's settings (no floor for Adam and LaProp)"
     return f"{where}, MVN-Grad reaches {' and '.join(reached)}: {lead}."
+
+
+def _describe_order(rows: Mapping[str, Row], verdict: Verdict) -> str:
+    """What the rule says of the order at one batch size."""
+    if verdict.status in (REPRODUCED, CAVEAT):
+        return "as the paper says"
+    if verdict.status == NOT_REPRODUCED:
+        return "not as the paper says"
+    if any(row["to_come"] for row in rows.values()):
+        return "with too few seeds to decide"
+    lost = any(row["diverged"] for row in rows.values())
+    return "undecided because a run diverged" if lost else "undecided by the rule"
 
 
 def draw_gap(result: dict[str, Any]) -> list[Figure]:

@@ -13,6 +13,7 @@ from mvngrad_lab.report.tables import (
     VARIANCE,
     check_rows,
     describe,
+    describe_counts,
     judge_deviations,
     judge_means,
 )  # fmt: skip
@@ -54,10 +55,10 @@ def judge_order(result: dict[str, Any], batch: str) -> Verdict:
 
     Runs with the same seed have the same data and initial weights, so they are paired.
     """
-    rows = result["order"][batch]
+    of_cells = result["order"][batch]
     by_seed = {
         cell: {seed: value for seed, value in zip(row["seeds"], row["test_accuracy"], strict=True) if value is not None}
-        for cell, row in rows.items()
+        for cell, row in of_cells.items()
     }
     seeds = [seed for seed in by_seed["MVN-Grad"] if all(seed in each for each in by_seed.values())]
     values = {cell: [each[seed] for seed in seeds] for cell, each in by_seed.items()}
@@ -77,6 +78,9 @@ def judge_order(result: dict[str, Any], batch: str) -> Verdict:
         for (high, low), pair in {**pairs, ("MVN-Grad", "AdaBelief"): last}.items()
     )
     strip = Strip("points of test accuracy, paired by seed, and 95% interval", tuple(rows))
+    lost = describe_counts(of_cells, "diverged")
+    if lost and not describe_counts(of_cells, "to_come"):
+        return Verdict(UNDECIDED, text, f"Diverged: {lost}; the rule compares {ORDER_SEEDS} pairs.", strip)
     if len(seeds) < ORDER_SEEDS:
         return Verdict(UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {ORDER_SEEDS}.", strip)
     if p_for >= LEVEL:

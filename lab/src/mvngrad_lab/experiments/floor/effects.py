@@ -58,15 +58,17 @@ def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> V
     return None
 
 
-def keep_seeds_of_look(arms: Mapping[str, Mapping[str, float | None]]) -> tuple[list[str], Values]:
-    """The first six whole seeds of the eight arms, or three, or as many as there are."""
-    seeds, values = keep_whole_seeds(arms, list(GRID_ARMS))
+def keep_seeds_of_look(
+    arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str] = tuple(GRID_ARMS)
+) -> tuple[list[str], Values]:
+    """The first six whole seeds of these arms, or three, or as many as there are."""
+    seeds, values = keep_whole_seeds(arms, among)
     count = next((look for look in LOOKS if len(seeds) >= look), len(seeds))
     return seeds[:count], {arm: row[:count] for arm, row in values.items()}
 
 
 def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
-    """All effects that the rules of the table look at, by name; none if fewer than three seeds are whole.
+    """All effects that the rules of the table look at, by name; none if `find_obstacle` finds one.
 
     "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
     """
@@ -84,7 +86,7 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
             effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
     for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
         effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
-    seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
+    seeds, values = keep_seeds_of_look(result["arms"], SGD_ARMS)
     return effects if find_obstacle(values, len(seeds)) else {**effects, "SGD": compare_sgd(values)}
 
 

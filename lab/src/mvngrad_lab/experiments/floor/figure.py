@@ -10,7 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
-from mvngrad_lab.experiments.floor.effects import ORDER, VARIANCE as NORMALIZER, compute_effects
+from mvngrad_lab.experiments.floor.effects import (
+    ORDER,
+    SGD_ARMS,
+    VARIANCE as NORMALIZER,
+    compute_effects,
+    find_obstacle,
+    keep_seeds_of_look,
+)
 from mvngrad_lab.experiments.floor.findings import TITLES, describe, describe_decay, describe_language, draw_lead
 from mvngrad_lab.experiments.floor.judge import MARGIN, SEEN, SEEN_LOSS, is_at_end
 from mvngrad_lab.recipe import NAMES
@@ -121,11 +128,22 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
         "is less second moment, momentum last less first, SGD less the four arms with a floor. The "
         "shaded band is ±0.3 points, within which two arms are called equal."
     )
-    if not effects:
-        caption += " Fewer than three seeds are whole."
+    caption += f" {_describe_seeds(result)}"
     table = Table("Test accuracy of each arm as selected, %", head, tuple(rows))
     forest = Figure("What the floor, the variance and the order are worth", caption, panels, (), table)
     return [forest, *_make_analysis(effects), *_draw_curves(result["curves"])]
+
+
+def _describe_seeds(result: dict[str, Any]) -> str:
+    """Which seeds the effects are of, or why there is no effect."""
+    seeds, values = keep_seeds_of_look(result["arms"])
+    of_sgd, sgd_values = keep_seeds_of_look(result["arms"], SGD_ARMS)
+    if obstacle := find_obstacle(values, len(seeds)):
+        return f"No effect is shown: {obstacle.note}"
+    text = f"Effects are of seeds {', '.join(seeds)}"
+    if obstacle := find_obstacle(sgd_values, len(of_sgd)):
+        return f"{text}; SGD's is not shown: {obstacle.note}"
+    return f"{text}." if of_sgd == seeds else f"{text}, SGD's of {', '.join(of_sgd)}."
 
 
 def _make_analysis(effects: Mapping[str, Contrast]) -> list[Figure]:

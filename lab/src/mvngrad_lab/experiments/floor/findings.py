@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
+from mvngrad_lab.experiments.floor.effects import keep_seeds_of_look
 from mvngrad_lab.experiments.floor.judge import MARGIN
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_vertical, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, make_panel
@@ -28,28 +29,38 @@ def get_accuracy(arms: Mapping[str, Any], arm: str) -> float:
     return max(float(row["test_accuracy"]) for row in rows) if rows else math.nan
 
 
-def get_accuracies(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+def get_judged_arms(result: dict[str, Any]) -> dict[str, Any]:
+    """The runs of each arm; at 200 epochs those of the seeds that are judged."""
+    if "selected" not in result:
+        return dict(result["arms"])
+    seeds, _ = keep_seeds_of_look(result["arms"])
+    return {arm: {seed: row[seed] for seed in seeds if seed in row} for arm, row in result["arms"].items()}
+
+
+def get_accuracies(arms: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Keys none and floor -> optimizer -> accuracy."""
     return {
-        kind: {name: get_accuracy(result["arms"], f"{cell}-{kind}") for name, cell in OPTIMIZERS.items()}
+        kind: {name: get_accuracy(arms, f"{cell}-{kind}") for name, cell in OPTIMIZERS.items()}
         for kind in ("none", "floor")
     }
 
 
 def describe_runs(result: dict[str, Any]) -> str:
     """Empty if an arm has no run, or fewer than three at 200 epochs."""
-    counts = [len(result["arms"].get(arm, ())) for arm in GRID_ARMS]
-    fewest, more = min(counts), " or more" if max(counts) > min(counts) else ""
-    if "selected" in result:
-        of_sgd = len(result["arms"].get("sgd", ()))
-        sgd = f", SGD {of_sgd}" if 0 < of_sgd < fewest else ""
-        return f"200 epochs, {fewest} seeds{more}{sgd}" if fewest > 2 else ""
-    return "30 epochs, seed 0, the best of 17 settings" if fewest else ""
+    arms = get_judged_arms(result)
+    fewest = min(len(arms.get(arm, ())) for arm in GRID_ARMS)
+    if "selected" not in result:
+        return "30 epochs, seed 0, the best of 17 settings" if fewest else ""
+    of_sgd, lost = len(arms.get("sgd", ())), sum(value is None for row in arms.values() for value in row.values())
+    sgd = f", SGD {of_sgd}" if 0 < of_sgd < fewest else ""
+    diverged = f", {lost} diverged and left out" if lost else ""
+    return f"200 epochs, {fewest} seeds{sgd}{diverged}" if fewest > 2 else ""
 
 
 def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """What the floor does; at 200 epochs, once that is judged, and not in the grid any more."""
-    accuracies, sgd, main = get_accuracies(result), get_accuracy(result["arms"], "sgd"), verdicts["floor-main"]
+    arms, main = get_judged_arms(result), verdicts["floor-main"]
+    accuracies, sgd = get_accuracies(arms), get_accuracy(arms, "sgd")
     if not (runs := describe_runs(result)) or ("selected" in result) != (main.status != NOT_RUN):
         return ""
     low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
@@ -94,17 +105,21 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
     if statuses["floor-main"] != REPRODUCED:
         return ["It is **undecided** whether an epsilon floor is worth more than 1 point"]
     equal = {"the variance": "floor-variance-equal", "momentum last": "floor-order-equal"}
-    different, undecided = (
-        [name for name, claim in equal.items() if statuses[claim] == status] for status in (NOT_REPRODUCED, UNDECIDED)
+    same, different, undecided = (
+        [name for name, claim in equal.items() if statuses[claim] == status]
+        for status in (REPRODUCED, NOT_REPRODUCED, UNDECIDED)
     )
     if not (different or undecided or _explain_by_decay(verdicts)):
         return ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts = ["**An epsilon floor is worth more than 1 point**"]
+    if same:
+        makes = "each make" if len(same) > 1 else "makes"
+        parts.append(f"at equal floor {' and '.join(same)} {makes} less than {MARGIN} points of difference")
     if different:
-        parts.append(f"more than {MARGIN} points depend on {' and '.join(different)} too")
+        parts.append(_describe_estimates(verdicts, equal, different))
     if undecided:
-        effects = (f"{name} adds {_describe_estimate(verdicts[equal[name]])}" for name in undecided)
-        parts.append(f"{' and '.join(effects)}; whether that matters is undecided")
+        effects = _describe_estimates(verdicts, equal, undecided)
+        parts.append(f"{effects}; whether that is less than {MARGIN} points is undecided")
     return parts
 
 
@@ -142,17 +157,24 @@ def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -
     )
 
 
-def _describe_estimate(verdict: Verdict) -> str:
-    """The first estimate of a verdict, with its interval."""
-    row = verdict.strip.rows[0] if verdict.strip else None
-    if row is None or row.interval is None:
-        return "an amount that is not known"
-    return f"{row.value:.2f} points (95%: {row.interval[0]:.2f} to {row.interval[1]:.2f})"
+def _describe_estimates(verdicts: Mapping[str, Verdict], claims: Mapping[str, str], names: Sequence[str]) -> str:
+    """What each of these adds, or costs if that is shown: the first estimate of its claim's verdict."""
+    parts = []
+    for name in names:
+        strip = verdicts[claims[name]].strip
+        assert strip is not None
+        row = strip.rows[0]
+        assert row.interval is not None
+        verb, sign = ("costs", -1) if max(row.interval) < 0 else ("adds", 1)
+        low, high = sorted(sign * end for end in row.interval)
+        parts.append(f"{name} {verb} {sign * row.value:.2f} points (95%: {low:.2f} to {high:.2f})")
+    return " and ".join(parts)
 
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
     """Each optimizer with and without a floor; what the paper compares is filled. None without enough runs."""
-    accuracies, sgd = get_accuracies(result), get_accuracy(result["arms"], "sgd")
+    arms = get_judged_arms(result)
+    accuracies, sgd = get_accuracies(arms), get_accuracy(arms, "sgd")
     if not (runs := describe_runs(result)):
         return None
     by_arm = result.get("decoupled", {})

@@ -143,7 +143,7 @@ def judge_interactions(seeds: list[str], effects: Effects) -> Verdict:
 
 @judges("floor-sgd")
 def judge_sgd(result: dict[str, Any]) -> Verdict:
-    seeds, values = keep_whole_seeds(result["arms"], SGD_ARMS)
+    seeds, values = keep_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     return _judge_equivalence({"SGD less the four with a floor": compare_sgd(values)}, seeds)
@@ -304,14 +304,17 @@ def _judge_dial(dial: Mapping[str, Any], floors: Sequence[str], limit: float, wh
 
 @judges("floor-batch-128")
 def judge_batch_128(result: dict[str, Any]) -> Verdict:
+    if unfinished := _find_unfinished_grid(result, BATCH_128_ARMS):
+        return unfinished
     arms = result["arms"]
-    if waiting := [arm for arm in BATCH_128_ARMS if len(arms.get(arm, ())) < 3]:
+    if waiting := [arm for arm in BATCH_128_ARMS if len(arms[arm]) < 3]:
         return Verdict(NOT_RUN, "", f"Fewer than three seeds are done of {', '.join(waiting)}.")
     seeds, values = keep_whole_seeds(arms, BATCH_128_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effect = estimate_contrast(values, make_weights("floor", among=BATCH_128_ARMS))
-    return _judge_gain(effect, len(seeds), describe_seeds(seeds, effect))
+    rates = ", ".join(f"{arm} {rate:g}" for arm, rate in result["rates"].items())
+    return _judge_gain(effect, len(seeds), f"{describe_seeds(seeds, effect)}; rates: {rates}")
 
 
 def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:

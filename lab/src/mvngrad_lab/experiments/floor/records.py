@@ -105,6 +105,11 @@ def _by_seed(runs: Runs, recipes: Iterable[Any]) -> dict[str, float | None]:
     return {str(recipe.seed): _get_value(runs, recipe) for recipe in recipes if recipe.key in runs}
 
 
+def _count_done(runs: Runs, grid: Recipes) -> dict[str, list[int]]:
+    """By arm, how many runs of its grid are done, and how many there are."""
+    return {arm: [sum(recipe.key in runs for recipe in recipes), len(recipes)] for arm, recipes in grid.items()}
+
+
 def _best(runs: Runs, recipes: Sequence[TrainingRecipe], metric: str = "test_accuracy") -> dict[str, Any]:
     """The best value among recipes, its rate, and how many are done."""
     sign = 1 if metric.endswith("accuracy") else -1
@@ -189,7 +194,7 @@ def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
             for arm, recipe in {**{arm: selected[arm] for arm in cells}, **chosen}.items()
         },
         selected={arm: _describe_settings(recipe) for arm, recipe in chosen.items()},
-        grid={arm: [sum(r.key in runs for r in recipes), len(recipes)] for arm, recipes in grid.items()},
+        grid=_count_done(runs, grid),
         with_decay={arm: _best(runs, recipes) for arm, recipes in with_decay.items()},
         no_decay={arm: _best(runs, recipes) for arm, recipes in no_decay.items()},
     )
@@ -250,7 +255,15 @@ def _collect_batch_128(runs: Runs) -> TableResult:
         selected = {}
     rows = {arm: _by_seed(runs, arms.table_runs({arm: recipe})) for arm, recipe in selected.items()}
     queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(selected)]
-    return _make_table("floor-batch-128", runs, queue, {"batch_size": 128, "epochs": 200}, arms=rows)
+    return _make_table(
+        "floor-batch-128",
+        runs,
+        queue,
+        {"batch_size": 128, "epochs": 200},
+        arms=rows,
+        grid=_count_done(runs, grid),
+        rates={arm: recipe.lr for arm, recipe in selected.items()},
+    )
 
 
 def _collect_as_published(runs: Runs) -> TableResult:

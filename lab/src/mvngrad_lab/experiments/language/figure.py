@@ -171,15 +171,22 @@ def _draw_overhead(model: str, overhead: dict[str, Any]) -> Figure:
 
 
 def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
-    """The finding on the stand-in, once all four are compared at one rate."""
-    order = verdicts["stand-in-order"]
-    if order.strip is None:
+    """The finding on the stand-in, once all four are compared at one rate, or each at its best."""
+    order, tuned = (_describe_order(verdicts[f"stand-in-{name}"]) for name in ("order", "tuned-order"))
+    if not order:
         return ""
-    losses = [row.value for row in order.strip.rows]
+    text = f"On a 30M language model {order} (3,000 steps of a stand-in text)."
+    return f"{text} At the best rate of each {tuned}." if tuned else text
+
+
+def _describe_order(verdict: Verdict) -> str:
+    """Who is ahead, and the range of losses; empty if the four are not compared."""
+    if verdict.strip is None:
+        return ""
+    losses = [row.value for row in verdict.strip.rows]
     words = {NOT_REPRODUCED: "**MVN-Grad is not ahead**", UNDECIDED: "**no optimizer is shown to be ahead**"}
-    numbers = f"validation loss {min(losses):.3f} to {max(losses):.3f}, n\u00a0=\u00a0{order.strip.rows[0].n}"
-    head = f"On a 30M language model {words.get(order.status, '**MVN-Grad is ahead**')}"
-    return f"{head}: {numbers} (3,000 steps of a stand-in text)."
+    numbers = f"validation loss {min(losses):.3f} to {max(losses):.3f}, n\u00a0=\u00a0{verdict.strip.rows[0].n}"
+    return f"{words.get(verdict.status, '**MVN-Grad is ahead**')}: {numbers}"
 
 
 FINDINGS = {"table2": (30, describe)}
