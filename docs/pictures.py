@@ -53,7 +53,7 @@ def main() -> None:
     folders = [folder for folder in (ROOT / "runs", ROOT / "results") if folder.is_dir()]
     lead = draw_lead(find_latest(load_records(*folders, warn=store.print_warning)))
     assert lead is not None
-    for theme, colors in (("light", LIGHT), ("dark", DARK)):
+    for theme, colors in (("light", LIGHT | {"paper": "#ffffff"}), ("dark", DARK | {"paper": "#0d1117"})):  # GitHub's
         (FOLDER / f"floor-{theme}.svg").write_text(make_figure(lead.panels[0].svg, colors), encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         take_screenshot(report.build(*folders, out=Path(folder) / "report.html"), FOLDER / "report.png")

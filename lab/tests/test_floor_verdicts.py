@@ -294,7 +294,7 @@ def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tm
     write_runs(tmp_path, table_results(6, floor=1.8))
     sentence, caption = get_first_screen(tmp_path)
     assert sentence.startswith("**The epsilon floor does the work**")
-    assert "(CIFAR-100, 200 epochs, 6 seeds)" in sentence
+    assert "(CIFAR-100, coupled decay, 200 epochs, 6 seeds)" in sentence
     assert "200 epochs, 6 seeds." in caption
     write_runs(tmp_path, [(r, m) for r, m in table_results(6, floor=1.8) if is_not_sgd(r) or r.seed < 5])
     assert all("200 epochs, 6 seeds, SGD 4" in text for text in get_first_screen(tmp_path))
@@ -349,7 +349,7 @@ def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_p
     assert closed in sentence
     assert int(share[1]) == pytest.approx(40, abs=12)
     write_runs(tmp_path, decay_results(0.0)[1])
-    assert "decay" not in get_first_screen(tmp_path)[0]
+    assert "weight decay" not in get_first_screen(tmp_path)[0]
 
 
 def test_first_screen_names_what_is_equal_also_if_decay_explains_the_gap(tmp_path):

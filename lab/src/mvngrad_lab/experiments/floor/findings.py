@@ -65,9 +65,12 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         return ""
     low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
     with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
-    numbers = f"without a floor all four reach {low}, with one {high}{with_sgd} (CIFAR-100, {runs})"
+    numbers = (
+        f"all four reach {low} without one, {high} with a divisor of at least 1e-3{with_sgd} (CIFAR-100, coupled "
+        f"decay, {runs})"
+    )
     if "selected" not in result:
-        words = "**An epsilon that keeps the divisor above 1e-3 (a floor) seems to matter more than the optimizer**"
+        words = "**An epsilon floor, the least value of the divisor, seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
     lead, *others = _describe_effects(verdicts)
     return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
@@ -180,7 +183,7 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     by_arm = result.get("decoupled", {})
     decoupled = {name: get_accuracy(by_arm, f"{cell}w-none") for name, cell in OPTIMIZERS.items()}
     decoupled = {name: value for name, value in decoupled.items() if math.isfinite(value)}
-    at = make_axes("test accuracy, %", "", size=(4.7, 2.9), left=0.86)
+    at = make_axes("test accuracy with coupled weight decay, %", "", size=(4.7, 2.9), left=0.86)
     for row, name in enumerate(OPTIMIZERS):
         _draw_ends(at, row, name, [by_name[name] for by_name in accuracies.values()])
         if name in decoupled:
@@ -190,8 +193,8 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     low, high = min(finite) - 0.7, max(finite) + 0.7
     at.set_xlim(low, high)
     if math.isfinite(sgd):
-        draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.06, side="left" if sgd > (low + high) / 2 else "right")
-    _label_kinds(at, {kind: fmean(by_name.values()) for kind, by_name in accuracies.items()}, high - low)
+        draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.955, side="left" if sgd > (low + high) / 2 else "right")
+    _label_kinds(at, accuracies)
     label_rows(at, list(OPTIMIZERS), top=0.95)
     title, caption = _describe_lead(accuracies, runs)
     parts = [
@@ -229,13 +232,14 @@ def _draw_decoupled(at: Axes, row: int, name: str, accuracy: float) -> None:
     at.annotate(f"{name}W, decoupled decay {accuracy:.2f}", (accuracy, row), (5, -8 if below else 8), **place)
 
 
-def _label_kinds(at: Axes, centers: Mapping[str, float], width: float) -> None:
-    """Write "no floor" and "floor" above their accuracies, side by side if these are close."""
-    left, right = sorted(centers, key=centers.__getitem__)
-    apart = centers[right] - centers[left] > 0.3 * width
-    for kind, words in (("none", "no floor"), ("floor", "floor of 10⁻³")):
-        align = "center" if apart else "right" if kind == left else "left"
-        at.annotate(words, (centers[kind], -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=BOX)
+def _label_kinds(at: Axes, accuracies: Mapping[str, Mapping[str, float]]) -> None:
+    """Write "no floor" and "floor" above the outer ends of their accuracies, away from each other and from SGD."""
+    left, right = sorted(accuracies, key=lambda kind: fmean(accuracies[kind].values()))
+    words = {"none": "no floor", "floor": "floor of 10⁻³"}
+    for kind, end, align in ((left, max, "right"), (right, min, "left")):
+        at.annotate(
+            words[kind], (end(accuracies[kind].values()), -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=BOX
+        )
 
 
 def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str) -> tuple[str, str]:
