@@ -128,12 +128,13 @@ def test_dial_leaves_out_points_with_runs_to_come(tmp_path):
     assert "to come" in description, "SGD"
 
 
-def batch_128_results(gain):
+def batch_128_results(gain, best=2):
     rng, grid = np.random.default_rng(5), arms.batch_128_grid()
-    yield from ((r, {"test_accuracy": 70.0 + (at == 2)}) for recipes in grid.values() for at, r in enumerate(recipes))
+    for recipes in grid.values():
+        yield from ((r, {"test_accuracy": 70.0 + (at == best)}) for at, r in enumerate(recipes))
     for arm, recipes in grid.items():
         mean = 78 + gain * arm.endswith("-floor")
-        yield from ((r, {"test_accuracy": mean + rng.normal(0, NOISE)}) for r in arms.table_runs({arm: recipes[2]}))
+        yield from ((r, {"test_accuracy": mean + rng.normal(0, NOISE)}) for r in arms.table_runs({arm: recipes[best]}))
 
 
 @pytest.mark.parametrize(("gain", "status"), [(2.0, REPRODUCED), (0.0, NOT_REPRODUCED), (1.0, UNDECIDED)])
@@ -141,17 +142,28 @@ def test_batch_128_has_seeds_as_blocks(tmp_path, gain, status):
     write_runs(tmp_path, list(batch_128_results(gain)))
     verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
     assert verdict.status == status
-    assert "6 degrees of freedom; rates: adam-floor 0.005, mvngrad-floor 0.005," in verdict.measured
+    assert "6 degrees of freedom; Adam with a floor " in verdict.measured
+
+
+def test_batch_128_names_arms_whose_best_rate_is_the_lowest(tmp_path):
+    assert arms.BATCH_128_RATES[4] == min(arms.BATCH_128_RATES)
+    at_the_end = "The best rate is at an end of its grid: Adam with a floor, MVN-Grad with a floor, "
+    for best, note in ((2, ""), (4, at_the_end)):
+        write_runs(tmp_path, list(batch_128_results(2.0, best)))
+        verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
+        assert verdict.status == REPRODUCED
+        assert verdict.note.startswith(note)
+        assert bool(verdict.note) == bool(note)
 
 
 def test_batch_128_says_what_is_left(tmp_path):
     grid, long_runs = (list(batch_128_results(2.0))[part] for part in (slice(20), slice(20, None)))
     write_runs(tmp_path, grid[:-1])
     verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
-    assert (verdict.status, verdict.note) == (NOT_RUN, "The grid is not done: mvngrad-none 4 of 5.")
+    assert (verdict.status, verdict.note) == (NOT_RUN, "The grid is not done: MVN-Grad without a floor 4 of 5.")
     write_runs(tmp_path, [*grid, *long_runs[:-1]])
     verdict = judge(tmp_path, "floor-batch-128", "floor-batch-128")
-    assert (verdict.status, verdict.note) == (NOT_RUN, "Fewer than three seeds are done of mvngrad-none.")
+    assert (verdict.status, verdict.note) == (NOT_RUN, "Fewer than three seeds are done of MVN-Grad without a floor.")
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,10 @@ def make_row(recipes: Sequence[TrainingRecipe], sources: Sources, metrics: Seque
     done = [sources.runs[recipe.key] for recipe in recipes if recipe.key in sources.runs]
     return {
         **{name: [run.result.get(name) for run in done] for name in metrics},
-        "seconds": [None if "beside" in run.environment else run.result["seconds"] for run in done],
+        "seconds": [
+            None if "beside" in run.environment or run.result["status"] != "finished" else run.result["seconds"]
+            for run in done
+        ],
         "seeds": [run.recipe["seed"] for run in done],
         "to_come": len(recipes) - len(done),
         "diverged": sum(run.result["status"] != "finished" for run in done),

@@ -85,6 +85,7 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
         for group in groups
         for record in group.records
     }
+    groups = [group for group in groups if group.claims or any(shown[record.name] for record in group.records)]
     own = find_own(judged, by_name)
     summarized = {key for record in records if isinstance(record, Summary) for key in record.run_keys}
     used = {by_name[name].key for name in (*shown, *own)} | summarized

@@ -220,12 +220,10 @@ def export_queues(
     queues: Iterable[str],
     get_file_name: Callable[[str], str],
     find_keys: Callable[[str], Sequence[str]],
-    describe: Callable[[Sequence[str]], Mapping[str, Any]] = lambda keys: {},
 ) -> Exported:
     """Add the runs of a finished.jsonl to the files of their queues in `results`.
 
-    `find_keys(name)` returns the keys of a queue in their order, `describe(keys)` more fields of its file. A run of
-    several queues is in the file of the first.
+    `find_keys(name)` returns the keys of a queue in their order. A run of several queues is in the file of the first.
     """
     waiting, counts = dict(lines), dict[str, int]()
     for name in queues:
@@ -235,7 +233,7 @@ def export_queues(
             continue
         if new := {key: make_exported_row(waiting.pop(key)) for key in keys if key in waiting}:
             path = results / get_file_name(name)
-            counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name, **describe(keys)}, new, keys)
+            counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name}, new, keys)
     return Exported(counts, list(waiting))
 
 

@@ -31,7 +31,7 @@ def draw_table(result: dict[str, Any]) -> list[Figure]:
             rows.append((batch, cell, format_count(row), *pairs, format_seconds(row)))
     head = ("batch", "optimizer", "seeds", "test", "paper", "train, clean images", "paper", "seconds")
     more = sum(len(row["seeds"]) for cells in result["order"].values() for row in cells.values()) - result["done"]
-    others = f"; {more} with other seeds count for the order alone" if more else ""
+    others = f"; {more} with other seeds {'counts' if more == 1 else 'count'} for the order alone" if more else ""
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs are done{others}. Dot and line: mean over seeds and "
         "its 95% interval; small marks: seeds; hollow diamond: the paper's mean. In the table, mean ± standard "
@@ -108,8 +108,10 @@ def describe_table(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
 
 def _describe_order(rows: Mapping[str, Row], verdict: Verdict) -> str:
     """What the rule says of the order at one batch size."""
-    if verdict.status in (REPRODUCED, CAVEAT):
+    if verdict.status == REPRODUCED:
         return "as the paper says"
+    if verdict.status == CAVEAT:
+        return f"as the paper says with a caveat ({verdict.note.removesuffix('.')})"
     if verdict.status == NOT_REPRODUCED:
         return "not as the paper says"
     if any(row["to_come"] for row in rows.values()):

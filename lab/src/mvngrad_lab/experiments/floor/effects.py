@@ -49,12 +49,26 @@ def keep_whole_seeds(arms: Mapping[str, Mapping[str, float | None]], among: Sequ
     return seeds, {arm: [arms[arm][seed] for seed in seeds] for arm in among}  # type: ignore[misc]
 
 
+def name_arm(arm: str) -> str:
+    """The name of an arm in a sentence.
+
+    >>> [name_arm(arm) for arm in ("sgd", "mvngrad-none", "adamw-floor", "adam-tuned")]
+    ['SGD', 'MVN-Grad without a floor', 'AdamW with a floor', 'Adam with tuned coupled decay']
+    """
+    cell, _, kind = arm.partition("-")
+    if not kind:
+        return cell.upper()
+    name = NAMES[cell] if cell in NAMES else f"{NAMES[cell.removesuffix('w')]}W"
+    words = {"floor": "with a floor", "none": "without a floor", "tuned": "with tuned coupled decay"}
+    return f"{name} {words[kind]}"
+
+
 def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> Verdict | None:
     """Why nothing can be judged yet."""
     if seeds < 3:
         return Verdict(NOT_RUN, "", f"{seeds} of 3 seeds are done in every arm.")
     if lost := [arm for arm, row in values.items() if None in row]:
-        return Verdict(UNDECIDED, "", f"Runs of {', '.join(lost)} diverged; the rule compares means.")
+        return Verdict(UNDECIDED, "", f"Diverged: {', '.join(map(name_arm, lost))}; the rule compares means.")
     return None
 
 

@@ -139,11 +139,11 @@ def _describe_seeds(result: dict[str, Any]) -> str:
     seeds, values = keep_seeds_of_look(result["arms"])
     of_sgd, sgd_values = keep_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
-        return f"No effect is shown: {obstacle.note}"
+        return f"No effect is shown. {obstacle.note}"
     text = f"Effects are of seeds {', '.join(seeds)}"
     if obstacle := find_obstacle(sgd_values, len(of_sgd)):
-        return f"{text}; SGD's is not shown: {obstacle.note}"
-    return f"{text}." if of_sgd == seeds else f"{text}, SGD's of {', '.join(of_sgd)}."
+        return f"{text}. SGD's is not shown. {obstacle.note}"
+    return f"{text}." if of_sgd == seeds else f"{text}; SGD's of seeds {', '.join(of_sgd)}."
 
 
 def _make_analysis(effects: Mapping[str, Contrast]) -> list[Figure]:

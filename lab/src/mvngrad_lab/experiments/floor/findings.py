@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
-from mvngrad_lab.experiments.floor.effects import keep_seeds_of_look
+from mvngrad_lab.experiments.floor.effects import keep_seeds_of_look, name_arm
 from mvngrad_lab.experiments.floor.judge import MARGIN
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_vertical, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, make_panel
@@ -51,9 +51,9 @@ def describe_runs(result: dict[str, Any]) -> str:
     fewest = min(len(arms.get(arm, ())) for arm in GRID_ARMS)
     if "selected" not in result:
         return "30 epochs, seed 0, the best of 17 settings" if fewest else ""
-    of_sgd, lost = len(arms.get("sgd", ())), sum(value is None for row in arms.values() for value in row.values())
+    of_sgd, lost = len(arms.get("sgd", ())), [name_arm(arm) for arm, row in arms.items() if None in row.values()]
     sgd = f", SGD {of_sgd}" if 0 < of_sgd < fewest else ""
-    diverged = f", {lost} diverged and left out" if lost else ""
+    diverged = f", without diverged runs of {' and '.join(lost)}" if lost else ""
     return f"200 epochs, {fewest} seeds{sgd}{diverged}" if fewest > 2 else ""
 
 
@@ -64,15 +64,20 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     if not (runs := describe_runs(result)) or ("selected" in result) != (main.status != NOT_RUN):
         return ""
     low, high = (f"{min(of.values()):.1f} to {max(of.values()):.1f}%" for of in accuracies.values())
-    with_sgd = f", SGD with momentum {sgd:.1f}%" if math.isfinite(sgd) else ""
+    with_sgd = f", SGD {sgd:.1f}%" if math.isfinite(sgd) else ""
     numbers = (
-        f"all four reach {low} without one, {high} with a divisor of at least 1e-3{with_sgd} (CIFAR-100, coupled "
-        f"decay, {runs})"
+        f"all four reach {low} without one, {high} with one of 1e-3{with_sgd} (CIFAR-100, batch "
+        f"1024, coupled decay, {runs})"
     )
     if "selected" not in result:
         words = "**An epsilon floor, the least value of the divisor, seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
     lead, *others = _describe_effects(verdicts)
+    if (strip := verdicts["floor-batch-128"].strip) is not None and (row := strip.rows[0]).interval is not None:
+        interval = "{:.1f} to {:.1f}".format(*row.interval)
+        others.append(
+            f"at batch 128 it adds {row.value:.1f} points (95%: {interval}; Adam and MVN-Grad, {row.n} seeds)"
+        )
     return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
 
 
@@ -109,20 +114,27 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
         return ["It is **undecided** whether an epsilon floor is worth more than 1 point"]
     equal = {"the variance": "floor-variance-equal", "momentum last": "floor-order-equal"}
     same, different, undecided = (
-        [name for name, claim in equal.items() if statuses[claim] == status]
-        for status in (REPRODUCED, NOT_REPRODUCED, UNDECIDED)
+        [name for name, claim in equal.items() if statuses[claim] in some]
+        for some in ((REPRODUCED, CAVEAT), (NOT_REPRODUCED,), (UNDECIDED,))
     )
-    if not (different or undecided or _explain_by_decay(verdicts)):
+    differs_by_cell = statuses["floor-interactions"] == NOT_REPRODUCED
+    if not (different or undecided or differs_by_cell or _explain_by_decay(verdicts)):
         return ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts = ["**An epsilon floor is worth more than 1 point**"]
     if same:
         makes = "each make" if len(same) > 1 else "makes"
-        parts.append(f"at equal floor {' and '.join(same)} {makes} less than {MARGIN} points of difference")
+        parts.append(
+            f"averaged over runs with and without a floor, {' and '.join(same)} {makes} less than {MARGIN} points of "
+            "difference"
+        )
     if different:
         parts.append(_describe_estimates(verdicts, equal, different))
     if undecided:
         effects = _describe_estimates(verdicts, equal, undecided)
         parts.append(f"{effects}; whether that is less than {MARGIN} points is undecided")
+    if same and differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
+        gains = [row.value for row in strip.rows]
+        parts.append(f"the floor is not worth the same in all four, {min(gains):.1f} to {max(gains):.1f} points")
     return parts
 
 
@@ -169,8 +181,7 @@ def _describe_estimates(verdicts: Mapping[str, Verdict], claims: Mapping[str, st
         row = strip.rows[0]
         assert row.interval is not None
         verb, sign = ("costs", -1) if max(row.interval) < 0 else ("adds", 1)
-        low, high = sorted(sign * end for end in row.interval)
-        parts.append(f"{name} {verb} {sign * row.value:.2f} points (95%: {low:.2f} to {high:.2f})")
+        parts.append(f"{name} {verb} {sign * row.value:.2f} points")
     return " and ".join(parts)
 
 
@@ -194,7 +205,7 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     at.set_xlim(low, high)
     if math.isfinite(sgd):
         draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.955, side="left" if sgd > (low + high) / 2 else "right")
-    _label_kinds(at, accuracies)
+    _label_kinds(at, accuracies, sgd)
     label_rows(at, list(OPTIMIZERS), top=0.95)
     title, caption = _describe_lead(accuracies, runs)
     parts = [
@@ -232,14 +243,16 @@ def _draw_decoupled(at: Axes, row: int, name: str, accuracy: float) -> None:
     at.annotate(f"{name}W, decoupled decay {accuracy:.2f}", (accuracy, row), (5, -8 if below else 8), **place)
 
 
-def _label_kinds(at: Axes, accuracies: Mapping[str, Mapping[str, float]]) -> None:
+def _label_kinds(at: Axes, accuracies: Mapping[str, Mapping[str, float]], sgd: float) -> None:
     """Write "no floor" and "floor" above the outer ends of their accuracies, away from each other and from SGD."""
     left, right = sorted(accuracies, key=lambda kind: fmean(accuracies[kind].values()))
     words = {"none": "no floor", "floor": "floor of 10⁻³"}
     for kind, end, align in ((left, max, "right"), (right, min, "left")):
-        at.annotate(
-            words[kind], (end(accuracies[kind].values()), -0.62), ha=align, va="center", color=LIGHT["muted"], bbox=BOX
-        )
+        place, offset = end(accuracies[kind].values()), 0
+        if align == "left" and place < sgd:  # its label is at the left of its line
+            place, offset = sgd, 4
+        style: dict[str, Any] = {"ha": align, "va": "center", "color": LIGHT["muted"], "bbox": BOX}
+        at.annotate(words[kind], (place, -0.62), (offset, 0), textcoords="offset points", **style)
 
 
 def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str) -> tuple[str, str]:

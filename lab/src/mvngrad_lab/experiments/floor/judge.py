@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, MNIST_SEEDS
+from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, BATCH_128_RATES, MNIST_SEEDS
 from mvngrad_lab.experiments.floor.effects import (
     LOOKS,
     ORDER,
@@ -21,6 +21,7 @@ from mvngrad_lab.experiments.floor.effects import (
     keep_seeds_of_look,
     keep_whole_seeds,
     make_weights,
+    name_arm,
 )
 from mvngrad_lab.recipe import COUPLED, NAMES
 from mvngrad_lab.report.claims import find_values
@@ -87,7 +88,7 @@ def _judge_gain(effect: Contrast, n: int, text: str, level: float = GAIN_LEVEL) 
     above, below = effect.p_above(GAIN), effect.p_below(GAIN)
     status = REPRODUCED if above < level else NOT_REPRODUCED if below < level else UNDECIDED
     strip = make_effect_strip({"with a floor less without": effect}, n, GAIN, "needed")
-    return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}; {text}", strip=strip)
+    return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}, for less {below:.2g}; {text}", strip=strip)
 
 
 @judges("floor-each-cell")
@@ -125,7 +126,11 @@ def _judge_equivalence(effects: Effects, seeds: Sequence[str]) -> Verdict:
             UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {EQUIVALENCE_SEEDS}.", strip
         )
     differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
-    return Verdict(REPRODUCED if p < OUR_LEVEL else NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
+    if p >= OUR_LEVEL:
+        return Verdict(NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
+    apart = [name for name, part in [*effects.items()][1:] if part.p_within(MARGIN) >= OUR_LEVEL]
+    note = f"The average of both; alone not shown to be within {MARGIN} points: {'; '.join(apart)}." if apart else ""
+    return decide(True, text, note, strip)
 
 
 @judges("floor-interactions")
@@ -195,7 +200,7 @@ def _subtract_means(high: Sequence[str], low: Sequence[str]) -> dict[str, float]
 def _find_unfinished_grid(result: dict[str, Any], arms: Sequence[str]) -> Verdict | None:
     """A NOT_RUN verdict if a grid that selects the settings of these arms is not complete, else None."""
     counts = {arm: result["grid"][arm] for arm in arms if arm in result["grid"]}
-    if left := [f"{arm} {done} of {of}" for arm, (done, of) in counts.items() if done < of]:
+    if left := [f"{name_arm(arm)} {done} of {of}" for arm, (done, of) in counts.items() if done < of]:
         return Verdict(NOT_RUN, "", f"The grid is not done: {', '.join(left)}.")
     return None
 
@@ -308,13 +313,18 @@ def judge_batch_128(result: dict[str, Any]) -> Verdict:
         return unfinished
     arms = result["arms"]
     if waiting := [arm for arm in BATCH_128_ARMS if len(arms[arm]) < 3]:
-        return Verdict(NOT_RUN, "", f"Fewer than three seeds are done of {', '.join(waiting)}.")
+        return Verdict(NOT_RUN, "", f"Fewer than three seeds are done of {', '.join(map(name_arm, waiting))}.")
     seeds, values = keep_whole_seeds(arms, BATCH_128_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effect = estimate_contrast(values, make_weights("floor", among=BATCH_128_ARMS))
-    rates = ", ".join(f"{arm} {rate:g}" for arm, rate in result["rates"].items())
-    return _judge_gain(effect, len(seeds), f"{describe_seeds(seeds, effect)}; rates: {rates}")
+    reached = ", ".join(
+        f"{name_arm(arm)} {fmean(row):.2f} at rate {result['rates'][arm]:g}" for arm, row in values.items()
+    )
+    limits = min(BATCH_128_RATES), max(BATCH_128_RATES)
+    ends = [name_arm(arm) for arm, rate in result["rates"].items() if rate in limits]
+    verdict = _judge_gain(effect, len(seeds), f"{describe_seeds(seeds, effect)}; {reached}")
+    return replace(verdict, note=f"The best rate is at an end of its grid: {', '.join(ends)}." if ends else "")
 
 
 def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:
@@ -329,12 +339,12 @@ def judge_mixed(result: dict[str, Any], batch: str, far: float) -> Verdict:
     text = "on clean images: " + ", ".join(f"{NAMES[cell]} {row['clean']:.2f}" for cell, row in rows.items())
     mixed = (Estimate(NAMES[cell], row["mixed"], None, 1, paper[NAMES[cell]]) for cell, row in rows.items())
     strip = Strip("train accuracy on mixed images, %", tuple(mixed))
+    spread, shift = max(off.values()) - min(off.values()), fmean(off.values())
+    text += f"; less the paper's {min(off.values()):+.2f} to {max(off.values()):+.2f}, mean {shift:+.2f}"
     near = [cell for cell, by in off.items() if abs(by) <= 1]
     if len(near) >= 3:
         outside = [cell for cell in off if cell not in near]
         return decide(True, text, f"Outside 1 point: {outside[0]}." if outside else "", strip)
-    spread = max(off.values()) - min(off.values())
-    shift = sum(off.values()) / len(off)
     note = f"A shift of {shift:+.2f} of all four." if spread <= 1 else ""
     wrong = sum(abs(by) > far for by in off.values()) >= 2
     return Verdict(NOT_REPRODUCED if wrong else UNDECIDED, text, note, strip)

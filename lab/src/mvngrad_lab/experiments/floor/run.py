@@ -9,7 +9,6 @@ Runs that the store or results/ has are skipped, so the same command continues a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,10 @@ def export(finished: Path, results: Path) -> Exported:
     def find_keys(name: str) -> list[str]:
         return [recipe.key for recipe in arms.make_queue(name, accuracies)]
 
-    def count_left(keys: Sequence[str]) -> dict[str, int]:
-        return {"left": sum(key not in accuracies for key in keys)}
-
     published = [*find_keys("as-published"), *find_keys("as-published-more")]
     if runs := [_make_run(lines[key]) for key in published if key in lines]:
         store.write_bundle(results / store.BUNDLE, runs)
-    return export_queues(lines, results, "floor", arms.QUEUES, get_file_name, find_keys, count_left)
+    return export_queues(lines, results, "floor", arms.QUEUES, get_file_name, find_keys)
 
 
 def _make_run(line: dict[str, Any]) -> store.FinishedRun:

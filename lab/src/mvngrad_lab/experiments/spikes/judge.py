@@ -97,6 +97,7 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str, *caveats: str) -> Ver
     text = f"p for less and for more (Holm): {'; '.join(p_values)}"
     if shown := [name for name in all_pairs if for_it[name] < OUR_LEVEL]:
         partly = [] if len(shown) == len(all_pairs) else [f"Shown only for {', '.join(shown)}."]
+        partly += [f"The other way round for {name}." for name in all_pairs if against[name] < OUR_LEVEL]
         notes = [*partly, *caveats]
         return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
     return Verdict(NOT_REPRODUCED if min(against.values()) < OUR_LEVEL else UNDECIDED, text, strip=strip)
