@@ -41,17 +41,25 @@ def _check_decay(group: Group, decoupled: bool, name: str) -> None:
         raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
     if group["decouple_lr"] and not decoupled:
         raise ValueError(f"{name}: decouple_lr=True is for decoupled weight decay; use {name}W")
-    if group["decouple_lr"] and not 0 < group["max_lr"] < float("inf"):
+    max_lr: Any = group.get("max_lr")
+    if group["decouple_lr"] and not (hasattr(max_lr, "__float__") and 0 < max_lr < float("inf")):
         raise ValueError(
-            f"{name}: max_lr={group['max_lr']} is invalid; with decouple_lr=True it must be the largest lr of the "
-            "schedule: name it in the group, or add the group with that lr"
+            f"{name}: max_lr={max_lr!r} is invalid; with decouple_lr=True it must be the largest lr of the schedule: "
+            "name it in the group, or add the group with that lr"
         )
+
+
+def check_lr(lr: Any, name: str) -> None:
+    """Raise a ValueError if a learning rate is not one number; `Rule.check` checks its range."""
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
+    if not hasattr(lr, "__float__"):
+        raise ValueError(f"{name}: lr={lr!r} is invalid; it must be finite and >= 0")
 
 
 def _check_numbers(group: Group, rule: Rule, name: str) -> None:
     lr, betas = group["lr"], group["betas"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
+    check_lr(lr, name)
     pair = isinstance(betas, Sequence) and len(betas) == 2
     if not (pair and all(isinstance(beta, Real) for beta in betas)):
         tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
