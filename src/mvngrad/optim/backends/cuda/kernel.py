@@ -15,9 +15,20 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from mvngrad.optim import formats
 from mvngrad.optim.backends.table import Row
+from mvngrad.rule import TINY as RULE_TINY
 
 LANES = tl.constexpr(128)
+TINY = tl.constexpr(RULE_TINY)
+GOLDEN = tl.constexpr(formats.GOLDEN % 2**32)
+SCALE_BLOCK, CUT, FINE, COARSE, LEAST, OFFSET, OFFSET_BITS, INVERSE_TOP, TOP_FACTOR = (
+    tl.constexpr(value)
+    for value in (
+        formats.BLOCK, formats.CUT, formats.FINE, formats.COARSE, formats.LEAST, formats.OFFSET, formats.OFFSET_BITS,
+        1 / formats.TOP, formats.UP * formats.TOP,
+    )
+)  # fmt: skip
 STEP, PARAM, GRAD, INDEX = (tl.constexpr(row.value) for row in list(Row)[:4])
 M, R, U, M_SCALE, R_SCALE, U_SCALE, LOW = (tl.constexpr(row.value) for row in list(Row)[4:])
 
@@ -53,9 +64,9 @@ def advance(
     t = t.to(C)
     tl.store(per_tensor + i, 1 / _correction(t, log1), mask=mask)
     tl.store(per_tensor + tensors + i, tl.sqrt(_correction(t, log2)), mask=mask)
-    tl.store(per_tensor + 2 * tensors + i, 1 / tl.sqrt(_correction(t - 1, log2) + 1e-30), mask=mask)
+    tl.store(per_tensor + 2 * tensors + i, 1 / tl.sqrt(_correction(t - 1, log2) + TINY), mask=mask)
     index = tl.load(table + tensors * INDEX + i, mask=mask, other=0).to(tl.uint32)
-    key = _hash32(_hash32(index * 0x9E3779B9 + seed.to(tl.uint32)) + t.to(tl.uint32))
+    key = _hash32(_hash32(index * GOLDEN + seed.to(tl.uint32)) + t.to(tl.uint32))
     tl.store(_get_keys(per_tensor, tensors) + i, key, mask=mask)
 
 
@@ -124,17 +135,18 @@ def _store_master(x_at, low_at, offsets, value, noise, mask, MASKED: tl.constexp
 
 @triton.jit
 def _decode_signed(codes, scale):
-    size = (((codes & 127) << 20) + 0x37800000).to(tl.float32, bitcast=True) - 1.52587890625e-05
-    value = size * 1.0666840280603525 * scale  # 1 / TOP
+    size = (((codes & 127) << CUT) + OFFSET_BITS).to(tl.float32, bitcast=True) - OFFSET
+    value = size * INVERSE_TOP * scale
     return (value.to(tl.int32, bitcast=True) | ((codes & 128) << 24)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _encode_signed(value, noise):
     size = tl.abs(value)
-    scale = tl.maximum(tl.max(size.to(tl.int32, bitcast=True), axis=0), 0x800000).to(tl.float32, bitcast=True)
-    part = size * (0.9374849647247174 / scale) + 1.52587890625e-05  # UP * TOP
-    codes = tl.minimum(((part.to(tl.int32, bitcast=True) + (noise << 4)) >> 20) - 0x378, 127)
+    scale = tl.maximum(tl.max(size.to(tl.int32, bitcast=True), axis=0), LEAST).to(tl.float32, bitcast=True)
+    part = size * (TOP_FACTOR / scale) + OFFSET
+    codes = ((part.to(tl.int32, bitcast=True) + (noise << (CUT - 16))) >> CUT) - (OFFSET_BITS >> CUT)
+    codes = tl.minimum(codes, 127)
     return codes | ((value.to(tl.int32, bitcast=True) >> 24) & 128), scale
 
 
@@ -148,8 +160,8 @@ def _encode_squares(value, noise):
     bits = tl.abs(value).to(tl.int32, bitcast=True)
     high = tl.max(bits, axis=0)
     low = tl.min(tl.where(bits > 0, bits, 0x7FFFFFFF), axis=0)
-    cut = 16
-    for k in tl.static_range(16, 21):
+    cut = FINE
+    for k in tl.static_range(FINE, COARSE):
         cut += tl.where(-((-high) >> k) - (low >> k) > 254, 1, 0)
     first = tl.maximum(-((-high) >> cut) - 254, 1)
     codes = ((bits + (noise << (cut - 16))) >> cut) - (first - 1)
@@ -234,7 +246,7 @@ def _update(
     DECAY_AT_MOST_HALF: tl.constexpr,
 ):  # fmt: skip
     mask = offsets < size
-    count = (size + 255) // 256
+    count = (size + SCALE_BLOCK - 1) // SCALE_BLOCK
     NARROW: tl.constexpr = S == tl.uint8 or S == tl.bfloat16
     EXACT: tl.constexpr = not NARROW
     word = key
@@ -284,10 +296,10 @@ def _update(
         direction = _divide(m, _root(r, EXACT, FAST) / k + eps, EXACT, FAST)
     x -= lr * inverse_c_m * direction
     if MASTER:
-        _store_master(x_at, low_at, offsets, x, (word * 0x9E3779B9) >> 16, mask, MASKED)
+        _store_master(x_at, low_at, offsets, x, (word * GOLDEN) >> 16, mask, MASKED)
     else:
         if ROUND_X:
-            x = _round_to_bfloat16(x, (word * 0x9E3779B9) >> 16)
+            x = _round_to_bfloat16(x, (word * GOLDEN) >> 16)
         _store(x_at, offsets, x, mask, MASKED)
     change = inverse_c_m * direction  # of x, over lr
     if MASKED:
