@@ -2,7 +2,7 @@
 //
 // This is a translation of Rule.update and of the arithmetic of formats.py, operation by operation as in
 // cuda/kernel.py, and is tested against all three. Tensors are found through the same table of addresses (table.py).
-// library.py writes the enums and `struct Arguments` above this text, from their definitions in Python, and compiles it
+// library.py writes the enums, the constants of formats.py and `struct Arguments` above this text, and compiles it
 // without contraction to fused multiply-adds: the results depend neither on the compiler, nor on the CPU, nor on the
 // number of threads.
 //
@@ -14,8 +14,6 @@
 #include <string.h>
 
 namespace {
-
-constexpr int BLOCK = 256;  // coordinates that share the scales of 8-bit state
 
 #define LOOP _Pragma("omp simd") for (int i = 0; i < BLOCK; i++)
 #define SEPARATE __attribute__((noinline))  // compiled once instead of at each call
@@ -101,7 +99,7 @@ inline uint32_t hash32(uint32_t word) {
 inline uint32_t get_m_noise(uint32_t word) { return word & 0xFFFF; }
 inline uint32_t get_r_noise(uint32_t word) { return word >> 16; }
 inline uint32_t get_u_noise(uint32_t word) { return (word >> 8) & 0xFFFF; }
-inline uint32_t get_x_noise(uint32_t word) { return (word * 0x9E3779B9) >> 16; }
+inline uint32_t get_x_noise(uint32_t word) { return (word * GOLDEN) >> 16; }
 
 inline bfloat16 round_at_random(float value, uint32_t noise) {
     uint32_t bits = as<uint32_t>(value);
@@ -133,19 +131,19 @@ SEPARATE void split_masters(
 // State in 8 bits
 
 inline float decode_signed(uint8_t code, float scale) {
-    float size = as<float>((uint32_t(code & 127) << 20) + 0x37800000) - 0x1p-16f;
-    float value = size * 1.0666840280603525f * scale;  // 1 / TOP
+    float size = as<float>((uint32_t(code & 127) << CUT) + OFFSET_BITS) - OFFSET;
+    float value = size * INVERSE_TOP * scale;
     return as<float>(as<uint32_t>(value) | (uint32_t(code & 128) << 24));
 }
 
 inline uint8_t encode_signed(float value, float factor, uint32_t noise) {
-    int part = as<int>(magnitude(value) * factor + 0x1p-16f);
-    int code = ((part + int(noise << 4)) >> 20) - 0x378;
+    int part = as<int>(magnitude(value) * factor + OFFSET);
+    int code = ((part + int(noise << (CUT - 16))) >> CUT) - (OFFSET_BITS >> CUT);
     return uint8_t((code < 127 ? code : 127) | ((as<uint32_t>(value) >> 24) & 128));
 }
 
 SEPARATE float find_scale(const float *value) {
-    int largest = 0x800000;
+    int largest = LEAST;
 #pragma omp simd reduction(max : largest)
     for (int i = 0; i < BLOCK; i++) {
         int bits = as<int>(value[i]) & 0x7FFFFFFF;
@@ -154,7 +152,7 @@ SEPARATE float find_scale(const float *value) {
     return as<float>(largest);
 }
 
-inline float get_factor(float scale) { return 0.9374849647247174f / scale; }  // UP * TOP
+inline float get_factor(float scale) { return TOP_FACTOR / scale; }
 
 struct Range { int first, cut; };
 
@@ -177,8 +175,8 @@ SEPARATE Range find_range(const float *value) {
         least = below < least ? below : least;
     }
     const int high = int(most), low = int(least + 1);
-    Range range = {1, 16};
-    for (int k = 16; k < 21; k++) range.cut += -((-high) >> k) - (low >> k) > 254;
+    Range range = {1, FINE};
+    for (int k = FINE; k < COARSE; k++) range.cut += -((-high) >> k) - (low >> k) > 254;
     const int first = -((-high) >> range.cut) - 254;
     if (first > 1) range.first = first;
     return range;
@@ -226,12 +224,12 @@ template <class T> Numbers<T> make_numbers(const Arguments &a, int64_t tensor) {
     c.eps = T(a.eps);
     c.eps_s = T(a.eps_s);
     c.k = k;
-    c.inverse_k_before = 1 / square_root(get_correction(t - 1, T(a.log_beta2)) + T(1e-30));
+    c.inverse_k_before = 1 / square_root(get_correction(t - 1, T(a.log_beta2)) + T(TINY));
     c.clip = a.clipped ? k / T(a.z_clip) : 0;
     c.scale = T(a.grad_scale);
     c.decay = T(a.weight_decay);
     c.decay_at_most_half = uint32_t(a.decay_at_most_half);
-    c.key = hash32(hash32(index * 0x9E3779B9 + uint32_t(a.seed)) + uint32_t(t));
+    c.key = hash32(hash32(index * GOLDEN + uint32_t(a.seed)) + uint32_t(t));
     return c;
 }
 

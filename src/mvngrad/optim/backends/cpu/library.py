@@ -23,7 +23,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from mvngrad.optim import formats
 from mvngrad.optim.backends.table import Row
+from mvngrad.rule import TINY
 
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared")
 OPTIONAL_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
@@ -46,6 +48,11 @@ INTEGERS = (
     "seed", "threads", "step_dtype", "param_dtype", "grad_dtype", "state_dtype", "centered", "momentum_last", "lean",
     "coupled", "decoupled", "maximize", "clipped", "scaled", "round_params", "master_bits", "decay_at_most_half",
 )  # fmt: skip
+INTEGER_CONSTANTS = {
+    "ROWS": len(Row), "BLOCK": formats.BLOCK, "CUT": formats.CUT, "FINE": formats.FINE, "COARSE": formats.COARSE,
+    "LEAST": formats.LEAST, "OFFSET_BITS": formats.OFFSET_BITS,
+}  # fmt: skip
+FLOAT_CONSTANTS = {"OFFSET": formats.OFFSET, "INVERSE_TOP": 1 / formats.TOP, "TOP_FACTOR": formats.UP * formats.TOP}
 
 
 class Arguments(ctypes.Structure):
@@ -65,7 +72,10 @@ def make_source() -> str:
     for enum in (Row, Dtype):
         members = [f"{each.name} = {each.value}" for each in enum]
         lines.append(f"enum {enum.__name__} {{ {', '.join(members)} }};")
-    lines += [f"constexpr int ROWS = {len(Row)};", "struct Arguments {"]
+    lines += [f"constexpr int {name} = {value};" for name, value in INTEGER_CONSTANTS.items()]
+    lines += [f"constexpr float {name} = {value!r}f;" for name, value in FLOAT_CONSTANTS.items()]
+    lines += [f"constexpr uint32_t GOLDEN = {formats.GOLDEN % 2**32}u;", f"constexpr double TINY = {TINY!r};"]
+    lines.append("struct Arguments {")
     lines.append(f"    const int64_t *{', *'.join(POINTERS)};")
     lines.append(f"    int64_t {', '.join(COUNTS)};")
     lines.append(f"    double {', '.join(DOUBLES)};")
