@@ -43,6 +43,29 @@ class RawTensor:
 
 def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
     """The state_dict with copies of its tensors in the optimizer's format; a ValueError if it does not fit."""
+    _check_structure(state_dict)
+    states, groups, own_groups = state_dict["state"], state_dict["param_groups"], optimizer.param_groups
+    if _is_from_torch(states):
+        name = type(optimizer).__name__
+        remedy = f"; load mvngrad.convert_state_dict(state_dict, {own_groups[0]['state_dtype']!r})"
+        if optimizer.rule != ADAM:
+            remedy = f", and {name} has {_list_state(optimizer)}: load mvngrad.from_adamw(optimizer, state_dict)"
+        raise ValueError(f"not a state_dict of {name}: it has exp_avg, as torch.optim's do{remedy}")
+    states = {key: unpack_blocks(saved) for key, saved in states.items()}
+    check_sizes(groups, own_groups)
+    _check_cell(optimizer, states, groups)
+    new_groups = [_complete_group(optimizer, saved, own) for saved, own in zip(groups, own_groups, strict=True)]
+    saved_ids = chain.from_iterable(saved["params"] for saved in groups)
+    members = [(param, new) for own, new in zip(own_groups, new_groups, strict=True) for param in own["params"]]
+    owners = dict(zip(saved_ids, members, strict=True))
+    if unknown := [key for key in states if key not in owners]:
+        raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
+    copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], saved) for key, saved in states.items()}
+    return {**state_dict, "state": copies, "param_groups": new_groups}
+
+
+def _check_structure(state_dict: Any) -> None:
+    """Raise a ValueError if an object does not have the structure of an optimizer's state_dict."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
         parts = state_dict.items() if isinstance(state_dict, Mapping) else ()
         inner = [key for key, part in parts if isinstance(part, Mapping) and {"state", "param_groups"} <= part.keys()]
@@ -50,29 +73,12 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
         raise ValueError(
             f"not an optimizer's state_dict: it is {_describe(state_dict)}, without state and param_groups{remedy}"
         )
-    states, groups, own = state_dict["state"], state_dict["param_groups"], optimizer.param_groups
-    name = type(optimizer).__name__
-    well_formed = isinstance(groups, list) and all(
+    groups = state_dict["param_groups"]
+    has_groups = isinstance(groups, list) and all(
         isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups
     )
-    if not well_formed or not isinstance(states, Mapping):
+    if not has_groups or not isinstance(state_dict["state"], Mapping):
         raise ValueError("corrupted state_dict: state must be a dict, param_groups a list of dicts with params")
-    if _is_from_torch(states):
-        remedy = f"; load mvngrad.convert_state_dict(state_dict, {own[0]['state_dtype']!r})"
-        if optimizer.rule != ADAM:
-            remedy = f", and {name} has {_list_state(optimizer)}: load mvngrad.from_adamw(optimizer, state_dict)"
-        raise ValueError(f"not a state_dict of {name}: it has exp_avg, as torch.optim's do{remedy}")
-    states = {key: unpack_blocks(saved) for key, saved in states.items()}
-    check_sizes(groups, own)
-    _check_cell(optimizer, states, groups)
-    filled = [_complete_group(optimizer, group, mine) for group, mine in zip(groups, own, strict=True)]
-    saved_ids = chain.from_iterable(group["params"] for group in groups)
-    members = [(param, group) for mine, group in zip(own, filled, strict=True) for param in mine["params"]]
-    owners = dict(zip(saved_ids, members, strict=True))
-    if unknown := [key for key in states if key not in owners]:
-        raise ValueError(f"corrupted state_dict: it has state for {unknown[:3]}, which are not among its parameters")
-    copies = {key: _copy_state(optimizer, owners[key][0], owners[key][1], states[key]) for key in states}
-    return {**state_dict, "state": copies, "param_groups": filled}
 
 
 def _is_from_torch(states: Mapping[Any, Any]) -> bool:
@@ -80,7 +86,7 @@ def _is_from_torch(states: Mapping[Any, Any]) -> bool:
 
 
 def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
-    """Raise a ValueError if a state_dict and an optimizer have groups of other sizes."""
+    """Raise a ValueError if a state_dict and an optimizer have groups of different sizes."""
     sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, own))
     if sizes != own_sizes:
         raise ValueError(
@@ -165,13 +171,13 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
                 f"not a state_dict of {name}({option}={now}): it was saved with {option}={before}; make the optimizer "
                 f"with that, or {remedy}"
             )
-    dtypes = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
-    if dtypes[0] != dtypes[1]:
+    saved_dtype, own_dtype = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
+    if saved_dtype != own_dtype:
         sharded = own["state_dtype"] == "int8" and any(map(is_sharded, own["params"]))
         target = AS_FLOATS if sharded else own["state_dtype"]
         raise ValueError(
-            f"the state_dict has its state in {dtypes[0]}, this optimizer in {dtypes[1]}: make the optimizer with that "
-            f"state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
+            f"the state_dict has its state in {saved_dtype}, this optimizer in {own_dtype}: make the optimizer with "
+            f"that state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
         )
     filled = {**own, "decouple_lr": False, **saved} | {name: own[name] for name in ("state_dtype", "master_bits")}
     check_group(filled, rule, optimizer.decoupled, name)
