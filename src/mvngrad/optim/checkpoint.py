@@ -206,30 +206,28 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     if not saved:
         return {}
     stored = state_format.allocate(names, param)
-    with_low = saved
-    if group["master_bits"]:
-        saved = {name: value for name, value in saved.items() if name != "low"}
-    if saved.keys() not in ({"step", *stored}, {"step", *names}):
+    separate = ("step", "low") if group["master_bits"] else ("step",)
+    averages = {name: value for name, value in saved.items() if name not in separate}
+    if "step" not in saved or averages.keys() not in ({*stored}, {*names}):
         raise ValueError(
             f"not a state_dict of {type(optimizer).__name__}: it has {sorted({'step', *stored})} for each parameter, "
-            f"this one {sorted(saved)}"
+            f"this one {sorted(saved.keys() & {'step', *averages})}"
         )
     step = make_step_count(parse_steps(saved["step"]), param, group)
-    for name, value in saved.items():
-        if name != "step":
-            _check_tensor(name, value, param, stored[name], floats=f"{names[0]}_scale" not in saved)
-    low = copy_low(with_low, param, group["master_bits"])
+    for name, value in averages.items():
+        _check_tensor(name, value, param, stored[name], floats=f"{names[0]}_scale" not in averages)
+    low = copy_low(saved, param, group["master_bits"])
     if state_format is not formats.INT8:
         for name, tensor in stored.items():
-            view_as_real(tensor).copy_(view_as_real(saved[name]))
-    elif saved.keys() == {"step", *stored} and all(saved[name].stride() == stored[name].stride() for name in names):
+            view_as_real(tensor).copy_(view_as_real(averages[name]))
+    elif averages.keys() == {*stored} and all(averages[name].stride() == stored[name].stride() for name in names):
         for name, tensor in stored.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(averages[name])
     else:  # floats, or blocks of other strides
         if is_sharded(param):
-            saved = {name: get_local_like(saved[name], param) for name in names}
-        state_format.store(stored, formats.load_state(names, saved, torch.float32))
-    return {"step": RawTensor(step), **{name: RawTensor(value) for name, value in {**stored, **low}.items()}}
+            averages = {name: get_local_like(averages[name], param) for name in names}
+        state_format.store(stored, formats.load_state(names, averages, torch.float32))
+    return {name: RawTensor(value) for name, value in {"step": step, **stored, **low}.items()}
 
 
 def copy_low(saved: Mapping[str, Any], param: Tensor, master_bits: int | None) -> dict[str, Tensor]:
@@ -237,8 +235,8 @@ def copy_low(saved: Mapping[str, Any], param: Tensor, master_bits: int | None) -
     low = formats.allocate_low(master_bits, param)
     if low and "low" in saved:
         value, own = saved["low"], _view_as_bytes(low["low"])
-        get_kind = attrgetter("dtype", "shape", "layout", "is_meta")
-        if not isinstance(value, Tensor) or get_kind(value) != get_kind(own):
+        get_properties = attrgetter("dtype", "shape", "layout", "is_meta")
+        if not isinstance(value, Tensor) or get_properties(value) != get_properties(own):
             raise ValueError(f"corrupted state_dict: low is {_describe(value)}, where it must be {_describe(own)}")
         own.copy_(value)
     return low
@@ -253,6 +251,7 @@ def _view_as_bytes(low: Tensor) -> Tensor:
 
 
 def parse_steps(value: Any) -> float:
+    """The number of steps in a saved state, a number or a tensor; a ValueError if it is not a count."""
     single = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
     steps = float(value) if single and not torch.is_complex(torch.as_tensor(value)) else -1.0
     if not (steps >= 0 and steps == steps // 1):
@@ -261,18 +260,19 @@ def parse_steps(value: Any) -> float:
 
 
 def _check_tensor(name: str, value: Any, param: Tensor, stored: Tensor, floats: bool) -> None:
+    """Raise a ValueError if a saved tensor does not fit: as `floats` its parameter, else `stored` codes or scales."""
     if is_sharded(param) and (not floats or isinstance(value, int)):
         raise ValueError(
             f"{name} is in 8-bit blocks of an unsharded parameter, which cannot be cut into shards: convert the "
             f"state_dict of the unsharded optimizer by mvngrad.convert_state_dict(state_dict, {AS_FLOATS!r}), and load "
             "that by set_optimizer_state_dict with full_state_dict=True"
         )
-    whole = view_as_real(param.detach()) if floats else stored
+    like = view_as_real(param.detach()) if floats else stored
     fits = (
         isinstance(value, Tensor)
         and value.layout == torch.strided
         and value.is_meta == param.is_meta
-        and view_as_real(value).shape == whole.shape
+        and view_as_real(value).shape == like.shape
         and (view_as_real(value).is_floating_point() if floats else value.dtype == stored.dtype)
     )
     if not fits:
