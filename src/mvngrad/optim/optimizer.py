@@ -174,7 +174,7 @@ class RuleOptimizer(Optimizer):
                     self.get_or_create_state(param, group)
 
     def get_or_create_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
-        """The state of a parameter, created if it has none; a ValueError if it is not in the group's format."""
+        """The state of a parameter, created if it has none; a ValueError if it is not what the options ask for."""
         group["state_dtype"] = parse_state_dtype(group["state_dtype"])  # a name, if ZeroRedundancyOptimizer loaded it
         state: dict[str, Tensor] = self.state[param]
         if not state or group["master_bits"] or group["stochastic_rounding"]:
@@ -183,13 +183,21 @@ class RuleOptimizer(Optimizer):
             state["step"] = make_step_count(0, param, group)
             state.update(get_format(group["state_dtype"], param).allocate(self.get_rule(group).state_names, param))
             state.update(allocate_low(group["master_bits"], param))
-        # ZeroRedundancyOptimizer loads without `load_state_dict`: blocks and `low` are then still as they were saved.
+        self._unpack_saved(state, param, group)
+        self._check_stored(state, group)
+        return state
+
+    def _unpack_saved(self, state: dict[str, Tensor], param: Tensor, group: Group) -> None:
+        """Unpack what is still as it was saved: ZeroRedundancyOptimizer loads state without `load_state_dict`."""
         if any(isinstance(value, dict) for value in state.values()):
             unpacked = checkpoint.unpack_blocks(state)
             state.clear()
             state.update(unpacked)
         if "low" in state and state["low"].dim() > param.dim():
             state.update(checkpoint.copy_low(state, param, group["master_bits"]))
+
+    def _check_stored(self, state: dict[str, Tensor], group: Group) -> None:
+        """Raise a ValueError if the options that decide what is stored have changed since the state was created."""
         names = self._get_stored_names(group)
         stored = {name for name in state if name in ALL_NAMES}  # torch 2.11 cannot trace state.keys() & ALL_NAMES
         if {*names} != stored or not is_stored_as(group["state_dtype"], state[names[0]].dtype):
@@ -198,7 +206,6 @@ class RuleOptimizer(Optimizer):
                 "or state_dtype changed in its group; set it back. A new optimizer can have another state_dtype: load "
                 "mvngrad.convert_state_dict(state_dict, state_dtype) into it"
             )
-        return state
 
     def get_rule(self, group: Group) -> Rule:
         """The cell that steps a group."""
