@@ -132,25 +132,32 @@ class RuleOptimizer(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):  # if not, torch says what is wrong
-            for name in (*OPTIONS, "weight_decay"):  # None is the default, except where it is a valid value
-                none_is_valid = name in ("beta_mean", "z_clip") and name in self.rule.options
-                if param_group.get(name, ...) is None and not none_is_valid:
-                    del param_group[name]
-            if "state_dtype" in param_group:
-                param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
-            merged = {**self.defaults, **param_group}
-            differs = self.decoupled and merged["decouple_lr"] != self.defaults["decouple_lr"]
-            if differs and "weight_decay" not in param_group:
-                raise ValueError(
-                    f"{type(self).__name__}: a group whose decouple_lr={merged['decouple_lr']} is not the optimizer's "
-                    "must name its weight_decay, which has another scale there: by default 1e-5 with decouple_lr=True, "
-                    "and 1e-2 without"
-                )
-            if merged["decouple_lr"]:
-                check_lr(merged["lr"], type(self).__name__)
-                param_group.setdefault("max_lr", float(merged["lr"]))
-            check_group({**merged, **param_group}, self.rule, self.decoupled, type(self).__name__)
+            self._normalize_options(param_group)
+            check_group({**self.defaults, **param_group}, self.rule, self.decoupled, type(self).__name__)
         super().add_param_group(param_group)
+
+    def _normalize_options(self, param_group: Group) -> None:
+        """Remove options that are None and mean a default, replace aliases of `state_dtype`, and set `max_lr`.
+
+        Raises a ValueError if `decouple_lr` differs from the optimizer's, and there is no `weight_decay` to go with it.
+        """
+        for name in (*OPTIONS, "weight_decay"):
+            none_is_valid = name in ("beta_mean", "z_clip") and name in self.rule.options
+            if param_group.get(name, ...) is None and not none_is_valid:
+                del param_group[name]
+        if "state_dtype" in param_group:
+            param_group["state_dtype"] = parse_state_dtype(param_group["state_dtype"])
+        merged = {**self.defaults, **param_group}
+        differs = self.decoupled and merged["decouple_lr"] != self.defaults["decouple_lr"]
+        if differs and "weight_decay" not in param_group:
+            raise ValueError(
+                f"{type(self).__name__}: a group whose decouple_lr={merged['decouple_lr']} is not the optimizer's "
+                "must name its weight_decay, which has another scale there: by default 1e-5 with decouple_lr=True, "
+                "and 1e-2 without"
+            )
+        if merged["decouple_lr"]:
+            check_lr(merged["lr"], type(self).__name__)
+            param_group.setdefault("max_lr", float(merged["lr"]))
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -307,8 +314,8 @@ class RuleOptimizer(Optimizer):
         """Collect the parameters that have gradients, and their state, which is created at their first step."""
         backend = choose_backend(group)  # first: if it raises, no state was created
         state: State = {name: [] for name in self._get_stored_names(group)}
-        options = {name: group[name] for name in ("capturable", "differentiable")}
-        inputs = StepInputs(self.get_rule(group), [], [], state, [], indices=[], **options)
+        options = {"capturable": group["capturable"], "differentiable": group["differentiable"]}
+        inputs = StepInputs(self.get_rule(group), params=[], grads=[], state=state, steps=[], indices=[], **options)
         inputs.backend, inputs.step_backend, inputs.captured = backend, get_step(backend), self._captured
         compiling = torch.compiler.is_compiling()
         tensors = inputs.params, inputs.grads, inputs.steps, *state.values()
