@@ -103,6 +103,8 @@ class CudaBatch(Batch):
             self.compile_options["maxnreg"] = REGISTERS[state_dtype]
         self.seed = to_int32(inputs.rounding.seed)
         self.table: Tensor | None = None
+        self.aligned = self.others_aligned = False
+        """Whether all addresses of coordinates in the table, or all but those of gradients, are multiples of 16."""
         self.spare: Tensor | None = None
         """Pinned memory for a table that is uploaded while a graph is captured, when none can be allocated."""
         self.compiled: dict[Any, Callable[..., None]] = {}
@@ -183,17 +185,23 @@ class CudaBatch(Batch):
             sums_at = cached.unused if sums is None else sums[0].get_address(sums[1])
             cached.update(hyper.lr, sums_at, *cached.update_arguments)
             return
-        advance, update = self._make_arguments(inputs, hyper, sums)
+        advance, update = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
+        to_advance, to_update = self._make_arguments(inputs, hyper, sums)
         programs = -(-self.count // kernel.LANES.value)
-        functions = (kernel.wide_advance, kernel.wide_update) if self.wide else (kernel.advance, kernel.update)
-        run_advance = self._launch_kernel(functions[0], (programs, 1, 1), {}, advance.HAS_FOUND_INF, advance)
-        pointer_dtypes = update.lr_at.dtype, update.grad_scale_at.dtype, update.found_inf_at.dtype
-        constants = update[UpdateArguments._fields.index("X") :]
+        run_advance = self._launch_kernel(advance, (programs, 1, 1), {}, to_advance.HAS_FOUND_INF, to_advance)
+        constants = to_update[UpdateArguments._fields.index("X") :]
+        pointer_dtypes = to_update.lr_at.dtype, to_update.grad_scale_at.dtype, to_update.found_inf_at.dtype
         signature = constants, pointer_dtypes
-        run_update = self._launch_kernel(functions[1], self.grid, self.compile_options, signature, update)
-        if run_advance and run_update and not (update.LR_ON_DEVICE or scaled):
-            launches = run_advance, replace_tensors(advance), run_update, replace_tensors(update[2:])
-            self.cached = CachedLaunches(key, *launches, unused=advance.table.data_ptr())
+        run_update = self._launch_kernel(update, self.grid, self.compile_options, signature, to_update)
+        if run_advance and run_update and not (to_update.LR_ON_DEVICE or scaled):
+            self.cached = CachedLaunches(
+                key,
+                advance=run_advance,
+                advance_arguments=replace_tensors(to_advance),
+                update=run_update,
+                update_arguments=replace_tensors(to_update[2:]),  # without lr and sums_at
+                unused=to_advance.table.data_ptr(),
+            )
 
     def _make_arguments(
         self, inputs: StepInputs, hyper: Hyper, sums: tuple[StepSums, int] | None
