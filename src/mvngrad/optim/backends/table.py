@@ -64,11 +64,14 @@ class Batch:
         self.indices = inputs.indices if selection is None else [inputs.indices[i] for i in selection]
         params, grads, state, _ = self.select(inputs)
         self.device, self.count = params[0].device, len(params)
+        first_state = state[self.rule.state_names[0]]
+        self.state_dtype = first_state[0].dtype
+        self.master_bits = 16 + 8 * state["low"][0].itemsize if "low" in state else 0
         self._check_tensors(params, grads, state)
         self.sizes = torch.tensor([param.numel() for param in params], device="cpu")
         # Kernels walk memory in order, so all tensors of a parameter need the strides of its state.
-        self.strides = [get_dense_strides(tensor) for tensor in state[self.rule.state_names[0]]]
-        self.needs_copy = [
+        self.strides = [get_dense_strides(tensor) for tensor in first_state]
+        self.to_copy = [
             (row, i)
             for row, tensors in get_rows(params, grads, state).items()
             if row in COORDINATE_ROWS
@@ -116,7 +119,7 @@ class Batch:
         """The table, on the host, and the copies whose addresses it has. The copies are not filled yet."""
         tensors = {row: list(each) for row, each in get_rows(*self.select(inputs)).items()}
         copies = []
-        for row, i in self.needs_copy:
+        for row, i in self.to_copy:
             tensor = tensors[row][i]
             copy = torch.empty_strided(tensor.shape, self.strides[i], dtype=tensor.dtype, device=self.device)
             tensors[row][i] = copy

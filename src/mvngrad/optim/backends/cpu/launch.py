@@ -50,10 +50,9 @@ class CpuBatch(Batch):
 
     def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
         super().__init__(inputs, selection)
-        params, grads, state, steps = self.select(inputs)
-        tensors = {"step": steps[0], "param": params[0], "grad": grads[0], "state": state[self.rule.state_names[0]][0]}
-        unknown = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
-        if unknown:
+        params, grads, _, steps = self.select(inputs)
+        dtypes = {"step": steps[0].dtype, "param": params[0].dtype, "grad": grads[0].dtype, "state": self.state_dtype}
+        if unknown := {name: dtype for name, dtype in dtypes.items() if dtype not in DTYPES}:
             raise ValueError(f"fused=True on the CPU takes floats of 16 bits and more, not {unknown}: leave fused=None")
         # In Python: in a forked process, torch's parallel operations wait for the threads of the parent for ever.
         starts = list(accumulate((-(-size // CHUNK) for size in self.sizes.tolist()), initial=0))
@@ -73,8 +72,8 @@ class CpuBatch(Batch):
             momentum_last=self.rule.momentum_last,
             lean=self.rule.lean,
             round_params=inputs.rounding.params,
-            master_bits=16 + 8 * state["low"][0].itemsize if "low" in state else 0,
-            **{f"{name}_dtype": DTYPES[tensor.dtype] for name, tensor in tensors.items()},
+            master_bits=self.master_bits,
+            **{f"{name}_dtype": DTYPES[dtype] for name, dtype in dtypes.items()},
         )
 
     def step(self, inputs: StepInputs, hyper: Hyper) -> None:

@@ -82,12 +82,10 @@ class CudaBatch(Batch):
 
     def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
         super().__init__(inputs, selection)
-        params, grads, state, steps = self.select(inputs)
-        state_dtype = state[self.rule.state_names[0]][0].dtype
-        self.block, self.loops, warps = SHAPES[state_dtype]
+        params, grads, _, steps = self.select(inputs)
+        self.block, self.loops, warps = SHAPES[self.state_dtype]
         self.compile_options = {"num_warps": warps}
-        self.master_bits = 16 + 8 * state["low"][0].itemsize if "low" in state else 0
-        self.dtypes = DTYPES[params[0].dtype], DTYPES[grads[0].dtype], DTYPES[state_dtype]
+        self.dtypes = DTYPES[params[0].dtype], DTYPES[grads[0].dtype], DTYPES[self.state_dtype]
         self.step_dtype = DTYPES[steps[0].dtype]
         self.wide = params[0].dtype == torch.float64
         compute_dtype = torch.float64 if self.wide else torch.float32
@@ -98,9 +96,9 @@ class CudaBatch(Batch):
         self.per_tensor = torch.empty(4 * self.count, dtype=compute_dtype, device=self.device)
         """What `kernel.advance` writes for `kernel.update`."""
         nvidia = self.device.type == "cuda" and torch.version.cuda is not None
-        self.fast = nvidia and state_dtype.itemsize < 4
-        if nvidia and state_dtype in REGISTERS:
-            self.compile_options["maxnreg"] = REGISTERS[state_dtype]
+        self.fast = nvidia and self.state_dtype.itemsize < 4
+        if nvidia and self.state_dtype in REGISTERS:
+            self.compile_options["maxnreg"] = REGISTERS[self.state_dtype]
         self.seed = to_int32(inputs.rounding.seed)
         self.table: Tensor | None = None
         self.aligned = self.others_aligned = False
