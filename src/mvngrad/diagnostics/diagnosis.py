@@ -20,43 +20,43 @@ from mvngrad.rule import ADABELIEF, ADAM, LAPROP, LEAN, MVNGRAD
 if TYPE_CHECKING:
     from mvngrad.diagnostics.gap import VarianceGap
 
-LAST = 20
+JUDGED_RECORDS = 20
 """The number of records that are judged, the most recent ones: the regime changes during a training."""
 
 SETTLED = 3.0
 """Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
 contains the first deviations from m = 0, which are signal and not noise. An earlier answer is provisional."""
 
-SIGNAL = 1.0
+SIGNAL_FROM = 1.0
 """Median |mu|/sigma from which a group is signal-dominated: half of its coordinates have more signal than noise. Then
 mu^2 is the larger part of v = mu^2 + sigma^2, so that the two normalizers differ by more than sqrt(2)."""
 
-NOISE = 2.0
+NOISE_MULTIPLE = 2.0
 """Multiple of the median |m|/sigma of pure noise, 0.67 sqrt((1-beta)/(1+beta)), up to which a group is noise-dominated.
 At beta = 0.9 that is 0.31, where v and s differ by 5% and their roots by less."""
 
 HALF_NORMAL = 0.6745
 """The median of |xi| for a standard normal xi."""
 
-COLLAPSE = 0.1
+COLLAPSE_SHARE = 0.1
 """Share of coordinates in sign collapse from which it is reported as present. Chance does not produce it: with noise
 alone, an update near lr is 4 standard deviations of m away."""
 
-FLOOR = 0.1
+FLOOR_SHARE = 0.1
 """Share of coordinates at the floor of epsilon that counts as active. Their steps are lr |m| / epsilon."""
 
-MOSTLY = 0.5
+MAJORITY = 0.5
 """Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum."""
 
-CARRIED = 1.5
+CARRIED_MULTIPLE = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
 bound for recovery. Momentum on normalized gradients only decays after a spike; Adam's update rises again if v forgets
 faster than m."""
 
-GAP = 0.02
+LEAST_GAP = 0.02
 """Smallest share of AdaBelief's variance that the other order must save for the order to matter."""
 
-ERRORS = 2.0
+GAP_ERRORS = 2.0
 """Number of standard errors by which a measured gap must differ from 0."""
 
 MEASURED_SIGNAL = "|mean|/std of the gradient"
@@ -82,7 +82,7 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
     records = list(records)
     check_not_mixed(records)
     training = drop_repeated_steps(records)
-    judged = training[-LAST:]
+    judged = training[-JUDGED_RECORDS:]
     if not judged:
         return Diagnosis(None, ())
     numbers = sorted({entry["group"] for record in judged for entry in record["groups"]})
@@ -117,11 +117,11 @@ def _diagnose_group(
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
     with_root = [entry for entry in entries if entry.get("root")]  # early records do not have it
-    roots = [entry["root"] for entry in with_root if _get_hidden(entry) < MOSTLY]
+    roots = [entry["root"] for entry in with_root if _get_hidden(entry) < MAJORITY]
     root = median(roots) if roots else math.inf
     finding, action = _summarize(advise_on_floor(entries[-1], root), signal, collapse, floor, spikes)
     measured: tuple[str, ...] = ()
-    if floor.numbers.get("share", 0.0) >= MOSTLY:
+    if floor.numbers.get("share", 0.0) >= MAJORITY:
         upper_bounds = [entry["root"] for entry in with_root]  # of the roots that the floor hides
         own = compare_floor_with_root(entries[-1], roots or upper_bounds, is_hidden=not roots)
         measured = (*own, *cite_measurements(optimizer, judged[-1]["groups"]))
@@ -149,7 +149,7 @@ def _summarize(
     share = floor.numbers.get("share", 0.0)
     rates = f" at {_format_rates(floor.numbers['sgd_rates'])}" if "sgd_rates" in floor.numbers else ""
     like_sgd = f"{share:.0%} of the coordinates are stepped as by SGD with momentum{rates}"
-    if share >= MOSTLY:
+    if share >= MAJORITY:
         return f"{like_sgd}, because their divisor is mostly epsilon.", floor_action
     if spikes.verdict == "carried over":
         return (
@@ -190,11 +190,11 @@ def _judge_signal(entries: Sequence[Record]) -> Statement:
     # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
     medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
     snr = median(medians)
-    noise_to = NOISE * HALF_NORMAL * last["mean_noise"]
-    numbers = {"snr": snr, "signal_from": SIGNAL, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
-    thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL:g} signal dominates."
-    or_more = " or more" if numbers["hidden"] >= FLOOR else ""
-    if or_more and snr < SIGNAL:
+    noise_to = NOISE_MULTIPLE * HALF_NORMAL * last["mean_noise"]
+    numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
+    thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
+    or_more = " or more" if numbers["hidden"] >= FLOOR_SHARE else ""
+    if or_more and snr < SIGNAL_FROM:
         because = (
             f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates. "
             f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
@@ -224,7 +224,7 @@ def _get_hidden(entry: Record) -> float:
 
 
 def _name_regime(snr: float, noise_to: float) -> str:
-    if snr >= SIGNAL:
+    if snr >= SIGNAL_FROM:
         return "signal-dominated"
     return "noise-dominated" if snr <= noise_to else "between signal and noise"
 
@@ -260,19 +260,19 @@ def _judge_collapse(entries: Sequence[Record]) -> Statement:
     share = _get_median_share(entries, "sign_collapse")
     if share is None:
         return Statement(topic, CANNOT_TELL, NO_GRADIENT)
-    numbers = {"share": share, "bound": COLLAPSE}
+    numbers = {"share": share, "bound": COLLAPSE_SHARE}
     if entries[-1]["sign_collapse_is"] == "measured":
-        because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE:.0%} or more is a problem."
-        return Statement(topic, "present" if share >= COLLAPSE else "absent", because, numbers)
+        because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE_SHARE:.0%} or more is a problem."
+        return Statement(topic, "present" if share >= COLLAPSE_SHARE else "absent", because, numbers)
     hidden = median(map(_get_hidden, entries))
-    if share < COLLAPSE and hidden >= FLOOR:
+    if share < COLLAPSE_SHARE and hidden >= FLOOR_SHARE:
         because = f"It is computed from the noise, which the floor of eps_s hides for {hidden:.0%} of the coordinates."
         return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})
     because = (
         f"With the second moment (Adam, LaProp) {share:.1%} of the coordinates would {BY_LR}; dividing by the "
         "variance avoids it."
     )
-    return Statement(topic, "avoided" if share >= COLLAPSE else "absent", because, numbers)
+    return Statement(topic, "avoided" if share >= COLLAPSE_SHARE else "absent", because, numbers)
 
 
 def _judge_floor(entries: Sequence[Record]) -> Statement:
@@ -280,7 +280,7 @@ def _judge_floor(entries: Sequence[Record]) -> Statement:
     share, last = _get_median_share(entries, "epsilon_floor"), entries[-1]
     if share is None:
         return Statement("epsilon floor", CANNOT_TELL, NO_GRADIENT)
-    numbers: dict[str, Any] = {"share": share, "bound": FLOOR}
+    numbers: dict[str, Any] = {"share": share, "bound": FLOOR_SHARE}
     of_eps_s = f", floor of eps_s {last['floor']:.2g}" if last["cell"] in CENTERED else ""
     because = f"For {share:.1%} of the coordinates the divisor is mostly epsilon (eps {last['eps']:.2g}{of_eps_s})"
     # Early records have no floor_divisor. At an lr of 0, as at the end of a schedule, nothing is stepped.
@@ -288,8 +288,8 @@ def _judge_floor(entries: Sequence[Record]) -> Statement:
     if rates:
         numbers |= {"sgd_rate": median(rates), "sgd_rates": (min(rates), max(rates))}
         because += f", so that they are stepped as by SGD at {_format_rates(numbers['sgd_rates'])}"
-    because += f"; the threshold is {FLOOR:.0%}."
-    return Statement("epsilon floor", "active" if share >= FLOOR else "not active", because, numbers)
+    because += f"; the threshold is {FLOOR_SHARE:.0%}."
+    return Statement("epsilon floor", "active" if share >= FLOOR_SHARE else "not active", because, numbers)
 
 
 def _get_median_share(entries: Sequence[Record], name: str) -> float | None:
@@ -324,7 +324,7 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
         during, after = spike["update_during"], spike["update_after"] or 0.0
         recovered = spike.get("recovered", RECOVERED)  # early records do not have it
         bound = max(bound, recovered)
-        carried += after > CARRIED * max(during, recovered)
+        carried += after > CARRIED_MULTIPLE * max(during, recovered)
         largest = max(largest, during, after)
         if spike["recovery_steps"] is not None:
             recovery_steps = max(recovery_steps or 0, spike["recovery_steps"])
@@ -369,9 +369,9 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
         return Statement("order", "after", because, {"beta1^2": beta1**2, "beta2": beta2})
     if gap is not None and gap.cells[0] == ADABELIEF.name:  # the theorem does not cover Adam and LaProp
         numbers = {"gap": gap.gap, "relative": gap.relative, "error": gap.error}
-        if abs(gap.relative) < GAP:
-            return Statement("order", "either", f"Measured: {gap}. Less than {GAP:.0%} does not matter.", numbers)
-        if abs(gap.gap) < ERRORS * gap.error:
+        if abs(gap.relative) < LEAST_GAP:
+            return Statement("order", "either", f"Measured: {gap}. Less than {LEAST_GAP:.0%} does not matter.", numbers)
+        if abs(gap.gap) < GAP_ERRORS * gap.error:
             return Statement("order", CANNOT_TELL, f"Measured: {gap}. Take more batches.", numbers)
         return Statement("order", "after" if gap.gap > 0 else "before", f"Measured: {gap}.", numbers)
     if signal.verdict == "signal-dominated":
