@@ -102,43 +102,51 @@ def _note_not_finite(training: Sequence[Record]) -> Iterator[str]:
 def _diagnose_group(
     number: int, training: Sequence[Record], judged: Sequence[Record], gap: VarianceGap | None
 ) -> GroupDiagnosis:
-    def entries_of(records: Sequence[Record]) -> list[Record]:
-        return [entry for record in records for entry in record["groups"] if entry["group"] == number]
-
-    entries = entries_of(judged)
+    entries = _find_entries(number, judged)
     signal = _judge_signal(entries)
     collapse = _judge_collapse(entries)
     floor = _judge_floor(entries)
-    spikes = _judge_spikes(entries_of(training))  # spikes are rare, so the whole training counts
+    spikes = _judge_spikes(_find_entries(number, training))  # spikes are rare, so the whole training counts
     normalizer = _judge_normalizer(signal, collapse, floor)
     order = _judge_order(entries[-1], signal, spikes, gap)
     statements = [signal, collapse, floor, spikes, normalizer, order, _pick_optimizer(normalizer, order)]
     statements.sort(key=lambda statement: statement.verdict == CANNOT_TELL)
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
-    with_root = [entry for entry in entries if entry.get("root")]  # early records do not have it
-    roots = [entry["root"] for entry in with_root if _get_hidden(entry) < MAJORITY]
-    root = median(roots) if roots else math.inf
-    finding, action = _summarize(advise_on_floor(entries[-1], root), signal, collapse, floor, spikes)
-    measured: tuple[str, ...] = ()
-    if floor.numbers.get("share", 0.0) >= MAJORITY:
-        upper_bounds = [entry["root"] for entry in with_root]  # of the roots that the floor hides
-        own = compare_floor_with_root(entries[-1], roots or upper_bounds, is_hidden=not roots)
-        measured = (*own, *cite_measurements(optimizer, judged[-1]["groups"]))
+    floor_action, measured = _explain_floor(entries, optimizer, judged[-1]["groups"])
+    finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
+    if floor.numbers.get("share", 0.0) < MAJORITY:
+        measured = ()
     if (step := _find_loss_of_state(number, training)) is not None:
         finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
         action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
     return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements), measured, len(entries))
 
 
+def _find_entries(number: int, records: Sequence[Record]) -> list[Record]:
+    """The entries of one group in the records."""
+    return [entry for record in records for entry in record["groups"] if entry["group"] == number]
+
+
+def _explain_floor(entries: Sequence[Record], optimizer: str, groups: Sequence[Record]) -> tuple[str, tuple[str, ...]]:
+    """What to do about the floor of a group, and sentences on its size and on what floors did in our runs."""
+    with_root = [entry for entry in entries if entry.get("root")]  # early records do not have it
+    roots = [entry["root"] for entry in with_root if _get_hidden(entry) < MAJORITY]
+    upper_bounds = [entry["root"] for entry in with_root]  # of the roots that the floor hides
+    size = compare_floor_with_root(entries[-1], roots or upper_bounds, is_hidden=not roots)
+    action = advise_on_floor(entries[-1], median(roots) if roots else math.inf)
+    return action, (*size, *cite_measurements(optimizer, groups))
+
+
 def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
     """The step of the first record from which on 5% of the updates are not finite; None if the last one is finite."""
     lost = None
     for record in training:
-        for entry in record["groups"]:
-            if entry["group"] == number:
-                is_finite = not entry["update"] or entry["update"].get("0.95", 0.0) is not None
-                lost = None if is_finite else record["step"] if lost is None else lost
+        for entry in _find_entries(number, [record]):
+            if not entry["update"] or entry["update"].get("0.95", 0.0) is not None:
+                lost = None
+            elif lost is None:
+                lost = record["step"]
     return lost
 
 
