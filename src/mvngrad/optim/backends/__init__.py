@@ -56,24 +56,23 @@ def choose_backend(group: Group) -> Backend:
 def choose_fused(group: Group) -> Backend | None:
     """The fused backend that can step a group. If none can: None, or a ValueError if fused=True."""
     params = group["params"]
-    if all(map(kernel_accepts, params)):
-        if not share_memory(params):
-            return "cuda"
-        problem = (
+    accepted = all(map(kernel_accepts, params))
+    if accepted and not share_memory(params):
+        return "cuda"
+    if not group["fused"]:
+        return None
+    if accepted:
+        raise ValueError(
             "fused=True steps all parameters at once, and two of these have the same memory: give the optimizer one of "
             "them, or leave fused=None"
         )
-    else:
-        if group["fused"] and all(param.is_cpu and owns_memory(get_local(param)) for param in params):
-            return "cpu"
-        refused = {_describe(param) for param in params if not kernel_accepts(param)}
-        problem = (
-            "fused=True takes parameters on CUDA, with triton installed, or parameters on the CPU, of 16 bits and more "
-            f"and with memory of their own; here are {', '.join(sorted(refused))}: leave fused=None"
-        )
-    if group["fused"]:
-        raise ValueError(problem)
-    return None
+    if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
+        return "cpu"
+    refused = {_describe(param) for param in params if not kernel_accepts(param)}
+    raise ValueError(
+        "fused=True takes parameters on CUDA, with triton installed, or parameters on the CPU, of 16 bits and more "
+        f"and with memory of their own; here are {', '.join(sorted(refused))}: leave fused=None"
+    )
 
 
 def uses_foreach(group: Group) -> bool:
