@@ -127,6 +127,8 @@ class Rule:
     """Rebuild m from u and s instead of storing it: MVN-Grad in Adam's memory, exact while s is constant."""
     state_names: tuple[str, ...] = field(init=False)
     """The names of this cell's state, a subset of m, v, s and u."""
+    normalizer: str = field(init=False)
+    """The name of the average whose root divides: v or s."""
     options: tuple[str, ...] = field(init=False)
     """The hyper-parameters of this cell that not every cell has."""
 
@@ -139,6 +141,7 @@ class Rule:
             "lean": self.centered and self.momentum_last,
             "z_clip": self.momentum_last,
         }
+        object.__setattr__(self, "normalizer", "s" if self.centered else "v")
         object.__setattr__(self, "state_names", tuple(name for name, exists in names.items() if exists))
         object.__setattr__(self, "options", tuple(option for option, exists in options.items() if exists))
 
@@ -165,9 +168,11 @@ class Rule:
         elif self.lean:
             m = ops.lerp_(self.reconstruct_mean(state, t, hyper, ops), g, 1 - beta1)
         spread = g - m if self.centered else g
-        r_name = "s" if self.centered else "v"
-        r = ops.addcmul_(ops.mul_(state[r_name], beta2), spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2
-        new[r_name] = r = ops.add_(r, hyper.eps_s) if _may_be_nonzero(hyper.eps_s) else r
+        r = ops.mul_(state[self.normalizer], beta2)
+        r = ops.addcmul_(r, spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2, plus eps_s
+        if _may_be_nonzero(hyper.eps_s):
+            r = ops.add_(r, hyper.eps_s)
+        new[self.normalizer] = r
         root = ops.sqrt_into(spread, r) if self.centered else ops.sqrt(r)
 
         c_m, c_v = ops.correction(beta1, t), ops.correction(beta2, t)
@@ -189,7 +194,7 @@ class Rule:
     def check(self, hyper: Hyper, owner: str | None = None, names: Mapping[str, str] = MappingProxyType({})) -> None:
         """Raise a ValueError that names the first hyper-parameter out of range.
 
-        The message begins with `owner`; `names` are those of a library that does not have torch's.
+        The message begins with `owner`, by default the cell. `names` replaces torch's names of arguments in it.
         """
 
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:

@@ -57,7 +57,7 @@ def update_sizes(rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor]) -> Te
 
 
 def _root(rule: Rule, averages: Mapping[str, Tensor]) -> Tensor:
-    return averages["s" if rule.centered else "v"].sqrt()
+    return averages[rule.normalizer].sqrt()
 
 
 def signal_to_noise(rule: Rule, hyper: Hyper, ratio: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def _from_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any]) -> dict[st
     if rule.centered:
         new["s"] = v * (_variance_factor(hyper, t) / c_v) + hyper.floor**2 * c_v  # the latter is what eps_s added
     if rule.momentum_last:
-        u = m / ((new["s" if rule.centered else "v"] / c_v).sqrt() + hyper.eps)
+        u = m / ((new[rule.normalizer] / c_v).sqrt() + hyper.eps)
         u = torch.where(m == 0, torch.zeros_like(u), u)  # 0/0 without any epsilon
         new["u"] = u if hyper.z_clip is None else u.clamp(-hyper.z_clip * c_m, hyper.z_clip * c_m)
     return {"step": saved["step"], **{name: new[name] for name in rule.state_names}}
@@ -174,7 +174,7 @@ def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tenso
         if "m" in values:
             m = values["m"] if hyper.mean_decay == hyper.beta1 else values["m"] * (c_m / c_mean)
         else:
-            m = values["u"] * ((values["s" if rule.centered else "v"] / c_v).sqrt() + hyper.eps)
+            m = values["u"] * ((values[rule.normalizer] / c_v).sqrt() + hyper.eps)
         if "v" in values:
             v = values["v"]
         else:
