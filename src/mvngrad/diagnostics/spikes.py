@@ -127,26 +127,20 @@ class SpikeTracker:
         self._update_before: float | None = None
         """The median update before the last spike."""
 
+    @property
+    def _followed(self) -> Spike | None:
+        """The spike that has not ended, if there is one."""
+        return self._spikes[-1] if self._spikes and self._spikes[-1].ended is None else None
+
     def add(self, step: int, norm: float, update: float | None = None) -> None:
         """Add the gradient norm of a step and, if it is followed, the size of its update."""
         limit = self.rule.limit(self._ordered_norms) if len(self.norms) >= self.rule.warm_up else None
         was_above = self._above
         # A limit of 0 makes no spike: most gradients of the group are 0.
         self._above = limit is not None and (not math.isfinite(norm) or norm > limit > 0)
-        spike = self._spikes[-1] if self._spikes and self._spikes[-1].ended is None else None
         if self._above:
-            usual = median(self._ordered_norms)
-            multiple = norm / usual if math.isfinite(norm) and usual else None
-            if spike and was_above:
-                spike.steps += 1
-                spike.multiple = None if multiple is None or spike.multiple is None else max(multiple, spike.multiple)
-            else:
-                if spike:
-                    spike.ended = "another spike"
-                self._update_before = median(self.updates) if len(self.updates) >= self.rule.warm_up else None
-                spike = Spike(step, usual, multiple, 1)
-                self._spikes.append(spike)
-        if spike:
+            self._start_or_extend_spike(step, norm, was_above)
+        if (spike := self._followed) is not None:
             self._follow(spike, step - spike.step, update)
         if math.isfinite(norm):
             if len(self.norms) == self.norms.maxlen:
@@ -155,6 +149,19 @@ class SpikeTracker:
             insort(self._ordered_norms, norm)
         if update is not None and math.isfinite(update):
             self.updates.append(update)
+
+    def _start_or_extend_spike(self, step: int, norm: float, was_above: bool) -> None:
+        usual = median(self._ordered_norms)
+        multiple = norm / usual if math.isfinite(norm) and usual else None
+        spike = self._followed
+        if spike and was_above:
+            spike.steps += 1
+            spike.multiple = None if multiple is None or spike.multiple is None else max(multiple, spike.multiple)
+            return
+        if spike:
+            spike.ended = "another spike"
+        self._update_before = median(self.updates) if len(self.updates) >= self.rule.warm_up else None
+        self._spikes.append(Spike(step, usual, multiple, 1))
 
     def add_all(self, steps: Sequence[int], norms: Sequence[float], updates: Sequence[float | None]) -> None:
         """Call `add` for each of some steps; faster if none of them can be a spike and no spike is followed."""
@@ -168,15 +175,17 @@ class SpikeTracker:
         self.updates.extend(update for update in updates if update is not None and math.isfinite(update))
 
     def _are_quiet(self, norms: Sequence[float]) -> bool:
+        """Whether it is certain that none of these norms is a spike, and no spike is followed."""
         if len(self.norms) < self.rule.warm_up or not all(map(math.isfinite, norms)):
             return False
-        if not norms or (self._spikes and self._spikes[-1].ended is None):
+        if not norms or self._followed is not None:
             return False
         # Each window is a subset of these values with at least as many as now, so its median is at least this one.
         least = sorted([*self._ordered_norms, *norms])[(len(self.norms) - 1) // 2]
         return max(norms) <= self.rule.multiple * least
 
     def _follow(self, spike: Spike, since: int, update: float | None) -> None:
+        """Add an update, `since` steps after the spike's first, and end the spike if it is over."""
         if update is None or not self._update_before:
             spike.ended = None if self._above else "not followed"
             return
