@@ -40,8 +40,8 @@ MIN_LAYER_SAMPLE = 8
 def correct_bias(hyper: Hyper, state: Mapping[str, Tensor], t: Tensor) -> dict[str, Tensor]:
     """Divide each average by 1 - beta^t. `t` has the step count of each coordinate, or one for all."""
     decays = {"m": hyper.mean_decay, "u": hyper.beta1, "v": hyper.beta2, "s": hyper.beta2}
-    corrections = {decay: -torch.expm1(t * _get_log(decay)) for decay in {decays[k] for k in state}}
-    return {k: values / corrections[decays[k]] for k, values in state.items()}
+    corrections = {decay: -torch.expm1(t * _get_log(decay)) for decay in {decays[letter] for letter in state}}
+    return {letter: values / corrections[decays[letter]] for letter, values in state.items()}
 
 
 @lru_cache(maxsize=16)
@@ -88,7 +88,7 @@ def measure_sample(
     live_counts, sampled = list(counts), average.numel()
     if int(average.count_nonzero()) < sampled:
         live = average != 0
-        averages = {k: values[live] for k, values in averages.items()}
+        averages = {letter: values[live] for letter, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
     deviation, hidden = _remove_floor(root, averages["s"], hyper.floor, resolved) if rule.centered else (root, 0.0)

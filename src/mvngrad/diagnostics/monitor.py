@@ -29,8 +29,8 @@ from mvngrad.optim.inputs import StepSums
 from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.tensors import get_local, resolve_bits, view_as_real
 
-FOLLOWED, TENSORS = 512, 4
-"""Coordinates whose updates are followed at every step for spikes, and the number of tensors they are drawn from."""
+FOLLOWED_COORDINATES, FOLLOWED_TENSORS = 512, 4
+"""How many coordinates' updates are followed at every step for spikes, and from how many tensors they are drawn."""
 
 
 class Monitor:
@@ -103,7 +103,7 @@ class Monitor:
         check_sink(self.sink)
         self.sample, self.seed, self.follow = sample, seed, follow
         self.spike, self.recovered = spike, recovered
-        self._groups: list[_Group] = []
+        self._groups: list[_GroupMonitor] = []
         self._logged: dict[str, list[Tensor]] = {}
         counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
         self.start = self.step = int(max(counts, default=0))
@@ -205,12 +205,12 @@ class Monitor:
         self._logged = {}
         return {k: v for k, v in {"logged": means, "logged_not_finite": not_finite}.items() if v}
 
-    def _get_groups(self) -> list[_Group]:
+    def _get_groups(self) -> list[_GroupMonitor]:
         count = len(self.optimizer.param_groups)
         if len(self._groups) != count:
             del self._groups[count:]  # groups that were removed
             for number in range(len(self._groups), count):
-                self._groups.append(_Group(self, number, SpikeTracker(self.spike, self.recovered)))
+                self._groups.append(_GroupMonitor(self, number, SpikeTracker(self.spike, self.recovered)))
         return self._groups
 
 
@@ -241,8 +241,8 @@ class _NotedStep(NamedTuple):
     """The state that the updates of the followed coordinates are computed from; None if others are followed now."""
 
 
-class _Group:
-    """One parameter group: its samples, and the steps since the last record."""
+class _GroupMonitor:
+    """What a Monitor knows of one parameter group: its samples, and the steps since the last record."""
 
     def __init__(self, monitor: Monitor, number: int, spikes: SpikeTracker) -> None:
         self.monitor, self.number, self.spikes = monitor, number, spikes
@@ -275,10 +275,11 @@ class _Group:
         given = given if len(given) == len(shapes) else shapes  # params may have been changed by hand
         names = dict(zip(self.group["params"], given, strict=True))
         self.layer_names = [names[param] for param, *_ in self.sample.pieces]
-        self.followed = Sample(pick_large_params(params, TENSORS), FOLLOWED, self.monitor.seed)
+        self.followed = Sample(pick_large_params(params, FOLLOWED_TENSORS), FOLLOWED_COORDINATES, self.monitor.seed)
         self.noted = [noted._replace(row=None) for noted in self.noted]  # they are of other coordinates
         view = self.view
-        self.names = {k: name for k, name in view.names.items() if k == "u" or not view.rule.momentum_last}
+        letters = ["u"] if view.rule.momentum_last else list(view.names)  # what an update is computed from
+        self.names = {letter: view.names[letter] for letter in letters}
         self.devices = {get_local(param).device for param in params}
 
     def note_step(self) -> None:
@@ -323,7 +324,7 @@ class _Group:
             "norms": [noted.norms for noted in self.noted if noted.norms is not None],
             "rows": rows,
             "followed_t": self.followed.step_counts(optimizer) if rows else [],
-            **{k: self.sample.load_rows(optimizer, name) for k, name in self.view.names.items()},
+            **{letter: self.sample.load_rows(optimizer, name) for letter, name in self.view.names.items()},
         }
 
     def make_entry(self, host: dict[str, Tensor]) -> Record | None:
@@ -340,7 +341,7 @@ class _Group:
         if not len(steps):
             return None
         t = self.sample.per_coordinate(host["t"].clamp(min=1))  # averages of step 0 are 0, and count as dead
-        averages = correct_bias(hyper, {k: host[k] for k in view.names}, t)
+        averages = correct_bias(hyper, {letter: host[letter] for letter in view.names}, t)
         counts = [count for *_, count in self.sample.pieces]
         return {
             "group": self.number,
