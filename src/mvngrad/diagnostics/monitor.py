@@ -274,7 +274,7 @@ class _GroupMonitor:
         given = self.group.get("param_names") or []
         given = given if len(given) == len(shapes) else shapes  # params may have been changed by hand
         names = dict(zip(self.group["params"], given, strict=True))
-        self.layer_names = [names[param] for param, *_ in self.sample.pieces]
+        self.layer_names = [names[piece.param] for piece in self.sample.pieces]
         self.followed = Sample(pick_large_params(params, FOLLOWED_TENSORS), FOLLOWED_COORDINATES, self.monitor.seed)
         self.noted = [noted._replace(row=None) for noted in self.noted]  # they are of other coordinates
         view = self.view
@@ -292,7 +292,7 @@ class _GroupMonitor:
     @torch.no_grad()
     def _note_without_sums(self) -> None:
         optimizer = self.monitor.optimizer
-        if not self.params or not all(optimizer.state.get(param) for param, *_ in self.followed.pieces):
+        if not self.params or not all(optimizer.state.get(piece.param) for piece in self.followed.pieces):
             self.refresh_samples()
         grads = [param.grad for param in self.group["params"] if param.grad is not None]
         if not grads:
@@ -342,7 +342,7 @@ class _GroupMonitor:
             return None
         t = self.sample.per_coordinate(host["t"].clamp(min=1))  # averages of step 0 are 0, and count as dead
         averages = correct_bias(hyper, {letter: host[letter] for letter in view.names}, t)
-        counts = [count for *_, count in self.sample.pieces]
+        counts = [piece.size for piece in self.sample.pieces]
         return {
             "group": self.number,
             "cell": rule.name,
@@ -365,7 +365,7 @@ class _GroupMonitor:
 
     def _get_resolution(self) -> float:
         """The smallest variance that the state can hold beside a floor."""
-        state = self.monitor.optimizer.state[self.sample.pieces[0][0]]
+        state = self.monitor.optimizer.state[self.sample.pieces[0].param]
         wide = all(state[name].dtype in (torch.float32, torch.float64) for name in self.view.names.values())
         return RESOLVED if wide else COARSELY_RESOLVED
 

@@ -90,16 +90,24 @@ def pick_large_params(params: Sequence[Tensor], count: int) -> list[Tensor]:
     return [max(here[i : i + length], key=count_coordinates) for i in range(0, len(here), length)]
 
 
+class Piece(NamedTuple):
+    """The sampled coordinates of one parameter: their indices in its local part (None: all), and their number."""
+
+    param: Tensor
+    indices: Tensor | None
+    size: int
+
+
 class Sample:
     """`size` random coordinates of a list of parameters, drawn with equal probability; all if there are no more."""
 
     def __init__(self, params: Sequence[Tensor], size: int, seed: int) -> None:
         counts = [count_coordinates(param) for param in params]
         self.population = sum(counts)
-        self.pieces: list[tuple[Tensor, Tensor | None, int]] = []
-        """For each sampled parameter: itself, the indices of its coordinates (None: all), and their number."""
+        self.pieces: list[Piece] = []
+        """One for each parameter that has sampled coordinates."""
         if self.population <= size:
-            self.pieces = [(param, None, count) for param, count in zip(params, counts, strict=True) if count]
+            self.pieces = [Piece(param, None, count) for param, count in zip(params, counts, strict=True) if count]
             return
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(self.population, (size,), generator=generator, device="cpu").sort().values
@@ -108,21 +116,21 @@ class Sample:
         for param, end, count, start, stop in zip(params, ends.tolist(), counts, cuts[:-1], cuts[1:], strict=True):
             if stop > start:
                 index = (drawn[start:stop] - (end - count)).to(get_local(param).device)
-                self.pieces.append((param, index, stop - start))
+                self.pieces.append(Piece(param, index, stop - start))
 
     def load_rows(self, optimizer: Optimizer, name: str) -> list[Tensor]:
         """The sampled values of a state tensor, one row for each sampled parameter."""
-        return [load_state_at(optimizer.state[param], name, index) for param, index, _ in self.pieces]
+        return [load_state_at(optimizer.state[piece.param], name, piece.indices) for piece in self.pieces]
 
     def step_counts(self, optimizer: Optimizer) -> list[Tensor]:
         """The step counts of the sampled parameters."""
-        return [optimizer.state[param]["step"] for param, _, _ in self.pieces]
+        return [optimizer.state[piece.param]["step"] for piece in self.pieces]
 
     def per_coordinate(self, values: Tensor) -> Tensor:
         """Expand a row of one value per sampled parameter to one per coordinate; a single value if all are equal."""
         if len(set(values.tolist())) == 1:  # usually all parameters have taken the same number of steps
             return values[:1]
-        return values.repeat_interleave(torch.tensor([count for *_, count in self.pieces], device="cpu"))
+        return values.repeat_interleave(torch.tensor([piece.size for piece in self.pieces], device="cpu"))
 
 
 def copy_to_host(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
