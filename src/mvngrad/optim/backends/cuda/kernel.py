@@ -50,7 +50,7 @@ def advance(
     T: tl.constexpr, C: tl.constexpr, HAS_FOUND_INF: tl.constexpr,
 ):  # fmt: skip
     """Count the step, and write the four rows of `per_tensor`, with c_m and k as in the rule: 1 / c_m, k, 1 / k at the
-    step before, and the seed of the tensor's random bits."""
+    step before, and the seed of the tensor's random bits. T is the dtype of step counts, C that of the arithmetic."""
     i = tl.program_id(0) * LANES + tl.arange(0, LANES)
     mask = i < tensors
     # Masked lanes still need a valid pointer, so they read entry 0.
@@ -212,6 +212,7 @@ def _store_state(
 
 @triton.jit
 def _root(a, EXACT: tl.constexpr, FAST: tl.constexpr):
+    """sqrt(a): rounded correctly if EXACT, by an approximate instruction of NVIDIA's if FAST, else as Triton does."""
     if a.dtype == tl.float64:  # exact as it is
         root = tl.sqrt(a)
     elif EXACT:
@@ -225,6 +226,7 @@ def _root(a, EXACT: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def _divide(a, b, EXACT: tl.constexpr, FAST: tl.constexpr):
+    """a / b, as `_root`."""
     if a.dtype == tl.float64:
         quotient = a / b
     elif EXACT:
@@ -245,6 +247,11 @@ def _update(
     SCALED: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr, FAST: tl.constexpr,
     DECAY_AT_MOST_HALF: tl.constexpr,
 ):  # fmt: skip
+    """Step one block, and return for each of its coordinates the squares of the gradient and of x's change over lr.
+
+    `block` is its index in the tensor, and that of its scales if state is in 8 bits. MASKED: it is the last, and
+    only `size` coordinates of the tensor exist. Otherwise as `Rule.update`.
+    """
     mask = offsets < size
     count = (size + SCALE_BLOCK - 1) // SCALE_BLOCK
     NARROW: tl.constexpr = S == tl.uint8 or S == tl.bfloat16
