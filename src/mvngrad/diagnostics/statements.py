@@ -16,11 +16,16 @@ CHOICE = "choice of optimizer"
 
 @dataclass(frozen=True)
 class Statement:
+    """The answer to one question about a group, with the reason and the numbers behind it."""
+
     topic: str
     """signal, sign collapse, epsilon floor, spikes, normalizer, order or choice of optimizer."""
     verdict: str
+    """One of a few fixed answers for each topic, or `CANNOT_TELL`."""
     because: str
+    """The reason, as sentences."""
     numbers: dict[str, Any] = field(default_factory=dict)
+    """What was measured, and the thresholds it was compared with."""
     provisional: bool = False
     """The averages still contain the first steps, which `because` says."""
 
@@ -30,6 +35,8 @@ class Statement:
 
 @dataclass(frozen=True)
 class GroupDiagnosis:
+    """What is known about one parameter group. `diagnosis["signal"]` is the statement on a topic."""
+
     group: int
     trained_with: str
     """The update rule, such as Adam."""
@@ -40,13 +47,14 @@ class GroupDiagnosis:
     action: str
     """What to do about it."""
     statements: tuple[Statement, ...]
-    """What is known first."""
+    """Those with an answer first, then those that are `CANNOT_TELL`."""
     measured: tuple[str, ...] = ()
     """How large the floor of epsilon is, and what floors did in our runs, if epsilon decides the steps."""
     records: int = ENOUGH
     """The number of records that are judged."""
 
     def __getitem__(self, topic: str) -> Statement:
+        """The statement on a topic; a KeyError that lists the topics if there is none."""
         by_topic = {statement.topic: statement for statement in self.statements}
         if topic not in by_topic:
             raise KeyError(f"{topic!r} is not a topic; the topics are {', '.join(by_topic)}")
@@ -68,8 +76,10 @@ class GroupDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """What `diagnose` returns; `str` is the text to read."""
+
     steps: tuple[int, int] | None
-    """The first and the last step judged."""
+    """The first and the last step judged; None without records."""
     groups: tuple[GroupDiagnosis, ...]
     notes: tuple[str, ...] = ()
     """What concerns the whole training, such as a loss that was not finite."""
