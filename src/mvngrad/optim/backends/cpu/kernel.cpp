@@ -16,13 +16,13 @@
 namespace {
 
 #define LOOP _Pragma("omp simd") for (int i = 0; i < BLOCK; i++)
-#define SEPARATE __attribute__((noinline))  // compiled once instead of at each call
+#define NOINLINE __attribute__((noinline))  // compiled once instead of at each call
 
 template <class T> struct Pointed;
 template <class T> struct Pointed<T *> { using type = T; };
 template <class T> using remove_pointer = typename Pointed<T>::type;
 
-template <class To, class From> inline To as(From value) {
+template <class To, class From> inline To bit_cast(From value) {
     To to;
     memcpy(&to, &value, sizeof to);
     return to;
@@ -57,31 +57,31 @@ inline Floats square_root(Floats value) {
 struct bfloat16 { uint16_t bits; };
 struct float16 { uint16_t bits; };
 
-inline float widen(bfloat16 value) { return as<float>(uint32_t(value.bits) << 16); }
+inline float widen(bfloat16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
 
 inline float widen(float16 value) {
     uint32_t bits = uint32_t(value.bits & 0x7FFF) << 13, sign = uint32_t(value.bits & 0x8000) << 16;
-    uint32_t finite = as<uint32_t>(as<float>(bits) * 0x1p112f);  // also right for denormal numbers
-    return as<float>((bits < 0x7C00u << 13 ? finite : bits | 0x7F800000u) | sign);
+    uint32_t finite = bit_cast<uint32_t>(bit_cast<float>(bits) * 0x1p112f);  // also right for denormal numbers
+    return bit_cast<float>((bits < 0x7C00u << 13 ? finite : bits | 0x7F800000u) | sign);
 }
 
-SEPARATE void convert(double *__restrict to, const float *__restrict from) { LOOP to[i] = from[i]; }
-SEPARATE void convert(float *__restrict to, const double *__restrict from) { LOOP to[i] = float(from[i]); }
-SEPARATE void convert(float *__restrict to, const bfloat16 *__restrict from) { LOOP to[i] = widen(from[i]); }
-SEPARATE void convert(float *__restrict to, const float16 *__restrict from) { LOOP to[i] = widen(from[i]); }
+NOINLINE void convert(double *__restrict to, const float *__restrict from) { LOOP to[i] = from[i]; }
+NOINLINE void convert(float *__restrict to, const double *__restrict from) { LOOP to[i] = float(from[i]); }
+NOINLINE void convert(float *__restrict to, const bfloat16 *__restrict from) { LOOP to[i] = widen(from[i]); }
+NOINLINE void convert(float *__restrict to, const float16 *__restrict from) { LOOP to[i] = widen(from[i]); }
 
-SEPARATE void convert(bfloat16 *__restrict to, const float *__restrict from) {
+NOINLINE void convert(bfloat16 *__restrict to, const float *__restrict from) {
     LOOP {
-        uint32_t bits = as<uint32_t>(from[i]), rounded = bits + 0x7FFF + ((bits >> 16) & 1);
+        uint32_t bits = bit_cast<uint32_t>(from[i]), rounded = bits + 0x7FFF + ((bits >> 16) & 1);
         to[i].bits = uint16_t((from[i] == from[i] ? rounded : bits | 0x400000) >> 16);
     }
 }
 
-SEPARATE void convert(float16 *__restrict to, const float *__restrict from) {
+NOINLINE void convert(float16 *__restrict to, const float *__restrict from) {
     LOOP {
-        uint32_t sign = as<uint32_t>(from[i]) & 0x80000000, bits = as<uint32_t>(from[i]) ^ sign;
+        uint32_t sign = bit_cast<uint32_t>(from[i]) & 0x80000000, bits = bit_cast<uint32_t>(from[i]) ^ sign;
         uint32_t normal = (bits + 0xFFF + ((bits >> 13) & 1) - (112u << 23)) >> 13;
-        uint32_t denormal = as<uint32_t>(as<float>(bits) + 0.5f) - 0x3F000000;  // the sum rounds
+        uint32_t denormal = bit_cast<uint32_t>(bit_cast<float>(bits) + 0.5f) - 0x3F000000;  // the sum rounds
         uint32_t large = bits > 0x7F800000 ? 0x7E00 : 0x7C00;
         uint32_t size = bits >= 0x477FF000 ? large : bits < 113u << 23 ? denormal : normal;
         to[i].bits = uint16_t((sign >> 16) | size);
@@ -102,7 +102,7 @@ inline uint32_t get_u_noise(uint32_t word) { return (word >> 8) & 0xFFFF; }
 inline uint32_t get_x_noise(uint32_t word) { return (word * GOLDEN) >> 16; }
 
 inline bfloat16 round_at_random(float value, uint32_t noise) {
-    uint32_t bits = as<uint32_t>(value);
+    uint32_t bits = bit_cast<uint32_t>(value);
     bits = value == value ? bits + noise : bits;
     return {uint16_t(bits >> 16)};
 }
@@ -110,18 +110,18 @@ inline bfloat16 round_at_random(float value, uint32_t noise) {
 // Split master weights: bfloat16 parameters, and the bits that they lack, 8 or 16
 
 template <class Low>
-SEPARATE void join_masters(float *__restrict to, const bfloat16 *__restrict x, const Low *__restrict low) {
-    LOOP to[i] = as<float>((uint32_t(x[i].bits) << 16) + uint32_t(int(low[i]) * (sizeof(Low) == 1 ? 256 : 1)));
+NOINLINE void join_masters(float *__restrict to, const bfloat16 *__restrict x, const Low *__restrict low) {
+    LOOP to[i] = bit_cast<float>((uint32_t(x[i].bits) << 16) + uint32_t(int(low[i]) * (sizeof(Low) == 1 ? 256 : 1)));
 }
 
 template <class Low>
-SEPARATE void split_masters(
+NOINLINE void split_masters(
     bfloat16 *__restrict x, Low *__restrict low, const float *__restrict from, uint32_t first, uint32_t key
 ) {
     constexpr int SHIFT = 16 - 8 * sizeof(Low);
     LOOP {
         const uint32_t noise = SHIFT ? get_x_noise(hash32((first + i) ^ key)) >> 8 : 0;
-        const uint32_t bits = as<uint32_t>(from[i]) + noise, high = (bits + 0x8000) >> 16;
+        const uint32_t bits = bit_cast<uint32_t>(from[i]) + noise, high = (bits + 0x8000) >> 16;
         const int rest = int(bits - (high << 16)) >> SHIFT;
         x[i].bits = uint16_t(from[i] == from[i] ? high : 0x7FC0);
         low[i] = Low(from[i] == from[i] ? rest : 0);
@@ -131,25 +131,25 @@ SEPARATE void split_masters(
 // State in 8 bits
 
 inline float decode_signed(uint8_t code, float scale) {
-    float size = as<float>((uint32_t(code & 127) << CUT) + OFFSET_BITS) - OFFSET;
+    float size = bit_cast<float>((uint32_t(code & 127) << CUT) + OFFSET_BITS) - OFFSET;
     float value = size * INVERSE_TOP * scale;
-    return as<float>(as<uint32_t>(value) | (uint32_t(code & 128) << 24));
+    return bit_cast<float>(bit_cast<uint32_t>(value) | (uint32_t(code & 128) << 24));
 }
 
 inline uint8_t encode_signed(float value, float factor, uint32_t noise) {
-    int part = as<int>(magnitude(value) * factor + OFFSET);
+    int part = bit_cast<int>(magnitude(value) * factor + OFFSET);
     int code = ((part + int(noise << (CUT - 16))) >> CUT) - (OFFSET_BITS >> CUT);
-    return uint8_t((code < 127 ? code : 127) | ((as<uint32_t>(value) >> 24) & 128));
+    return uint8_t((code < 127 ? code : 127) | ((bit_cast<uint32_t>(value) >> 24) & 128));
 }
 
-SEPARATE float find_scale(const float *value) {
+NOINLINE float find_scale(const float *value) {
     int largest = LEAST;
 #pragma omp simd reduction(max : largest)
     for (int i = 0; i < BLOCK; i++) {
-        int bits = as<int>(value[i]) & 0x7FFFFFFF;
+        int bits = bit_cast<int>(value[i]) & 0x7FFFFFFF;
         largest = bits > largest ? bits : largest;
     }
-    return as<float>(largest);
+    return bit_cast<float>(largest);
 }
 
 inline float get_factor(float scale) { return TOP_FACTOR / scale; }
@@ -157,20 +157,20 @@ inline float get_factor(float scale) { return TOP_FACTOR / scale; }
 struct Range { int first, cut; };
 
 inline float decode_square(uint8_t code, Range range) {
-    return as<float>(code ? (code + (range.first - 1)) << range.cut : 0);
+    return bit_cast<float>(code ? (code + (range.first - 1)) << range.cut : 0);
 }
 
 inline uint8_t encode_square(float value, Range range, uint32_t noise) {
-    int bits = as<int>(value) & 0x7FFFFFFF;
+    int bits = bit_cast<int>(value) & 0x7FFFFFFF;
     int code = ((bits + int(noise << (range.cut - 16))) >> range.cut) - (range.first - 1);
     return uint8_t(bits ? (code > 1 ? code : 1) : 0);
 }
 
-SEPARATE Range find_range(const float *value) {
+NOINLINE Range find_range(const float *value) {
     uint32_t most = 0, least = ~0u;
 #pragma omp simd reduction(max : most) reduction(min : least)
     for (int i = 0; i < BLOCK; i++) {
-        uint32_t bits = as<uint32_t>(value[i]) & 0x7FFFFFFF, below = bits - 1;  // 0 - 1 is the largest
+        uint32_t bits = bit_cast<uint32_t>(value[i]) & 0x7FFFFFFF, below = bits - 1;  // 0 - 1 is the largest
         most = bits > most ? bits : most;
         least = below < least ? below : least;
     }
@@ -184,7 +184,7 @@ SEPARATE Range find_range(const float *value) {
 
 // The rule, in float or double
 
-template <class T> struct Numbers {  // what the coordinates of a tensor share
+template <class T> struct PerTensor {  // what the coordinates of a tensor share
     T keep;                           // x is multiplied by it: 1 - lr decay if the decay is decoupled, else 1
     T rate;                           // lr / (1 - beta1^t)
     T mean_weight;                    // the smaller of the mean's decay and 1 - decay
@@ -208,12 +208,12 @@ template <class T> T get_correction(T t, T log_beta) {
     return y > T(-0.5) ? -y * series : 1 - get_exp(y);
 }
 
-template <class T> Numbers<T> make_numbers(const Arguments &a, int64_t tensor) {
+template <class T> PerTensor<T> make_per_tensor(const Arguments &a, int64_t tensor) {
     const void *at = (const void *)a.table[STEP * a.tensors + tensor];
     const T t = T(a.step_dtype == FLOAT64 ? *(const double *)at : *(const float *)at);
     const uint32_t index = uint32_t(a.table[INDEX * a.tensors + tensor]);
     const T lr = T(a.lr), k = square_root(get_correction(t, T(a.log_beta2)));
-    Numbers<T> c;
+    PerTensor<T> c;
     c.keep = a.decoupled ? 1 - lr * T(a.weight_decay) : 1;
     c.rate = lr * (1 / get_correction(t, T(a.log_beta1)));
     c.mean_weight = T(a.mean_weight);
@@ -240,7 +240,7 @@ template <bool CENTERED_, bool MOMENTUM_LAST_, bool LEAN_> struct Cell {
 
 // T is the type of the numbers, or a vector of them
 template <class C, class T, class Number>
-inline void step_coordinate(T &x, T g, T &m, T &r, T &u, const Numbers<Number> &c) {
+inline void step_coordinate(T &x, T g, T &m, T &r, T &u, const PerTensor<Number> &c) {
     T spread = g;
     if (C::HAS_MEAN) {
         if (C::LEAN) m = u * (square_root(r) * c.inverse_k_before + c.eps);
@@ -275,9 +275,9 @@ inline void store(bfloat16 &to, float value, uint32_t noise) { to = round_at_ran
 template <class T, class S, class C>
 void update(
     T *__restrict x, const T *__restrict g, S *__restrict m_at, S *__restrict r_at, S *__restrict u_at, uint32_t first,
-    int blocks, const Numbers<T> &numbers
+    int blocks, const PerTensor<T> &shared
 ) {
-    const Numbers<T> c = numbers;
+    const PerTensor<T> c = shared;  // a copy, which stores through the pointers cannot change
     const uint32_t key = c.key ^ first;
     const int n = blocks * BLOCK;
 #pragma omp simd
@@ -326,9 +326,9 @@ inline void store_pair(bfloat16 *at, const Pair &pair) {
 template <class C>
 void update(
     float *__restrict x, const float *__restrict g, bfloat16 *__restrict m_at, bfloat16 *__restrict r_at,
-    bfloat16 *__restrict u_at, uint32_t first, int blocks, const Numbers<float> &numbers
+    bfloat16 *__restrict u_at, uint32_t first, int blocks, const PerTensor<float> &shared
 ) {
-    const Numbers<float> c = numbers;
+    const PerTensor<float> c = shared;  // a copy, which stores through the pointers cannot change
     const uint32_t key = c.key ^ first, mixed_key = key ^ (key >> 16);  // chunks have at most 2^16 coordinates
     const Words lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < blocks * BLOCK; i += 32) {
@@ -373,9 +373,9 @@ struct Scales { float m, u; Range r; };
 template <class C>
 void update_codes(
     float *__restrict x, const float *__restrict g, uint8_t *__restrict m_at, uint8_t *__restrict r_at,
-    uint8_t *__restrict u_at, uint32_t first, int n, const Numbers<float> &numbers, Scales &scales
+    uint8_t *__restrict u_at, uint32_t first, int n, const PerTensor<float> &shared, Scales &scales
 ) {
-    const Numbers<float> c = numbers;
+    const PerTensor<float> c = shared;  // a copy, which stores through the pointers cannot change
     const Scales old = scales;
     const uint32_t key = c.key ^ first;
     float new_m[BLOCK], new_r[BLOCK], new_u[BLOCK];
@@ -415,7 +415,7 @@ constexpr int get_dtype(float) { return FLOAT32; }
 constexpr int get_dtype(double) { return FLOAT64; }
 inline int get_bytes(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : dtype == UINT8 ? 1 : 2; }
 
-template <class T> SEPARATE T *read(char *at, int dtype, T *buffer) {
+template <class T> NOINLINE T *read(char *at, int dtype, T *buffer) {
     if (dtype == get_dtype(T())) return (T *)at;
     if constexpr (sizeof(T) == 8) {
         float single[BLOCK];
@@ -426,7 +426,7 @@ template <class T> SEPARATE T *read(char *at, int dtype, T *buffer) {
     return buffer;
 }
 
-template <class T> SEPARATE void write(char *at, int dtype, const T *value) {
+template <class T> NOINLINE void write(char *at, int dtype, const T *value) {
     if (dtype == get_dtype(T())) {
         if ((char *)value != at) memcpy(at, value, BLOCK * sizeof(T));
     } else if constexpr (sizeof(T) == 8) {
@@ -438,7 +438,8 @@ template <class T> SEPARATE void write(char *at, int dtype, const T *value) {
     else convert((float16 *)at, value);
 }
 
-template <class T> SEPARATE void prepare(T *__restrict g, const T *__restrict x, const Arguments &a, Numbers<T> c) {
+template <class T>
+NOINLINE void prepare_gradients(T *__restrict g, const T *__restrict x, const Arguments &a, PerTensor<T> c) {
     if (a.scaled) LOOP g[i] = g[i] / c.scale;
     if (a.maximize) LOOP g[i] = -g[i];
     if (a.coupled) LOOP g[i] = g[i] + c.decay * x[i];
@@ -466,7 +467,7 @@ struct Block {
 };
 
 // Narrow state of double parameters
-SEPARATE void decode(float values[][BLOCK], const Block &block, int dtype) {
+NOINLINE void decode(float values[][BLOCK], const Block &block, int dtype) {
     const Scales scales = dtype == UINT8 ? block.load_scales() : Scales();
     for (int row = M; row <= U; row++) {
         const uint8_t *codes = (const uint8_t *)block.at[row];
@@ -478,7 +479,7 @@ SEPARATE void decode(float values[][BLOCK], const Block &block, int dtype) {
     }
 }
 
-SEPARATE void encode(float values[][BLOCK], const Block &block, int dtype, uint32_t key) {
+NOINLINE void encode(float values[][BLOCK], const Block &block, int dtype, uint32_t key) {
     Scales scales = {};
     for (int row = M; row <= U; row++) {
         float *value = values[row], factor = 0;
@@ -500,7 +501,8 @@ SEPARATE void encode(float values[][BLOCK], const Block &block, int dtype, uint3
 }
 
 // Steps `blocks` blocks, of which the first is `block`; 1 unless all of them are stepped where they are
-template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &block, int blocks, const Numbers<T> &c) {
+template <class T>
+NOINLINE void step_blocks(const Arguments &a, const Block &block, int blocks, const PerTensor<T> &c) {
     char *const *at = block.at;
     const uint32_t first = uint32_t(block.first);
     T x_buffer[BLOCK], g_buffer[BLOCK];
@@ -512,7 +514,7 @@ template <class T> SEPARATE void step_blocks(const Arguments &a, const Block &bl
     }
     if (a.scaled || a.maximize || a.coupled) {
         if (g != g_buffer) memcpy(g_buffer, g, sizeof g_buffer);
-        prepare(g = g_buffer, x, a, c);
+        prepare_gradients(g = g_buffer, x, a, c);
     }
     const auto step = [&](auto *m, decltype(m) r, decltype(m) u) {
         with_cell(a, [&](auto cell) {
@@ -565,7 +567,7 @@ inline int get_row_bytes(const Arguments &a, int row) {
     return get_bytes(row == PARAM ? a.param_dtype : row == GRAD ? a.grad_dtype : a.state_dtype);
 }
 
-template <class T> SEPARATE void step_last_block(const Arguments &a, const Block &block, const Numbers<T> &c) {
+template <class T> NOINLINE void step_last_block(const Arguments &a, const Block &block, const PerTensor<T> &c) {
     char buffers[ROWS][BLOCK * 8] = {};
     Block whole = block;
     for (int row : COORDINATE_ROWS)
@@ -588,11 +590,11 @@ inline int64_t find_tensor(const Arguments &a, int64_t chunk) {
     return low;
 }
 
-template <class T> SEPARATE void step_chunk(const Arguments &a, int64_t chunk) {
+template <class T> NOINLINE void step_chunk(const Arguments &a, int64_t chunk) {
     const int64_t tensor = find_tensor(a, chunk), size = a.sizes[tensor];
     const int64_t start = (chunk - a.starts[tensor]) * a.chunk_size;
     const int64_t end = start + a.chunk_size < size ? start + a.chunk_size : size;
-    const Numbers<T> c = make_numbers<T>(a, tensor);
+    const PerTensor<T> c = make_per_tensor<T>(a, tensor);
     const int own = get_dtype(T());
     const bool in_place = a.param_dtype == own && a.grad_dtype == own && !(a.scaled || a.maximize || a.coupled) &&
                           (a.state_dtype == own || (a.state_dtype == BFLOAT16 && own == FLOAT32));
