@@ -86,7 +86,7 @@ def record_launch(make: Any, dtype: torch.dtype, options: dict[str, Any]) -> tup
     with (
         mock.patch.object(kernel, "advance", Recorder()),
         mock.patch.object(kernel, "update", update),
-        mock.patch.object(backends, "kernel_accepts", return_value=True),
+        mock.patch.object(backends, "cuda_kernel_accepts", return_value=True),
     ):
         optimizer.step()
     ((arguments, launched),) = update.launches

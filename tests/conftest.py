@@ -44,9 +44,9 @@ def by_kernel(triton, monkeypatch):
             monkeypatch.setattr(kernel, name, InterpretedKernel(getattr(kernel, name)))
 
         def accepts(param):
-            return param.dtype in backends.KERNEL_DTYPES and backends.owns_memory(backends.get_local(param))
+            return param.dtype in backends.CUDA_KERNEL_DTYPES and backends.owns_memory(backends.get_local(param))
 
-        monkeypatch.setattr(backends, "kernel_accepts", accepts)
+        monkeypatch.setattr(backends, "cuda_kernel_accepts", accepts)
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -25,7 +25,7 @@ from mvngrad.rule import Hyper
 
 Backend = Literal["eager", "foreach", "cpu", "cuda"]
 HAS_TRITON = find_spec("triton") is not None
-KERNEL_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64}
+CUDA_KERNEL_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64}
 
 
 def allows_fused(group: Group) -> bool:
@@ -34,9 +34,9 @@ def allows_fused(group: Group) -> bool:
     return bool(wanted) and not (group["differentiable"] or torch.compiler.is_compiling())
 
 
-def kernel_accepts(param: Tensor) -> bool:
+def cuda_kernel_accepts(param: Tensor) -> bool:
     """Whether the CUDA kernel can step a parameter."""
-    return param.is_cuda and param.dtype in KERNEL_DTYPES and HAS_TRITON and owns_memory(get_local(param))
+    return param.is_cuda and param.dtype in CUDA_KERNEL_DTYPES and HAS_TRITON and owns_memory(get_local(param))
 
 
 def share_memory(params: Sequence[Tensor]) -> bool:
@@ -56,7 +56,7 @@ def choose_backend(group: Group) -> Backend:
 def choose_fused(group: Group) -> Backend | None:
     """The fused backend that can step a group. If none can: None, or a ValueError if fused=True."""
     params = group["params"]
-    accepted = all(map(kernel_accepts, params))
+    accepted = all(map(cuda_kernel_accepts, params))
     if accepted and not share_memory(params):
         return "cuda"
     if not group["fused"]:
@@ -68,7 +68,7 @@ def choose_fused(group: Group) -> Backend | None:
         )
     if all(param.is_cpu and owns_memory(get_local(param)) for param in params):
         return "cpu"
-    refused = {_describe(param) for param in params if not kernel_accepts(param)}
+    refused = {_describe(param) for param in params if not cuda_kernel_accepts(param)}
     raise ValueError(
         "fused=True takes parameters on CUDA, with triton installed, or parameters on the CPU, of 16 bits and more "
         f"and with memory of their own; here are {', '.join(sorted(refused))}: leave fused=None"
@@ -108,7 +108,7 @@ def get_step(backend: Backend) -> Callable[[StepInputs, Hyper], None]:
 
 def make_step_count(steps: float, param: Tensor, group: Group) -> Tensor:
     """A step count, on the host unless a graph must capture it or a kernel reads it."""
-    on_device = group["capturable"] or (allows_fused(group) and kernel_accepts(param))
+    on_device = group["capturable"] or (allows_fused(group) and cuda_kernel_accepts(param))
     return torch.tensor(float(steps), dtype=get_step_dtype(), device=param.device if on_device else "cpu")
 
 
