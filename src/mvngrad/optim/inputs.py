@@ -68,6 +68,7 @@ def get_addresses(tensors: Iterable[Tensor]) -> list[int] | None:
 
 
 def view_state_as_real(state: State) -> State:
+    """Real views of the same memory, for tensors that are complex."""
     return {name: list(map(view_as_real, tensors)) for name, tensors in state.items()}
 
 
@@ -156,7 +157,7 @@ class StepInputs:
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
         self.leaves_sums = False
-        """Whether a kernel shall leave sums; other backends leave none."""
+        """Whether the CUDA kernel leaves sums; other backends leave none."""
         self.sums: list[tuple[StepSums, int]] = []
         """The sums that the last step left, each with the row of that step."""
         self.captured: list[Any] = []
@@ -169,10 +170,11 @@ class StepInputs:
         self.grad_key: TensorKey
         self.state_addresses: list[int] | None = None
         self.options: tuple[Any, ...] = ()
-        self.has_gradient: list[bool] = []
+        self.gradient_mask: list[bool] = []
+        """For each parameter of the group, whether it had a gradient."""
         self.has_sharded = self.needs_selection = False
         self.first_position = 0
-        """That of the first parameter in the optimizer's state, which usually has the order of the group."""
+        """The position of this group's first parameter in the optimizer's state, where the others usually follow."""
         # Where `_iterate_stored` reads, from `refresh` to `release`.
         self._members: list[Tensor] = []
         self._optimizer_state: Mapping[Tensor, dict[str, Tensor]] = {}
@@ -216,12 +218,12 @@ class StepInputs:
         members = group["params"]
         self.options = get_options(group)
         self._get_values = itemgetter("step", *self.names)
-        self.has_gradient = [member.grad is not None for member in members]
-        members = list(compress(members, self.has_gradient))
+        self.gradient_mask = [member.grad is not None for member in members]
+        members = list(compress(members, self.gradient_mask))
         self.first_position = next((i for i, param in enumerate(state) if members and param is members[0]), 0)
         self.sharded = list(filter(is_sharded, members))
         self.has_sharded = bool(self.sharded)
-        self.needs_selection = self.has_sharded or not all(self.has_gradient)
+        self.needs_selection = self.has_sharded or not all(self.gradient_mask)
         if not self.differentiable:
             # Only addresses of state are compared: most tensors of a step are state, and comparing their layouts too
             # would add a third to the host's time. State whose strides change in place, at its address, is not noticed.
@@ -242,10 +244,10 @@ class StepInputs:
         params = members = group["params"]
         grads = list(map(_get_grad, members))
         if self.needs_selection:
-            if self.has_gradient != [grad is not None for grad in grads]:
+            if self.gradient_mask != [grad is not None for grad in grads]:
                 return False
-            params = members = list(compress(members, self.has_gradient))
-            grads = list(compress(grads, self.has_gradient))
+            params = members = list(compress(members, self.gradient_mask))
+            grads = list(compress(grads, self.gradient_mask))
         self._state_and_steps, self._members, self._optimizer_state = None, members, state
         if self.has_sharded:
             self.sharded = list(filter(is_sharded, members))
@@ -317,8 +319,11 @@ def read_lr(group: Group, inputs: StepInputs) -> Any:
     lr = group["lr"]
     if not isinstance(lr, Tensor):
         return lr
-    as_tensor = {"cuda": lr.is_cuda, "cpu": False}.get(inputs.backend, inputs.capturable or inputs.differentiable)
-    if not as_tensor:
+    if inputs.backend == "cuda":
+        stays_tensor = lr.is_cuda
+    else:
+        stays_tensor = inputs.backend != "cpu" and (inputs.capturable or inputs.differentiable)
+    if not stays_tensor:
         return lr.item()
     wide = any(param.dtype == torch.float64 for param in inputs.params)  # else 1 - lr * weight_decay has 7 digits
     return lr.squeeze().to(torch.float64) if wide else lr.squeeze()
