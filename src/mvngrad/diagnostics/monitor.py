@@ -22,7 +22,7 @@ from mvngrad.diagnostics.measures import (
     update_sizes,
 )
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, check_sink, make_sink
+from mvngrad.diagnostics.sinks import Sink, check_sink, close_sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
 from mvngrad.optim.inputs import StepSums
@@ -147,8 +147,7 @@ class Monitor:
         if self._sums_source is not None:
             self._sums_source.sum_readers -= 1
             self._sums_source = None
-        if hasattr(self.sink, "close"):
-            self.sink.close()
+        close_sink(self.sink)
 
     def __enter__(self) -> Monitor:
         return self

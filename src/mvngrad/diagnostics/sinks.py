@@ -123,3 +123,9 @@ def check_sink(sink: Sink | None) -> None:
     """Raise an OSError if the sink is a file that cannot be written, before a training spends time."""
     if isinstance(sink, JSONLines):
         sink.check()
+
+
+def close_sink(sink: Sink | None) -> None:
+    """Close a sink that can be closed; `JSONLines` opens its file again at the next record."""
+    if sink is not None and hasattr(sink, "close"):
+        sink.close()

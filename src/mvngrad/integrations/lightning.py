@@ -16,7 +16,7 @@ except ImportError as error:
 
 from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, check_sink, make_sink, named_scalars
+from mvngrad.diagnostics.sinks import Sink, check_sink, close_sink, make_sink, named_scalars
 
 
 class MonitorCallback(Callback):
@@ -74,5 +74,4 @@ class MonitorCallback(Callback):
         """Close every Monitor and the sink, at any time, also from another callback. Lightning calls it at the end."""
         while self.monitors:
             self.monitors.pop().close()
-        if self.sink is not None and hasattr(self.sink, "close"):
-            self.sink.close()
+        close_sink(self.sink)

@@ -12,7 +12,7 @@ except ImportError as error:
 
 from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, check_sink, make_sink, named_scalars
+from mvngrad.diagnostics.sinks import Sink, check_sink, close_sink, make_sink, named_scalars
 
 
 class MonitorCallback(TrainerCallback):
@@ -64,5 +64,4 @@ class MonitorCallback(TrainerCallback):
         """Close the Monitor and the sink, at any time, also from another callback."""
         if self.monitor is not None:
             self.monitor.close()
-        if self.sink is not None and hasattr(self.sink, "close"):
-            self.sink.close()
+        close_sink(self.sink)
