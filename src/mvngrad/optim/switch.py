@@ -101,7 +101,7 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
         extra = {name: value for name, value in saved.items() if name not in dropped}
         hyper, rule = make_hyper(own, 0.0), optimizer.get_rule(own)
         shared = {name: saved[name] for name in (*SHARED, "maximize", "capturable", "decoupled_weight_decay")}
-        shared["weight_decay"] = hyper.weight_decay
+        shared["weight_decay"] = hyper.weight_decay  # over max_lr with decouple_lr, which torch does not have
         unset = {"amsgrad": False, "foreach": None, "fused": None, "differentiable": False}
         groups.append({**extra, **shared, **unset})
         for key, param in zip(saved["params"], own["params"], strict=True):
@@ -115,10 +115,11 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> None:
     name = type(optimizer).__name__
     decoupled = saved.get("decoupled_weight_decay", optimizer.decoupled)
     if decoupled != optimizer.decoupled and saved["weight_decay"]:
-        other = name.removesuffix("W") + "W" * decoupled
+        saved_is, own_is = ("is not", "is") if decoupled else ("is", "is not")
+        other = f"{name}W" if decoupled else name.removesuffix("W")
         raise ValueError(
-            f"weight_decay={saved['weight_decay']} of the state_dict is {'not ' * decoupled}part of its averages of "
-            f"gradients, and in {name} it {'is' if decoupled else 'is not'}: load it into mvngrad.{other}"
+            f"weight_decay={saved['weight_decay']} of the state_dict {saved_is} part of its averages of gradients, and "
+            f"in {name} it {own_is}: load it into mvngrad.{other}"
         )
     maximize = saved.get("maximize", False)
     if maximize != own["maximize"]:
