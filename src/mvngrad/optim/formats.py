@@ -32,6 +32,7 @@ ALL_NAMES = frozenset(("low", *(name + suffix for name in "msuv" for suffix in (
 LOW_DTYPES = {24: torch.int8, 32: torch.int16}
 """By `master_bits`, the dtype of `low`."""
 ROUNDED_DTYPES = (torch.bfloat16, "int8")
+"""The values of `state_dtype` that are rounded at random."""
 STATE_DTYPES = (None, torch.float32, *ROUNDED_DTYPES)
 """Valid values of `state_dtype`, in a group."""
 ALIASES = {"float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
@@ -167,19 +168,21 @@ def split_master(master: Tensor, param: Tensor, low: Tensor, noise: Tensor | Non
 # Codes of 8 bits, in blocks that share a scale
 
 BLOCK, CODE_BITS = 256, 8
+"""The coordinates that share a scale, and the bits of a code."""
 OFFSET = 2.0**-16
 """Added to a magnitude in (0, TOP], so that everything far below it gets codes with equal steps."""
 OFFSET_BITS = 0x37800000
+"""The bits of OFFSET as a float32."""
 TOP = 0.9375 - OFFSET
 """The magnitude of code 127."""
 CUT = 20
-"""The bits of a float below a signed code: 3 of its 23 remain."""
+"""How many low bits of a float32 a signed code leaves out: it has 3 of the 23 bits of the mantissa."""
 FINE, COARSE = 16, 21
-"""The fewest and the most bits of a float below a code of squares."""
+"""The fewest and the most low bits of a float32 that a code of squares leaves out."""
 UP = 1 + 2.0**-22
 """Lifts the largest value of a block above the bound of its code, so that it is not truncated below it."""
 LEAST = 1 << 23
-"""The bits of the least normal number: the inverse of a scale below it would be infinite."""
+"""The bits of the smallest normal float32: the inverse of a smaller scale would be infinite."""
 
 
 def decode_signed(codes: Tensor, scale: Tensor) -> Tensor:
@@ -331,6 +334,7 @@ def parse_state_dtype(value: Any) -> Any:
 
 
 def invalid_state_dtype_message(value: Any) -> str:
+    """The message for an invalid `state_dtype`."""
     return f"state_dtype={value!r} is invalid; it must be one of {', '.join(map(repr, (*STATE_DTYPES, *ALIASES)))}"
 
 
@@ -360,7 +364,7 @@ def is_stored_as(state_dtype: Any, dtype: torch.dtype) -> bool:
 
 
 def find_format(names: Sequence[str], stored: Mapping[str, Tensor]) -> Format:
-    """The format of state that was stored before."""
+    """The format of stored state, recognized by its names and dtype."""
     return INT8 if f"{names[0]}_scale" in stored else FloatFormat(stored[names[0]].dtype)
 
 
