@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
 
-from mvngrad.rule import LAPROP, LEAN, LOG_OF_ZERO, MVNGRAD, Arithmetic, Hyper, Rule
+from mvngrad.rule import LAPROP, LEAN, LOG_OF_ZERO, MVNGRAD, Arithmetic, Hyper, Rule, may_be_nonzero
 
 Number = Any
 """A float, or a 0-d array: under `optax.inject_hyperparams` hyper-parameters are traced."""
@@ -235,7 +235,7 @@ def laprop(
 def _chain_decay_and_rate(
     scale: optax.GradientTransformation, learning_rate: optax.ScalarOrSchedule, weight_decay: Number, mask: Mask
 ) -> optax.GradientTransformationExtraArgs:
-    if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
+    if may_be_nonzero(weight_decay):
         decay = optax.add_decayed_weights(weight_decay, mask)
     else:  # params are not needed, and the state is a tree as with decay, so that a run can resume with or without it
         decay = optax.identity() if mask is None else optax.masked(optax.identity(), mask)

@@ -103,7 +103,7 @@ LOG_OF_ZERO = -1e30
 """For backends that compute 1 - beta^t as -expm1(t log beta): finite, so that its product with 0 steps is 0."""
 
 
-def _may_be_nonzero(number: Any) -> bool:
+def may_be_nonzero(number: Any) -> bool:
     """False for the numbers 0 and 0.0 only. The value of a tensor cannot be read under compilation."""
     return not isinstance(number, (int, float)) or number != 0
 
@@ -158,9 +158,9 @@ class Rule:
 
         if hyper.maximize:
             g = -g
-        if _may_be_nonzero(hyper.weight_decay) and hyper.decoupled:
+        if may_be_nonzero(hyper.weight_decay) and hyper.decoupled:
             x = ops.mul_(x, 1 - lr * hyper.weight_decay)
-        elif _may_be_nonzero(hyper.weight_decay):
+        elif may_be_nonzero(hyper.weight_decay):
             g = ops.add(g, x, alpha=hyper.weight_decay)
 
         if "m" in self.state_names:
@@ -170,7 +170,7 @@ class Rule:
         spread = g - m if self.centered else g
         r = ops.mul_(state[self.normalizer], beta2)
         r = ops.addcmul_(r, spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2, plus eps_s
-        if _may_be_nonzero(hyper.eps_s):
+        if may_be_nonzero(hyper.eps_s):
             r = ops.add_(r, hyper.eps_s)
         new[self.normalizer] = r
         root = ops.sqrt_into(spread, r) if self.centered else ops.sqrt(r)
