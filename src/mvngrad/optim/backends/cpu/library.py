@@ -96,7 +96,7 @@ def _load() -> Any:
 
 
 def load() -> Any:
-    """The function of the kernel; compiles it if it is not cached. Raises a RuntimeError without a compiler."""
+    """The function of the kernel; compiles it if it is not cached. A RuntimeError if it cannot be compiled."""
     with LOCK:
         return _load()
 
@@ -111,13 +111,14 @@ def is_whole(path: Path) -> bool:
 
 
 def open_library(path: Path) -> Any:
+    """The function `mvngrad_step` of a compiled library, which takes a pointer to `Arguments`."""
     function = ctypes.CDLL(str(path)).mvngrad_step
     function.argtypes, function.restype = [ctypes.POINTER(Arguments)], None
     return function
 
 
 def find_compiler() -> list[str]:
-    """The command of the C++ compiler: that of CXX, or the first of g++, clang++ and c++."""
+    """The command of the C++ compiler: that of CXX, or the first of g++, clang++ and c++; a RuntimeError if none."""
     if sys.platform == "win32":
         raise RuntimeError("fused=True on the CPU is not available on Windows: use fused=False")
     named = shlex.split(os.environ.get("CXX", ""))
@@ -133,11 +134,11 @@ def find_cache() -> Path | None:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = root / "mvngrad"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.stat()
-    except (OSError, RuntimeError):
+        status = folder.stat()
+    except (OSError, RuntimeError):  # Path.home raises a RuntimeError without a home
         return None
-    own = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
+    only_own = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return folder if only_own and os.access(folder, os.W_OK | os.X_OK) else None
 
 
 def make_key(source: str, compiler: list[str]) -> str:
@@ -158,21 +159,22 @@ def describe_cpu() -> str:
 
 
 def compile_library(source: str, compiler: list[str], folder: Path, name: str) -> Path:
-    """Compile into a folder; a RuntimeError with the compiler's message if that fails."""
+    """Compile a library that ends with its hash, and return its path; a RuntimeError with the compiler's message."""
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
         for optional in OPTIONAL_FLAGS:
             command = [*compiler, *FLAGS, *optional, "-x", "c++", "-", "-o", temporary]
-            done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
+            result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+            if result.returncode == 0:
                 digest = hashlib.sha256(Path(temporary).read_bytes()).digest()
                 with open(temporary, "ab") as file:
                     file.write(digest)
                 os.replace(temporary, folder / name)
                 return folder / name
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        problem = errors[0] if errors else f"it ended with {done.returncode}"
+        lines = result.stderr.splitlines()
+        errors = [line for line in lines if "error" in line] or lines
+        problem = errors[0] if errors else f"it ended with {result.returncode}"
         raise RuntimeError(
             f"fused=True on the CPU: {shlex.join(compiler)} cannot compile the kernel: {problem}: {REMEDY}"
         )
