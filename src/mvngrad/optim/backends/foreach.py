@@ -177,14 +177,13 @@ def step_batch(inputs: StepInputs, hyper: Hyper, batch: list[int], host_step: fl
     t = Tensors([count.to(dtype) for count in counts]) if on_device else host_step
     x, new = rule.update(x, g, old, t, hyper, FOREACH)
     if narrow or rounding.params:
-        for j, (i, param, each) in enumerate(zip(batch, params, stored, strict=True)):
-            noise = rounding.make_noise(
-                inputs.indices[i], counts[j] if on_device else host_step, param, each[rule.state_names[0]]
-            )
+        for j, i in enumerate(batch):
+            param, state, count = params[j], stored[j], counts[j] if on_device else host_step
+            noise = rounding.make_noise(inputs.indices[i], count, param, state[rule.state_names[0]])
             values = {name: value.items[j] for name, value in new.items()}
-            find_format(rule.state_names, each).store(each, values, noise)
+            find_format(rule.state_names, state).store(state, values, noise)
             copy_rounded(param, x.items[j], noise["x"] if noise and rounding.params else None)
     elif converted:
         torch._foreach_copy_(params, x.items)
-    if not on_device:  # on the host, while the device computes
+    if not on_device:  # last, on the host, while the device computes; a number 1 would become a tensor for each count
         torch._foreach_add_(counts, torch.tensor(1.0, device="cpu"), alpha=1.0)
