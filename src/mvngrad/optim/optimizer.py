@@ -119,9 +119,9 @@ class RuleOptimizer(Optimizer):
         defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
         self._sums: dict[int, list[tuple[StepSums, int]]] = {}
-        """By group number, the sums that the last step left, each with the row of that step."""
+        """By the index of a group, the sums that the last step left, each with the row of that step."""
         self._new_sums: dict[int, list[tuple[StepSums, int]]] = {}
-        """Those of the step that has begun: with `release_gradients`, in backward."""
+        """The same of a step that has not ended: with `release_gradients`, steps begin in backward."""
         self.gradient_release: Any = None
         """Set by `mvngrad.release_gradients`."""
         self._captured: list[Any] = []
@@ -278,11 +278,11 @@ class RuleOptimizer(Optimizer):
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
         all_inputs = self._collect_inputs(groups, cached)
         try:
-            for number, (group, inputs) in enumerate(zip(groups, all_inputs, strict=True)):
+            for index, (group, inputs) in enumerate(zip(groups, all_inputs, strict=True)):
                 if inputs.params:
                     inputs.step_backend(inputs, make_hyper(group, read_lr(group, inputs)))
                     if inputs.sums:
-                        self._new_sums.setdefault(number, []).extend(inputs.sums)
+                        self._new_sums.setdefault(index, []).extend(inputs.sums)
                 if inputs.sharded:  # autograd saw only their local parts change
                     torch.autograd.graph.increment_version(inputs.sharded)
         finally:
@@ -310,7 +310,7 @@ class RuleOptimizer(Optimizer):
             cached[i].leaves_sums = self.sum_readers > 0
         return cached
 
-    def _collect_group(self, number: int, group: Group) -> StepInputs:
+    def _collect_group(self, index: int, group: Group) -> StepInputs:
         """Collect the parameters that have gradients, and their state, which is created at their first step."""
         backend = choose_backend(group)  # first: if it raises, no state was created
         state: State = {name: [] for name in self._get_stored_names(group)}
@@ -322,7 +322,7 @@ class RuleOptimizer(Optimizer):
         seed = self._init_group(group, compiling, inputs.indices, *tensors)
         if compiling and not group["differentiable"]:
             inputs.use_local_parts()
-        inputs.rounding = Rounding.for_group(number, seed, rounds_params(group))
+        inputs.rounding = Rounding.for_group(index, seed, rounds_params(group))
         if backend in ("cpu", "cuda"):
             if wrappers := {type(grad).__name__ for grad in inputs.grads if is_wrapper(grad)}:
                 raise ValueError(
@@ -376,9 +376,9 @@ class RuleOptimizer(Optimizer):
         for i, param in enumerate(members):
             inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, get_step_dtype())
 
-    def get_sums(self, number: int) -> list[tuple[StepSums, int]]:
+    def get_sums(self, index: int) -> list[tuple[StepSums, int]]:
         """The sums that the last step of a group left, each with the row of that step; empty if it left none."""
-        return self._sums.get(number, [])
+        return self._sums.get(index, [])
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
