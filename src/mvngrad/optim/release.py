@@ -93,7 +93,7 @@ class GradientRelease:
             self._drop_placeholders()
 
     def finish(self) -> None:
-        """Step what is left, and forget that gradients were released: the next backward is of the next step.
+        """Step what is left in the bucket, and drop placeholders: the next backward belongs to the next step.
 
         Raises a RuntimeError if a gradient or an option was set after backward had used it.
         """
@@ -158,7 +158,7 @@ class GradientRelease:
     def _check_members(self, members: list[Member]) -> None:
         """Raise a RuntimeError if the parameters cannot be stepped in this backward."""
         params = [member.param for member in members]
-        _check_processes(params)
+        _check_not_replicated(params)
         if any(param.is_cuda for param in params) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("release_gradients: backward cannot be captured in a CUDA graph with it; call remove()")
         if not self._are_in_their_groups(members):
@@ -196,6 +196,7 @@ class GradientRelease:
 
 
 def _on_gradient(release: weakref.ref[GradientRelease], position: int, param: Tensor) -> None:
+    """The hook of each parameter, called when its gradient is complete; does nothing without the optimizer."""
     if (owner := release()) is not None:
         owner.add(position, param)
 
@@ -242,12 +243,12 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
     for group in optimizer.param_groups:
         if group["differentiable"]:
             raise ValueError("release_gradients: differentiable=True needs the gradients; leave it out")
-        _check_processes(group["params"])
+        _check_not_replicated(group["params"])
     release = optimizer.gradient_release = GradientRelease(optimizer, bucket_bytes)
     return release
 
 
-def _check_processes(params: list[Tensor]) -> None:
+def _check_not_replicated(params: list[Tensor]) -> None:
     """Raise a RuntimeError for unsharded parameters on several processes: their replicas would diverge."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and not all(map(is_sharded, params)):
