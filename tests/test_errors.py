@@ -15,6 +15,7 @@ INVALID = [
     ({"lr": math.nan}, r"lr=nan .* finite and >= 0"),
     ({"lr": torch.tensor(-1.0)}, r"lr=tensor\(-1.\) .* finite and >= 0"),
     ({"lr": torch.ones(2)}, r"lr has 2 elements"),
+    ({"eps": torch.ones(2)}, r"eps has 2 elements; a tensor eps must have one"),
     ({"lr": "fast"}, r"lr='fast' .* finite and >= 0"),
     ({"weight_decay": [0.1]}, r"weight_decay=\[0.1\] .* finite and >= 0"),
     ({"eps": -1e-8}, r"eps=-1e-08 .* finite and >= 0"),
@@ -40,6 +41,29 @@ def test_invalid_options_are_refused(make, options, message):
         make(parameters((3,)), **options)
     with pytest.raises(ValueError, match=message):  # also as an option of a group
         make([{"params": parameters((3,)), **options}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": "x"}, "lr='x' is invalid; it must be finite and >= 0"),
+        ({"lr": None}, "lr=None is invalid; it must be finite and >= 0"),
+        ({"lr": torch.ones(2)}, "lr has 2 elements; a tensor lr must have one"),
+        ({"weight_decay": "x"}, "weight_decay='x' is invalid; it must be finite and >= 0"),
+    ],
+    ids=str,
+)
+def test_decoupled_rates_name_what_is_not_a_number(options, message):
+    with pytest.raises(ValueError, match=f"MVNGradW: {message}"):
+        mvngrad.MVNGradW(parameters((3,)), decouple_lr=True, **options)
+
+
+def test_a_state_dict_with_a_decoupled_rate_and_no_max_lr_is_refused():
+    optimizer = mvngrad.MVNGradW(parameters((3,)))
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["decouple_lr"] = True
+    with pytest.raises(ValueError, match="max_lr=None is invalid; with decouple_lr=True it must be the largest lr"):
+        optimizer.load_state_dict(saved)
 
 
 @pytest.mark.parametrize(("name", "value"), [("eps_s", 1e-16), ("beta_mean", 0.9), ("z_clip", 1.0)])

@@ -25,7 +25,7 @@ from mvngrad.optim.formats import (
     parse_state_dtype,
 )
 from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, StepSums, make_hyper, read_lr
-from mvngrad.optim.options import OPTIONS, check_group, check_lr, check_param, rounds_params
+from mvngrad.optim.options import OPTIONS, check_group, check_number, check_param, rounds_params
 from mvngrad.optim.tensors import get_local, get_local_like, is_wrapper
 from mvngrad.rule import LEAN, Rule
 
@@ -156,7 +156,7 @@ class RuleOptimizer(Optimizer):
                 "and 1e-2 without"
             )
         if merged["decouple_lr"]:
-            check_lr(merged["lr"], type(self).__name__)
+            check_number("lr", merged, type(self).__name__)
             param_group.setdefault("max_lr", float(merged["lr"]))
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim.formats import LOW_DTYPES, ROUNDED_DTYPES, STATE_DTYPES, invalid_state_dtype_message
-from mvngrad.optim.inputs import Group, make_hyper
+from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, make_hyper
 from mvngrad.optim.tensors import is_flat_shard
 from mvngrad.rule import CELLS, Hyper, Rule
 
@@ -41,6 +41,8 @@ def _check_decay(group: Group, decoupled: bool, name: str) -> None:
         raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
     if group["decouple_lr"] and not decoupled:
         raise ValueError(f"{name}: decouple_lr=True is for decoupled weight decay; use {name}W")
+    if group["decouple_lr"]:
+        check_number("weight_decay", group, name)
     max_lr: Any = group.get("max_lr")
     if group["decouple_lr"] and not (hasattr(max_lr, "__float__") and 0 < max_lr < float("inf")):
         raise ValueError(
@@ -49,17 +51,23 @@ def _check_decay(group: Group, decoupled: bool, name: str) -> None:
         )
 
 
-def check_lr(lr: Any, name: str) -> None:
-    """Raise a ValueError if a learning rate is not one number; `Rule.check` checks its range."""
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"{name}: lr has {lr.numel()} elements; a tensor lr must have one")
-    if not hasattr(lr, "__float__"):
-        raise ValueError(f"{name}: lr={lr!r} is invalid; it must be finite and >= 0")
+def check_number(option: str, group: Group, name: str) -> None:
+    """Raise a ValueError if lr or weight_decay is not one number; `Rule.check` checks its range."""
+    _check_elements(option, group, name)
+    if not hasattr(group[option], "__float__"):
+        raise ValueError(f"{name}: {option}={group[option]!r} is invalid; it must be finite and >= 0")
+
+
+def _check_elements(option: str, group: Group, name: str) -> None:
+    value = group.get(option)
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name}: {option} has {value.numel()} elements; a tensor {option} must have one")
 
 
 def _check_numbers(group: Group, rule: Rule, name: str) -> None:
     lr, betas = group["lr"], group["betas"]
-    check_lr(lr, name)
+    for option in ("lr", *TENSOR_OPTIONS):
+        _check_elements(option, group, name)
     pair = isinstance(betas, Sequence) and len(betas) == 2
     if not (pair and all(isinstance(beta, Real) for beta in betas)):
         tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
