@@ -180,7 +180,7 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
 
 
 def _describe_order(verdict: Verdict) -> str:
-    """Who is ahead, and the range of losses; empty if the four are not compared."""
+    """Which optimizer is ahead, and the range of losses; empty if the four are not compared."""
     if verdict.strip is None:
         return ""
     losses = [row.value for row in verdict.strip.rows]
