@@ -154,6 +154,14 @@ def test_empty_lock_files_have_no_owner(tmp_path):
     assert not tmp_path.exists()
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"1", b"\xff\xfe"])
+def test_a_lock_of_another_program_is_refused_with_the_remedy(tmp_path, content):
+    (tmp_path / lock.NAME).write_bytes(content)
+    with pytest.raises(Locked, match="not a lock file of this program; if no process uses it, delete it"):
+        lock_folder(tmp_path).__enter__()
+    assert (tmp_path / lock.NAME).read_bytes() == content
+
+
 @pytest.mark.parametrize("no_hard_links", [None, "EPERM", "ENOTSUP", "ENOSYS", "EMLINK"])
 def test_one_process_does_not_hold_a_folder_twice(tmp_path, monkeypatch, no_hard_links):
     """On a file system with hard links, and on those that answer link() with an error."""

@@ -88,7 +88,7 @@ def process_start(pid: int) -> str | None:
 
 def _read(lock: Path) -> str | None:
     try:
-        return lock.read_text(encoding="utf-8")
+        return lock.read_text(encoding="utf-8", errors="replace")  # the file may be of another program
     except FileNotFoundError:
         return None
 
