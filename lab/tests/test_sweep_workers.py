@@ -177,6 +177,18 @@ def test_a_run_that_another_process_holds_is_left_for_later(toy):
     assert toy.work(say=release) == {"finished": 12, "busy": 1}
 
 
+def test_a_run_with_a_lock_of_another_program_is_left_for_later(toy):
+    toy.init(small(), heartbeat=1)
+    path = toy.root / toy.queue.records()[0].key / lock.NAME
+    write_atomic(path, "{}")
+
+    def delete(line):
+        if "left for later" in line:
+            path.unlink()
+
+    assert toy.work(say=delete) == {"finished": 12, "busy": 1}
+
+
 def test_the_lock_of_a_worker_elsewhere_is_removed_once_the_store_calls_it_dead(toy):
     toy.init(small())
     claim = toy.queue.claim({**describe_worker(), "worker": "elsewhere-17"})

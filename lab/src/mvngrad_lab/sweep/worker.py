@@ -297,12 +297,12 @@ def _remove_dead_lock(queue: Queue, record: Record, root: Path) -> bool:
     lock = root / record.key / NAME
     try:
         text = lock.read_text(encoding="utf-8")
-        holder = json.loads(text)
-    except (OSError, ValueError):
+        owner = json.loads(text)
+        host, pid = owner["host"], owner["pid"]
+    except (OSError, ValueError, KeyError, TypeError):  # gone by now, or of another program
         return False
     dead = {r.worker.get("worker") for r in queue.records() if (r.key, r.status) == (record.key, "lost")}
-    elsewhere = holder["host"] != platform.node() and f"{holder['host']}-{holder['pid']}" in dead
-    return elsewhere and remove(lock, text)
+    return host != platform.node() and f"{host}-{pid}" in dead and remove(lock, text)
 
 
 def _evaluate(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float | None]:
