@@ -283,6 +283,25 @@ def test_a_capture_does_not_change_the_state():
     assert training_step.step_index.item() == 1
 
 
+def test_a_warm_up_does_not_change_buffers_that_no_checkpoint_has():
+    def count(module, inputs):
+        module.calls += 1
+
+    class Counted(TinyTask):
+        def build_model(self):
+            model = super().build_model()
+            model.register_buffer("calls", torch.zeros(()), persistent=False)
+            model.register_forward_pre_hook(count)
+            return model
+
+    recipe = Tiny()
+    task = Counted(recipe, None, torch.device("cpu"))
+    training_step = step.TrainingStep(recipe, step.CompiledTask(task), captured=False)
+    training_step.set_plan(training_step.plan_epoch(recipe, 0), at=0)
+    training_step._warm_up()
+    assert training_step.model.calls == 0
+
+
 @pytest.mark.gpu
 def test_a_second_run_replays_the_graph_of_the_first(run):
     run(Tiny(), device="cuda")

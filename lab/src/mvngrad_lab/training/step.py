@@ -241,7 +241,8 @@ class TrainingStep:
 
     def _warm_up(self) -> None:
         """Take steps and undo them."""
-        tensors = [*self._own_tensors().values(), *self._state_tensors(self.optimizer)]
+        buffers = self.model.buffers()  # also those that a checkpoint does not have
+        tensors = [*self._own_tensors().values(), *self._state_tensors(self.optimizer), *buffers]
         before = [value.clone() for value in tensors]
         for _ in range(WARM_UP_STEPS):
             self.step_index.zero_()
