@@ -155,22 +155,33 @@ class Trainer:
         metrics = self._evaluate(final=True) if self.final_metrics is None else self.final_metrics
         if None in metrics.values():
             return self._diverged_result(self.steps)
-        result = {"status": "finished", **metrics, "steps": self.steps, "seconds": self.seconds}
+        seconds = self.seconds  # without the last checkpoint
         if self.keep_last:
             self._save(keep=1)
+        return self._finished_result(metrics, seconds)
+
+    def _finished_result(self, metrics: dict[str, float | None], seconds: float) -> dict[str, Any]:
+        """The result of a finished run. A collective if the model is sharded."""
         model, optimizer = self.training_step.model, self.training_step.optimizer
-        result["parameters"] = sum(p.numel() for p in model.parameters())
+        device = self.training_step.step_index.device
+        memory = {"memory_bytes": torch.cuda.max_memory_reserved(device)} if device.type == "cuda" else {}
         states = [value for state in optimizer.state.values() for value in state.values()]
-        result["state_bytes"] = sum(value.nbytes for value in states if isinstance(value, Tensor))
-        result |= self._common_result()
-        result["data"] = self.training_step.task.source
-        if self.training_step.step_index.is_cuda:
-            result["memory_bytes"] = torch.cuda.max_memory_reserved(self.training_step.step_index.device)
         weights = {
             f"{checkpoint.MODEL_PREFIX}{name}": parallel.full_tensor(value)
             for name, value in model.state_dict().items()
         }
-        return {**result, "weights": hash_tensors(weights)}
+        return {
+            "status": "finished",
+            **metrics,
+            "steps": self.steps,
+            "seconds": seconds,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "state_bytes": sum(value.nbytes for value in states if isinstance(value, Tensor)),
+            **self._common_result(),
+            "data": self.training_step.task.source,
+            **memory,
+            "weights": hash_tensors(weights),
+        }
 
     def _diverged_result(self, step: int) -> dict[str, Any]:
         result = {"status": "diverged", "step": step, "steps": self.steps, "seconds": self.seconds}
