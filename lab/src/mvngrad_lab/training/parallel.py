@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mvngrad_lab.errors import NotPossible
 
 Mode = Literal["ddp", "fsdp"]
+T = TypeVar("T")
 
 
 def get_rank() -> int:
@@ -100,7 +101,7 @@ def any_rank(*flags: bool) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in raised)
 
 
-def broadcast_from_rank0(value: Any) -> Any:
+def broadcast_from_rank0(value: T) -> T:
     """The value that rank 0 has. A collective: every rank must call it."""
     if not dist.is_initialized():
         return value

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -87,13 +87,13 @@ def train(
         device = distributed.init_process_group(parallel, torch.device(device))
         is_rank0 = distributed.get_rank() == 0
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:
-            return cast(FinishedRun, finished)
+            return finished
         check = stack.enter_context(lock_folder(folder.path)) if is_rank0 else lambda: None
         stack.enter_context(configure_kernels(recipe, device))
         stack.enter_context(_explain_out_of_memory(recipe, device))
         signals = stack.enter_context(catch_signals())
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:  # just now, by another process
-            return cast(FinishedRun, finished)
+            return finished
         started = time.perf_counter()
         check_optimizer(recipe)
         captured = (device.type == "cuda" and parallel is None) if capture is None else capture
