@@ -100,9 +100,7 @@ def train(
         _check_parallel(recipe, parallel)
         compiled = compile and not recipe.deterministic
         training_step = get_training_step(recipe, data, device, compiled, captured, task, parallel)
-        measured_on = environment(device.type) | get_package_version(recipe.optimizer)
-        if parallel is not None:
-            measured_on |= {"parallel": parallel, "ranks": distributed.get_world_size()}
+        measured_on = _describe_environment(recipe, device, parallel)
         stamped = {**measured_on, "made": distributed.broadcast_from_rank0(timestamp())}
         if is_rank0:
             check()
@@ -125,8 +123,16 @@ def train(
     return FinishedRun(recipe.key, recipe.name, recipe.settings, stamped, result)
 
 
+def _describe_environment(
+    recipe: TrainingRecipe, device: torch.device, mode: distributed.Mode | None
+) -> dict[str, Any]:
+    """The machine, versions and code of this process; in parallel training also the mode and the world size."""
+    ranks = {} if mode is None else {"parallel": mode, "ranks": distributed.get_world_size()}
+    return {**environment(device.type), **get_package_version(recipe.optimizer), **ranks}
+
+
 def _check_parallel(recipe: TrainingRecipe, mode: distributed.Mode | None) -> None:
-    """Check that all shares of a batch are equal, so the mean over processes is that of the batch."""
+    """Raise InvalidInput unless our optimizer trains equal shares of a batch, whose mean over processes is its mean."""
     world_size = distributed.get_world_size()
     share, rest = divmod(recipe.batch_size, world_size)
     if rest or share % min(recipe.micro_batch_size, share):
