@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_no_lock_behind(tmp_path, dead):
 
 def test_empty_lock_files_have_no_owner(tmp_path):
     """A full disk leaves them on a file system without hard links."""
-    for name in (lock.NAME, lock.TAKEOVER):
+    for name in (lock.LOCK_FILE, lock.TAKEOVER):
         (tmp_path / name).touch()
     with lock_folder(tmp_path) as check:
         check()
@@ -156,10 +156,10 @@ def test_empty_lock_files_have_no_owner(tmp_path):
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"1", b"\xff\xfe"])
 def test_a_lock_of_another_program_is_refused_with_the_remedy(tmp_path, content):
-    (tmp_path / lock.NAME).write_bytes(content)
+    (tmp_path / lock.LOCK_FILE).write_bytes(content)
     with pytest.raises(Locked, match="not a lock file of this program; if no process uses it, delete it"):
         lock_folder(tmp_path).__enter__()
-    assert (tmp_path / lock.NAME).read_bytes() == content
+    assert (tmp_path / lock.LOCK_FILE).read_bytes() == content
 
 
 @pytest.mark.parametrize("no_hard_links", [None, "EPERM", "ENOTSUP", "ENOSYS", "EMLINK"])

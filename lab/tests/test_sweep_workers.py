@@ -160,7 +160,7 @@ def test_a_worker_that_was_thought_dead_changes_nothing_when_it_wakes(toy):
 
 
 def write_lock(toy, key, **holder):
-    write_atomic(toy.root / key / lock.NAME, json.dumps({"at": 0.0, **holder}))
+    write_atomic(toy.root / key / lock.LOCK_FILE, json.dumps({"at": 0.0, **holder}))
 
 
 def test_a_run_that_another_process_holds_is_left_for_later(toy):
@@ -179,7 +179,7 @@ def test_a_run_that_another_process_holds_is_left_for_later(toy):
 
 def test_a_run_with_a_lock_of_another_program_is_left_for_later(toy):
     toy.init(small(), heartbeat=1)
-    path = toy.root / toy.queue.records()[0].key / lock.NAME
+    path = toy.root / toy.queue.records()[0].key / lock.LOCK_FILE
     write_atomic(path, "{}")
 
     def delete(line):

@@ -19,7 +19,8 @@ from typing import TypeAlias
 
 from mvngrad_lab.errors import NotPossible
 
-NAME = "lock"
+LOCK_FILE = "lock"
+"""In the folder: names the process that holds it."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer."""
 TAKEOVER = "lock.taking"
@@ -40,7 +41,7 @@ def lock_folder(folder: Path) -> Iterator[Check]:
     its lock: it must call what this yields before it writes. Raises Locked, which names the other process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock, pid = folder / NAME, os.getpid()
+    lock, pid = folder / LOCK_FILE, os.getpid()
     owner = {"pid": pid, "host": platform.node(), "began": process_start(pid), "at": time.time()}
     mine = json.dumps({**owner, "token": uuid.uuid4().hex})
     if not _create(lock, mine):
@@ -53,12 +54,12 @@ def lock_folder(folder: Path) -> Iterator[Check]:
     try:
         yield check
     finally:
-        if remove(lock, mine):
+        if remove_lock(lock, mine):
             with suppress(OSError):
                 folder.rmdir()
 
 
-def remove(lock: Path, text: str) -> bool:
+def remove_lock(lock: Path, text: str) -> bool:
     """Delete a lock file if it still contains `text`; returns whether it did."""
     if _read(lock) != text:
         return False
@@ -115,7 +116,7 @@ def _create(path: Path, text: str) -> bool:
 
 def _take_over(folder: Path, mine: str) -> None:
     """Replace the lock of a process that has ended. Only the process that holds TAKEOVER may."""
-    lock, takeover = folder / NAME, folder / TAKEOVER
+    lock, takeover = folder / LOCK_FILE, folder / TAKEOVER
     if _read(takeover) == "":  # a full disk, on a file system without hard links
         takeover.unlink(missing_ok=True)
     if not _create(takeover, mine):
@@ -144,4 +145,4 @@ def _remove_dead(lock: Path) -> None:
         if process_start(pid) == started:
             raise Locked(f"{lock.parent} is in use by process {pid} on this machine; wait for it or stop it")
     if text is not None:
-        remove(lock, text)  # unless it is another process's by now
+        remove_lock(lock, text)  # unless it is another process's by now

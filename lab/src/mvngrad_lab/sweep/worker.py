@@ -27,7 +27,7 @@ from mvngrad_lab.pool import catch_signals, is_stdout_closed
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import ROOT, FinishedRun, RunFolder, read_run, timestamp
 from mvngrad_lab.store.environment import changes, commit, environment
-from mvngrad_lab.store.lock import NAME, Locked, lock_folder, remove
+from mvngrad_lab.store.lock import LOCK_FILE, Locked, lock_folder, remove_lock
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
 from mvngrad_lab.sweep.queue import PATIENCE, ClaimedTrial, Queue, Say, describe_process
@@ -294,7 +294,7 @@ def _remove_dead_lock(queue: Queue, record: Record, root: Path) -> bool:
     The lock itself can judge processes of this machine alone. The store knows which worker was silent for longer than
     the grace. If that one wakes up, it finds its lock gone before it writes anything.
     """
-    lock = root / record.key / NAME
+    lock = root / record.key / LOCK_FILE
     try:
         text = lock.read_text(encoding="utf-8")
         owner = json.loads(text)
@@ -302,7 +302,7 @@ def _remove_dead_lock(queue: Queue, record: Record, root: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):  # gone by now, or of another program
         return False
     dead = {r.worker.get("worker") for r in queue.records() if (r.key, r.status) == (record.key, "lost")}
-    return host != platform.node() and f"{host}-{pid}" in dead and remove(lock, text)
+    return host != platform.node() and f"{host}-{pid}" in dead and remove_lock(lock, text)
 
 
 def _evaluate(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float | None]:
