@@ -41,8 +41,8 @@ ERRORS_IN_A_ROW = 3
 """So many consecutive errors, of different optimizers if possible, are the worker's fault: it stops."""
 
 
-def takes(run: Callable[..., Any], option: str) -> bool:
-    """Whether a sweep's function has a parameter for an option of `mvngrad sweep work`."""
+def has_parameter(run: Callable[..., Any], option: str) -> bool:
+    """Whether a sweep's function has a parameter for an option of `mvngrad sweep work`, or takes any."""
     parameters = signature(run).parameters.values()
     return any(parameter.name == option or parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters)
 
@@ -50,7 +50,7 @@ def takes(run: Callable[..., Any], option: str) -> bool:
 def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
     """Raise InvalidInput if an option of the command line is set that a sweep's function does not take."""
     for name, value in options.items():
-        if run is not None and value and not takes(run, name):
+        if run is not None and value and not has_parameter(run, name):
             raise InvalidInput(f"--{name} {value}: the sweep's function {run.__name__} has no parameter {name}")
 
 
@@ -64,8 +64,8 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
     Raises Locked if another process is running this recipe, and InvalidInput if the result in the store is of another
     function, or of this one before it was edited.
     """
-    taken = {name: value for name, value in options.items() if takes(run, name)}
-    if takes(run, "root"):
+    taken = {name: value for name, value in options.items() if has_parameter(run, name)}
+    if has_parameter(run, "root"):
         finished: FinishedRun = run(recipe, root=root, **taken)
         return finished
     folder = RunFolder(recipe, root)
@@ -79,7 +79,7 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
                     "--runs, or delete that folder"
                 )
             return stored
-        if takes(run, "folder"):
+        if has_parameter(run, "folder"):
             taken["folder"] = folder.path
         where = environment(str(options["device"]).partition(":")[0])
         folder.start({**where, "function": function}, changes())
@@ -253,7 +253,7 @@ def run_claim(queue: Queue, claim: ClaimedTrial, run: Callable[..., Any], option
             finished = call_with_retries(
                 lambda: call_run(run, recipe, metric=metric, **options), queue.say, queue.patience
             )
-        outcome, value = _evaluate(finished, metric)
+        outcome, value = _make_outcome(finished, metric)
         if before is not None:
             outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
     except Locked as error:
@@ -305,7 +305,7 @@ def _remove_dead_lock(queue: Queue, record: Record, root: Path) -> bool:
     return host != platform.node() and f"{host}-{pid}" in dead and remove_lock(lock, text)
 
 
-def _evaluate(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float | None]:
+def _make_outcome(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float | None]:
     """The outcome to record, and the value of the sweep's metric if it is finite."""
     plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
     if run.result.get("status") == "diverged":
