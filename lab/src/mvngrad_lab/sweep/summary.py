@@ -42,31 +42,42 @@ def make_rows(queue: Queue) -> list[dict[str, Any]]:
 
 
 def export(queue: Queue, path: Path) -> int:
-    """Write all runs to a .json or .csv file, whole or not at all; returns how many."""
+    """Write all runs to a .json or .csv file, whole or not at all; returns how many. Raises InvalidInput for others."""
     rows = make_rows(queue)
     if path.suffix == ".csv":
-        flat = [
-            {
-                **{name: value for name, value in row.items() if not isinstance(value, dict)},
-                **{f"metric_{name}": value for name, value in row["metrics"].items()},
-                **{f"setting_{name}": value for name, value in row["settings"].items()},
-            }
-            for row in rows
-        ]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
-        write_atomic(path, text.getvalue())
+        text = _format_csv(rows)
     elif path.suffix == ".json":
-        notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
-        selected = {optimizer: record.key for optimizer, record in select_best(queue).items()}
-        share = compute_share_trained(list(latest_by_key(queue.records()).values()))
-        whole = {"sweep": queue.name, "made": timestamp(), **notes, "occupied": share, "selected": selected}
-        write_atomic(path, json.dumps(add_checksum({**whole, "runs": rows}), indent=1) + "\n")
+        text = _format_json(queue, rows)
     else:
-        raise InvalidInput(f"{path} is neither a .json nor a .csv file")
+        raise InvalidInput(f"{path} is neither a .json nor a .csv file; name one that is")
+    write_atomic(path, text)
     return len(rows)
+
+
+def _format_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows with a column for each metric and each setting."""
+    flat = [
+        {
+            **{name: value for name, value in row.items() if not isinstance(value, dict)},
+            **{f"metric_{name}": value for name, value in row["metrics"].items()},
+            **{f"setting_{name}": value for name, value in row["settings"].items()},
+        }
+        for row in rows
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _format_json(queue: Queue, rows: Sequence[dict[str, Any]]) -> str:
+    """The rows, what is selected among them and how, with a checksum."""
+    notes = {name: queue.notes.get(name) for name in ("metric", "higher", "test_because", "commit", "mvngrad")}
+    selected = {optimizer: record.key for optimizer, record in select_best(queue).items()}
+    share = compute_share_trained(list(latest_by_key(queue.records()).values()))
+    whole = {"sweep": queue.name, "made": timestamp(), **notes, "occupied": share, "selected": selected}
+    return json.dumps(add_checksum({**whole, "runs": rows}), indent=1) + "\n"
 
 
 def describe_status(queue: Queue) -> list[str]:
