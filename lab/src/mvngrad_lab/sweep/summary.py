@@ -145,9 +145,7 @@ def describe_settings(record: Record, records: Sequence[Record]) -> str:
     """The optimizer of a run and what differs among the runs of that optimizer, such as `adam, lr 0.001, seed 1`."""
     mine = [other for other in records if other.optimizer == record.optimizer]
     seed = ["seed"] if len({other.settings.get("seed") for other in mine}) > 1 else []
-    names = [*varied_settings(mine), *seed]
-    shown = [f"{name} {record.settings[name]}" for name in names if record.settings.get(name) is not None]
-    return ", ".join([record.optimizer, *shown])
+    return ", ".join([record.optimizer, *_list_settings(record, [*varied_settings(mine), *seed])])
 
 
 def describe_edges(record: Record, swept: Sequence[Record]) -> list[str]:
@@ -208,18 +206,28 @@ def describe_selection(queue: Queue) -> list[str]:
     varied = varied_settings(swept)
     selected = select_best(queue)
     for optimizer, record in sorted(selected.items()):
-        shown = [f"{name} {record.settings[name]}" for name in varied if record.settings.get(name) is not None]
+        shown = _list_settings(record, varied)
         seeds = [record, *(other for other in repeated if _without_seed(other) == _without_seed(record))]
-        values = [seed.value for seed in seeds if seed.value is not None]
-        parts = [f" ± {statistics.stdev(values):.4g} over {len(values)} seeds" if len(values) > 1 else ""]
-        counts = Counter(seed.status for seed in seeds)
-        parts += [f"{counts[status]} of {len(seeds)} {status}" for status in FAILED if counts[status]]
-        left = sum(seed.status not in DONE for seed in seeds)
-        parts += [f"{left} to come"] if left else []
-        lines.append(f"{optimizer}: {statistics.fmean(values):.6g}{', '.join(parts)}  ({', '.join(shown)})")
+        lines.append(f"{optimizer}: {_describe_seeds(seeds)}  ({', '.join(shown)})")
         lines += describe_edges(record, swept)
     missing = {record.optimizer for record in swept} - selected.keys()
     return lines + [f"{optimizer}: no run has a result" for optimizer in sorted(missing)]
+
+
+def _describe_seeds(seeds: Sequence[Record]) -> str:
+    """Mean and deviation of the runs of one configuration that have a value, and how many failed or are to come."""
+    values = [seed.value for seed in seeds if seed.value is not None]
+    deviation = f" ± {statistics.stdev(values):.4g} over {len(values)} seeds" if len(values) > 1 else ""
+    counts = Counter(seed.status for seed in seeds)
+    parts = [f"{counts[status]} of {len(seeds)} {status}" for status in FAILED if counts[status]]
+    if left := sum(seed.status not in DONE for seed in seeds):
+        parts.append(f"{left} to come")
+    return ", ".join([f"{statistics.fmean(values):.6g}{deviation}", *parts])
+
+
+def _list_settings(record: Record, names: Sequence[str]) -> list[str]:
+    """Name and value of those settings that are not None."""
+    return [f"{name} {record.settings[name]}" for name in names if record.settings.get(name) is not None]
 
 
 def _without_seed(record: Record) -> dict[str, Any]:
