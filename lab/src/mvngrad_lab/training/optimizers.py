@@ -280,27 +280,35 @@ def get_package_version(optimizer: str) -> dict[str, str]:
 
 
 def _find_class(name: str) -> Any:
-    """The class of a name. Imports nothing: a name may come from the store of a sweep, which must not choose code."""
+    """The class of a name; raises InvalidInput if there is none.
+
+    Imports no module that the name chooses, because it may come from the store of a sweep.
+    """
     source, _, wanted = name.partition(":")
     wanted, _, code = wanted.partition("@")
-    if source != "zoo":
-        module = torch.optim if source == "torch" else sys.modules.get(source)
-        if module is None:
-            raise InvalidInput(
-                f"optimizer={name!r} is neither torch:NAME nor zoo:NAME nor package.module:CLASS of a module that is "
-                "imported; import it in the module of your sweep"
-            )
-        if code and code != hash_module(source):
-            raise InvalidInput(f"optimizer={name!r}: {source} has changed since; make the recipe again")
-        kind = getattr(module, wanted, None)
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
-            return kind
-        example = "; names are as there: torch:RAdam, torch:Muon" if source == "torch" else ", a torch.optim.Optimizer"
-        raise InvalidInput(f"{module.__name__} has no optimizer {wanted!r}{example}")
+    if source == "zoo":
+        return _find_zoo_class(wanted)
+    module = torch.optim if source == "torch" else sys.modules.get(source)
+    if module is None:
+        raise InvalidInput(
+            f"optimizer={name!r} is neither torch:NAME nor zoo:NAME nor package.module:CLASS of a module that is "
+            "imported; import it in the module of your sweep"
+        )
+    if code and code != hash_module(source):
+        raise InvalidInput(f"optimizer={name!r}: {source} has changed since; make the recipe again")
+    kind = getattr(module, wanted, None)
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+        return kind
+    example = "; names are as there: torch:RAdam, torch:Muon" if source == "torch" else ", a torch.optim.Optimizer"
+    raise InvalidInput(f"{module.__name__} has no optimizer {wanted!r}{example}")
+
+
+def _find_zoo_class(wanted: str) -> Any:
+    """The class of pytorch-optimizer with this name, in any case; raises InvalidInput with names that are close."""
     try:
         from pytorch_optimizer import get_supported_optimizers, load_optimizer
     except ModuleNotFoundError:
-        raise InvalidInput(f"{name} is of pytorch-optimizer: pip install 'mvngrad-lab[zoo]'") from None
+        raise InvalidInput(f"zoo:{wanted} is of pytorch-optimizer: pip install 'mvngrad-lab[zoo]'") from None
     supported, lower = get_supported_optimizers(), ZOO_NAMES.get(wanted.lower(), wanted.lower())
     if lower not in supported:
         near = ", ".join(f"zoo:{other}" for other in get_close_matches(lower, supported))
