@@ -166,7 +166,8 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
     """
     name, named = parse_name(name)
     chosen = {option: value for option, value in options.items() if value is not None}
-    for option in sorted(named.keys() & chosen.keys()):
+    if twice := sorted(named.keys() & chosen.keys()):
+        option = twice[0]
         raise InvalidInput(f"{option} is given twice: as {named[option]!r} with {name} and as {options[option]!r}")
     chosen |= named
     parameters, names = _signature(name), option_names(name)
@@ -209,7 +210,7 @@ def option_names(name: str) -> tuple[str, ...]:
 
 
 def parse_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Split a name from its options.
+    """Split a name from its options; raises InvalidInput unless these are NAME=VALUE, as in a call.
 
     >>> parse_name("torch:SGD,momentum=0.9,nesterov=True")
     ('torch:SGD', {'momentum': 0.9, 'nesterov': True})
@@ -217,10 +218,10 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(f"_({name.partition(',')[2]})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise InvalidInput("options have names and values")
+            raise ValueError("options have names and values")
+        if any(word.arg is None for word in call.keywords):  # **
+            raise ValueError("options have names and values")
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        if "None" in options:  # **
-            raise InvalidInput("options have names and values")
     except (SyntaxError, ValueError) as error:
         raise InvalidInput(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
     return name.partition(",")[0], options
