@@ -48,9 +48,8 @@ class Get:
             raise InvalidInput(f"NAME={self.name!r} is no data set; there are {', '.join(DATA_SETS)}")
         with progress() as bar:
             if self.name in IMAGES:
-                module = _data_module(self.name)
-                folder = module.download(self.data, bar("download"))
-                description = f"{folder / self.name}: {module.load(folder).source}"
+                folder = _data_module(self.name).download(self.data, bar("download"))
+                description = f"{folder / self.name}: {_describe_images(self.name, folder)}"
             else:
                 tokens = prepare_tokens(self.name, self.data, on_progress=bar("tokens"), on_download=bar("download"))
                 description = describe_tokens(tokens)
@@ -88,21 +87,13 @@ class List:
         from mvngrad_lab.tasks.language.data.tokens import list_texts
 
         for name in IMAGES:
-            try:
-                description = _data_module(name).load(self.data).source
-            except (FileNotFoundError, ValueError) as error:
-                description = str(error)
-            print(f"{name}: {description}")
+            print(f"{name}: {_describe_or_explain(_describe_images, name, self.data)}")
         try:
             folders = list_texts(self.data)
         except FileNotFoundError:
             return 0  # --data is not a folder, as was printed for every data set
         for name, folder in folders.items():
-            try:
-                description = describe_tokens(folder)
-            except (FileNotFoundError, ValueError) as error:
-                description = str(error)
-            print(f"{name}: {description}")
+            print(f"{name}: {_describe_or_explain(describe_tokens, folder)}")
         for name in TEXTS:
             if name not in folders:
                 source = "" if name in ARCHIVES else " --data FOLDER"
@@ -122,7 +113,20 @@ def _data_module(task: str) -> Any:
     return import_module(f"{tasks.__name__}.{task}.data")
 
 
+def _describe_images(name: str, folder: Path | None) -> str:
+    return str(_data_module(name).load(folder).source)
+
+
+def _describe_or_explain(describe: Callable[..., str], *arguments: Any) -> str:
+    """What `describe` returns, or the message of its error: the data is missing or damaged."""
+    try:
+        return describe(*arguments)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+
+
 def describe_tokens(folder: Path) -> str:
+    """A folder of tokens, its text and its size, in one line; raises MissingFile or DamagedFile."""
     from mvngrad_lab.tasks.language.data.tokens import Manifest
 
     manifest = Manifest.read(folder)
