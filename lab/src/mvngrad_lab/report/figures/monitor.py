@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
-from mvngrad.diagnostics.diagnosis import FLOOR_SHARE as HIDDEN
+from mvngrad.diagnostics.diagnosis import FLOOR_SHARE
 from mvngrad_lab.report.figures.style import (
     ADAM,
     BOUND,
@@ -50,15 +50,7 @@ Entries = Sequence[tuple[int, dict[str, Any]]]
 def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) -> list[Figure]:
     """All figures of one group; `name` makes their ids unique on a page. `losses` has (step, loss) of the training."""
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
-        last = entries[-1][1]
-        mark = cell_mark(last["cell"])
-        caption = "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them."
-        if (hidden := last.get("noise_hidden") or 0.0) >= HIDDEN:
-            caption += f" Signal to noise is a lower bound: epsilon hides the noise of {hidden:.0%} of the coordinates."
-        quantiles = (
-            _draw_quantiles(mark, entries, "snr", "Signal to noise", "|mean| / std of a gradient"),
-            _draw_quantiles(mark, entries, "update", "Size of a step", "|update| / lr of a coordinate"),
-        )
+        mark = cell_mark(entries[-1][1]["cell"])
         layers = (_draw_layers(entries, *what) for what in LAYER_MAPS)
         spikes = any(entry["spikes"] for _, entry in entries)
         figures = (
@@ -67,12 +59,7 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
                 "The mean of what was logged since the last record.",
                 (_draw_loss(mark, losses),) if losses else (),
             ),
-            Figure(
-                "Coordinates, over steps",
-                caption,
-                tuple(filter(None, quantiles)),
-                (mark.with_label(f"{mark.label}, median"),),
-            ),
+            _draw_coordinates(mark, entries),
             Figure(
                 "Where normalizing is at its limits",
                 "Shares of coordinates; for a normalizer that keeps the variance, sign collapse is what a second "
@@ -108,6 +95,19 @@ def _column(entries: Entries, *keys: str) -> Any:
 
 def _steps(entries: Entries) -> list[int]:
     return [step for step, _ in entries]
+
+
+def _draw_coordinates(mark: Mark, entries: Entries) -> Figure:
+    """Quantiles over all coordinates of signal to noise and of the step; the figure may have no panel."""
+    caption = "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them."
+    if (hidden := entries[-1][1].get("noise_hidden") or 0.0) >= FLOOR_SHARE:
+        caption += f" Signal to noise is a lower bound: epsilon hides the noise of {hidden:.0%} of the coordinates."
+    quantiles = (
+        _draw_quantiles(mark, entries, "snr", "Signal to noise", "|mean| / std of a gradient"),
+        _draw_quantiles(mark, entries, "update", "Size of a step", "|update| / lr of a coordinate"),
+    )
+    legend = (mark.with_label(f"{mark.label}, median"),)
+    return Figure("Coordinates, over steps", caption, tuple(filter(None, quantiles)), legend)
 
 
 def _draw_quantiles(mark: Mark, entries: Entries, key: str, title: str, label: str) -> Panel | None:
