@@ -13,7 +13,8 @@ import mvngrad
 PACKAGE = Path(__file__).parents[1]
 LIBRARY = Path(mvngrad.__file__).parent
 GIT = ("git", "-C", str(PACKAGE))
-LONGEST_DIFF = 1_000_000  # characters
+LONGEST_DIFF = 1_000_000
+"""Characters."""
 
 
 def commit(*parts: Path) -> str:
@@ -21,7 +22,7 @@ def commit(*parts: Path) -> str:
     if override := os.environ.get("MVNGRAD_COMMIT"):
         return override
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")  # not a repository that only contains the environment
+        _require_repository()
         head = _git("rev-parse", "--short=12", "HEAD").strip()
         dirty = _git("status", "--porcelain", "--", str(PACKAGE), str(LIBRARY), *map(str, parts))
     except (OSError, subprocess.CalledProcessError):
@@ -35,7 +36,7 @@ def changes() -> str:
     Files that git does not track are only named: results are shared, and such files may be private.
     """
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")
+        _require_repository()
         diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", str(PACKAGE), str(LIBRARY))
         untracked = _git("ls-files", "--others", "--exclude-standard", "--", str(PACKAGE), str(LIBRARY)).splitlines()
     except (OSError, subprocess.CalledProcessError):
@@ -43,6 +44,11 @@ def changes() -> str:
     if len(diff) > LONGEST_DIFF:
         diff = f"{diff[:LONGEST_DIFF]}\n# cut off: {len(diff)} characters in all\n"
     return diff + "".join(f"# not in the repository: {name}\n" for name in untracked)
+
+
+def _require_repository() -> None:
+    """Raise CalledProcessError unless git tracks the package; a repository may only contain its environment."""
+    _git("ls-files", "--error-unmatch", "__init__.py")
 
 
 def _git(*arguments: str) -> str:
