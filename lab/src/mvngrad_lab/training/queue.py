@@ -44,7 +44,9 @@ def train_queue(
     on_event: Callable[[Event], Any] = lambda event: None,
     **options: Any,
 ) -> int:
-    """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds; how many are left.
+    """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds.
+
+    Returns how many runs are left.
 
     Several processes may call this for one store. A run that another process trains comes last here, and is waited for:
     it may be left to this one.
@@ -110,11 +112,10 @@ def _add_line(root: Path, run: store.FinishedRun, every_step: bool) -> None:
         for row in read_rows(root / run.key / "metrics.jsonl")
     ]
     path = root / FINISHED
-    cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    before = path.read_bytes() if path.exists() else b""
     text = json.dumps({**vars(run), "ended": store.timestamp(), "curve": curve})
-    line = f"{text}\n".encode()
-    if cut:
-        line = b"\n" + line
+    start = "\n" if before and not before.endswith(b"\n") else ""  # after a line that was cut
+    line = f"{start}{text}\n".encode()
     with path.open("ab", buffering=0) as file:  # one write: other processes add lines to the same file
         if file.write(line) < len(line):
             raise OSError(errno.ENOSPC, "No space left on device; the line of a run was cut", str(path))
