@@ -52,7 +52,8 @@ class Record:
             raise VersionMismatch(f"this code cannot make the recipe of {self.key}: {error}") from error
         if recipe.key != self.key:
             raise VersionMismatch(
-                f"this code makes {recipe.key} from the recipe of {self.key}: they are of different versions"
+                f"this code makes {recipe.key} from the recipe of {self.key}: they are of different versions; use the "
+                "version that made the sweep, or another storage"
             )
         return recipe
 

@@ -128,7 +128,7 @@ def find_in_folder(dataset: str, files: Sequence[KnownFile], folder: Path) -> li
     paths = [next((path for path in pair if path.is_file()), None) for pair in candidates]
     missing = [file.name for file, path in zip(files, paths, strict=True) if path is None]
     if missing and len(missing) < len(files):
-        raise MissingFile(f"{folder} has some files of {dataset} but not {', '.join(missing)}")
+        raise MissingFile(f"{folder} has some files of {dataset} but not {', '.join(missing)}; add them")
     return None if missing else [path for path in paths if path is not None]
 
 
@@ -138,7 +138,8 @@ def find_files(dataset: str, files: Sequence[KnownFile], folder: Path | None = N
         if (paths := find_in_folder(dataset, files, place)) is not None:
             return paths
     if folder is not None:
-        raise MissingFile(f"{folder} has no files of {dataset}: {', '.join(file.name for file in files)}")
+        names = ", ".join(file.name for file in files)
+        raise MissingFile(f"{folder} has no files of {dataset}; put these there, raw or .gz: {names}")
     return None
 
 

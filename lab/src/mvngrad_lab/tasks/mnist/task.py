@@ -59,7 +59,9 @@ class MnistTask(Task):
         }
         self.steps_per_epoch = len(rest) // recipe.batch_size
         if not self.steps_per_epoch:
-            raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits")
+            raise InvalidInput(
+                f"batch_size={recipe.batch_size} is more than the {len(rest)} training digits; make it smaller"
+            )
 
     @classmethod
     def prepare_recipe(cls, recipe: Mnist, folder: Path | None, progress: Callable[[str], Any]) -> Mnist:

@@ -163,7 +163,7 @@ class OwnTaskTraining(Task):
 
     def __init__(self, recipe: Own, folder: Path | None, device: torch.device) -> None:
         if folder is not None:
-            raise InvalidInput(f"--data {folder}: {recipe.task} reads its data itself")
+            raise InvalidInput(f"--data {folder}: {recipe.task} reads its data itself; leave --data out")
         own = get_own_task(recipe.task)
         if recipe.code != hash_module(recipe.task.partition(":")[0]):
             raise InvalidInput(f"task={recipe.task!r}: its module has changed since; make the recipe again")
@@ -175,7 +175,9 @@ class OwnTaskTraining(Task):
         self.capturable, self.batch_size = self.train.in_memory, recipe.batch_size
         self.steps_per_epoch = self.train.length // recipe.batch_size
         if not self.steps_per_epoch:
-            raise InvalidInput(f"batch_size={recipe.batch_size} is more than the {self.train.length} training samples")
+            raise InvalidInput(
+                f"batch_size={recipe.batch_size} is more than the {self.train.length} training samples; make it smaller"
+            )
 
     def build_model(self) -> nn.Module:
         model = self.own.model()
