@@ -42,6 +42,7 @@ Say = Callable[[str], None]
 HEARTBEAT, GRACE = 60, 600
 """Seconds between two heartbeats of a worker, and without one until its run is given to another."""
 PATIENCE = 600.0
+"""Seconds to wait for a store that does not answer, or for space on a full disk."""
 LOGARITHMIC = ("lr",)
 """Settings that a dashboard draws on a logarithmic axis; Optuna wants it the same for all runs."""
 STATES: dict[TrialState, Status] = {
@@ -63,18 +64,20 @@ class ClaimedTrial:
 def create_study(address: Address, name: str, higher: bool) -> None:
     """Create the tables and the study, unless they exist."""
     direction: Literal["maximize", "minimize"] = "maximize" if higher else "minimize"
-    with _storage(address, create=True) as storage, suppress(DuplicatedStudyError):  # created by another at this moment
+    with _open_storage(address, create=True) as storage, suppress(DuplicatedStudyError):
+        # Despite load_if_exists it raises if another process creates the study at this moment.
         optuna.create_study(study_name=name, storage=storage, direction=direction, load_if_exists=True)
 
 
 def get_sweep_names(address: Address) -> list[str]:
     """All sweeps in a store."""
-    with _storage(address) as storage:
+    with _open_storage(address) as storage:
         return sorted(optuna.get_all_study_names(storage))
 
 
 @contextmanager
-def _storage(address: Address, create: bool = False) -> Iterator[RDBStorage]:
+def _open_storage(address: Address, create: bool = False) -> Iterator[RDBStorage]:
+    """The storage at an address, closed at the end; its errors are translated, see `translate_errors`."""
     storage = open_database(address, create)
     try:
         with translate_errors(address):
@@ -250,6 +253,8 @@ class Queue:
         self.requeue_from = time.monotonic() + 2 * self.heartbeat
 
     def _call(self, call: Callable[[], T]) -> T:
+        """Call the store, again after transient errors; raises RetriesExhausted if they do not pass."""
+
         def say(text: str) -> None:
             self._postpone_requeue()
             self.say(text)
@@ -279,6 +284,7 @@ class Queue:
 
 
 def make_record(trial: FrozenTrial) -> Record:
+    """The record of a trial that `Queue.add` made."""
     attributes, status = trial.user_attrs, _get_status(trial)
     return Record(
         number=trial.number,
