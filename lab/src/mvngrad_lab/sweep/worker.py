@@ -247,15 +247,7 @@ def run_claim(queue: Queue, claim: ClaimedTrial, run: Callable[..., Any], option
     """Run a claimed recipe and record its outcome, whose status is finished, diverged, raised, busy or taken over."""
     record, started, began = claim.record, time.perf_counter(), timestamp("milliseconds")
     try:
-        recipe, before = record.recipe, read_run(options["root"] / record.key)
-        with queue.send_heartbeats(claim):
-            metric = queue.notes["metric"]
-            finished = call_with_retries(
-                lambda: call_run(run, recipe, metric=metric, **options), queue.say, queue.patience
-            )
-        outcome, value = _make_outcome(finished, metric)
-        if before is not None:
-            outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
+        outcome, value = _run_recipe(queue, claim, run, options)
     except Locked as error:
         if _remove_dead_lock(queue, record, options["root"]):
             return run_claim(queue, claim, run, options)
@@ -281,6 +273,20 @@ def run_claim(queue: Queue, claim: ClaimedTrial, run: Callable[..., Any], option
     records = queue.records()
     queue.say(f"{record.key}: {describe_settings(record, records)}: {what}; {describe_progress(records)}")
     return outcome
+
+
+def _run_recipe(
+    queue: Queue, claim: ClaimedTrial, run: Callable[..., Any], options: dict[str, Any]
+) -> tuple[dict[str, Any], float | None]:
+    """Run a claimed recipe while heartbeats are sent; returns its outcome, and the metric's value if it is finite."""
+    recipe, before = claim.record.recipe, read_run(options["root"] / claim.record.key)
+    with queue.send_heartbeats(claim):
+        metric = queue.notes["metric"]
+        finished = call_with_retries(lambda: call_run(run, recipe, metric=metric, **options), queue.say, queue.patience)
+    outcome, value = _make_outcome(finished, metric)
+    if before is not None:  # finished by an earlier process, perhaps of other code
+        outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
+    return outcome, value
 
 
 def _say_taken_over(queue: Queue, record: Record) -> dict[str, Any]:
