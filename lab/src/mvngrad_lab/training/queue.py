@@ -25,7 +25,7 @@ from mvngrad_lab.store.lock import Locked
 from mvngrad_lab.training.events import Event
 from mvngrad_lab.training.loop import Observer
 from mvngrad_lab.training.step import TrainingStep
-from mvngrad_lab.training.train import train
+from mvngrad_lab.training.train import make_file_observer, train
 
 FINISHED = "finished.jsonl"
 """In the store: recipe, environment, result, time and curve of each run, a line each."""
@@ -123,15 +123,12 @@ def _add_line(root: Path, run: store.FinishedRun, every_step: bool) -> None:
 
 def make_gradient_observer(folder: Path) -> Observer:
     """The `observe` of `train` that writes gradients.jsonl in the run's folder, a row after each epoch."""
-    files: list[store.MetricsFile] = []
 
-    def observe(epoch: int, training_step: TrainingStep) -> None:
+    def write(file: store.MetricsFile, epoch: int, training_step: TrainingStep) -> None:
         step = epoch * training_step.task.steps_per_epoch
-        if not files:
-            files.append(store.MetricsFile(folder / GRADIENTS, step - 1))  # a resumed run writes later rows again
-        files[0].add({"step": step, "epoch": epoch, "gradient_rms": measure_gradient(training_step)})
+        file.add({"step": step, "epoch": epoch, "gradient_rms": measure_gradient(training_step)})
 
-    return observe
+    return make_file_observer(folder / GRADIENTS, write)
 
 
 def measure_gradient(training_step: TrainingStep) -> float | None:

@@ -217,7 +217,7 @@ def train_missing(
         tick(number / len(recipes))
 
 
-# A Monitor for a run
+# Observers of a run that write a file
 
 
 def check_monitorable(recipe: TrainingRecipe) -> None:
@@ -237,13 +237,10 @@ def make_monitor_observer(folder: Path) -> Observer:
     were not finite. It does not track spikes: a captured step calls no hooks, and the loop records the norm of every
     gradient.
     """
-    files: list[MetricsFile] = []
 
-    def observe(epoch: int, training_step: TrainingStep) -> None:
+    def write(file: MetricsFile, epoch: int, training_step: TrainingStep) -> None:
         step = epoch * training_step.task.steps_per_epoch
-        if not files:
-            files.append(MetricsFile(folder / MONITOR, step - 1))  # a resumed run writes later records again
-        sink = lambda record: files[0].add(add_checksum(record))  # noqa: E731
+        sink = lambda record: file.add(add_checksum(record))  # noqa: E731
         with Monitor(training_step.optimizer, every=step + 1, sink=sink, follow=False) as monitor:
             monitor.step = step
             losses, norms = training_step.losses.cpu(), training_step.norms.cpu()  # of the whole epoch
@@ -252,5 +249,20 @@ def make_monitor_observer(folder: Path) -> Observer:
             for norm in norms[~norms.isfinite()]:
                 monitor.log(gradient_norm=norm)
             monitor.record()
+
+    return make_file_observer(folder / MONITOR, write)
+
+
+def make_file_observer(path: Path, write: Callable[[MetricsFile, int, TrainingStep], Any]) -> Observer:
+    """The `observe` of `train` that calls `write` after each epoch with the file of rows at `path`.
+
+    At the first call, rows of this epoch and later ones are removed: an interrupted process wrote them.
+    """
+    files: list[MetricsFile] = []
+
+    def observe(epoch: int, training_step: TrainingStep) -> None:
+        if not files:
+            files.append(MetricsFile(path, epoch * training_step.task.steps_per_epoch - 1))
+        write(files[0], epoch, training_step)
 
     return observe
