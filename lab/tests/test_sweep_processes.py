@@ -29,7 +29,10 @@ from sweep_toy import (
 )
 from test_pool import alive
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.sweeps import find_sweep
+from mvngrad_lab.sweep import local_workers
+from mvngrad_lab.sweep.database import parse_address
 from mvngrad_lab.sweep.local_workers import WorkerOptions, choose_device, submit_jobs
 from mvngrad_lab.sweep.records import latest_by_key
 
@@ -44,6 +47,22 @@ def test_workers_of_a_machine_are_spread_over_its_gpus(monkeypatch):
     assert choose_device("auto", 1) == "cpu"
     with pytest.raises(ValueError, match="sees no GPU"):
         choose_device("cuda", 0)
+
+
+@pytest.mark.parametrize(("error", "traceback"), [(KeyError("host"), True), (InvalidInput("no grid"), False)])
+def test_a_bug_in_one_of_several_workers_keeps_its_traceback(tmp_path, monkeypatch, capsys, error, traceback):
+    def find_sweep(name):
+        raise error
+
+    monkeypatch.setattr(local_workers, "call_after_parent", lambda act: None)  # this process is no child
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = WorkerOptions("toy", find_sweep, tmp_path, None, "cpu", compile=False)
+    with pytest.raises(SystemExit):
+        local_workers._run_process(1, 2, parse_address("sqlite:///sweeps.db"), options)
+    text = capsys.readouterr().err
+    assert text.startswith("worker 2: ")
+    assert ("in find_sweep" in text) == traceback
 
 
 def test_jobs_of_a_cluster_run_a_sweep_to_its_end(tmp_path, monkeypatch):

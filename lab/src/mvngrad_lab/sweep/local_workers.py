@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.errors import InvalidInput, UserError
 from mvngrad_lab.pool import call_after_parent, count_cores
 from mvngrad_lab.sweep.database import VARIABLE, Address, parse_address
 from mvngrad_lab.sweep.grids import Sweep
@@ -79,6 +80,7 @@ def _run_one(index: int, workers: int, address: Address, options: WorkerOptions)
 
 
 def _run_process(index: int, workers: int, address: Address, options: WorkerOptions) -> None:
+    """Run one worker in a process of its own, and exit: with 0 if all went well, 130 after a signal, else 1."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     call_after_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # writes a checkpoint, and frees the run
     try:
@@ -88,7 +90,9 @@ def _run_process(index: int, workers: int, address: Address, options: WorkerOpti
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        print(address.hide_passwords(f"worker {index + 1}: {error}"), file=sys.stderr)
+        is_bug = not isinstance(error, UserError | OSError)
+        text = "".join(traceback.format_exception(error)) if is_bug else str(error)
+        print(address.hide_passwords(f"worker {index + 1}: {text}"), file=sys.stderr)
         sys.exit(1)
 
 
