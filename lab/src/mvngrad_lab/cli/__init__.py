@@ -195,6 +195,7 @@ def find_monitor(record: Path) -> Path:
 class Train:
     """Train a network; an interrupted run is resumed, a finished one is not repeated."""
 
+    # Only its help: the command itself is `cli.train.Train`, which needs the presets of all tasks.
     examples: ClassVar[tuple[str, ...]] = (
         "mvngrad train mnist",
         "mvngrad train mnist --optimizer torch:SGD,momentum=0.9 --lr 0.1",
