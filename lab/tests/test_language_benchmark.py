@@ -42,8 +42,16 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-def test_run_writes_both_parts(run, capsys):
-    result, page = run()
+def test_run_writes_both_parts_and_uses_real_tokens_if_there_are_some(run, capsys, tmp_path):
+    folder, content = tmp_path / "data" / "tokens" / STAND_IN, bytes([7, 0]) * 200
+    part = Part(tokens=200, documents=1, sha256=hashlib.sha256(content).hexdigest())
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        (folder / f"{split}.bin").write_bytes(content)
+    Manifest("sevens", "none", "none", files=(), train=part, validation=part).write(folder)
+    result, page = run("--data", str(tmp_path / "data"))
+    assert result["data"].startswith("sevens (200 tokens")
+    assert "Data: sevens" in page
     assert capsys.readouterr().out.strip() == page.strip()
     rows = {row["name"]: row for row in result["throughput"]["tiny"]}
     assert list(rows) == ["ours", "plain"]
@@ -68,22 +76,9 @@ def test_run_writes_both_parts(run, capsys):
     assert result["notes"] == result["targets"] == []
 
 
-@pytest.mark.slow
-def test_real_tokens_are_used_if_there_are_some(run, tmp_path):
-    folder, content = tmp_path / "data" / "tokens" / STAND_IN, bytes([7, 0]) * 200
-    part = Part(tokens=200, documents=1, sha256=hashlib.sha256(content).hexdigest())
-    folder.mkdir(parents=True)
-    for split in ("train", "validation"):
-        (folder / f"{split}.bin").write_bytes(content)
-    Manifest("sevens", "none", "none", files=(), train=part, validation=part).write(folder)
-    result, page = run("--data", str(tmp_path / "data"), "--rounds", "1")
-    assert result["data"].startswith("sevens (200 tokens")
-    assert len(result["overhead"]["tiny"]["rows"]) == 13
-    assert "Data: sevens" in page
-
-
 def test_arms_skipped_for_lack_of_time_are_notes(run):
     result, page = run("--within", "0")
+    assert "tokens drawn evenly" in result["data"]
     assert result["throughput"] == {"tiny": []}
     assert result["overhead"] == {}
     assert "- tiny, ours: no time left of --within 0" in page
