@@ -115,7 +115,7 @@ def _diagnose_group(
     optimizer = judged[-1].get("optimizer") or cell
     floor_action, measured = _explain_floor(entries, optimizer, judged[-1]["groups"])
     finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
-    if floor.numbers.get("share", 0.0) < MAJORITY:
+    if floor.numbers.get("share", 0.0) < MAJORITY:  # what was measured with a floor is of no use then
         measured = ()
     if (step := _find_loss_of_state(number, training)) is not None:
         finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
