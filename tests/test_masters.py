@@ -150,6 +150,28 @@ def test_both_kernels_step_masters_bit_for_bit_alike(options, bits):
     assert equal(*runs)
 
 
+@each_device
+@each_width
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "kernel"])
+def test_weights_that_are_set_to_zero_by_hand_stay_finite(bits, fused, device, kernel_options):
+    """Pruning, or loading biases of 0: `low` still has bits below the old weight, and 0 minus them would be NaN."""
+    (start,) = tensors((2000,), dtype=torch.bfloat16, device=device)
+    param = torch.nn.Parameter(start)
+    path = kernel_options if fused else {"fused": False}
+    optimizer = mvngrad.MVNGradW([param], lr=1e-3, master_bits=bits, **path)
+    for t in range(2):
+        (param.grad,) = tensors((2000,), dtype=torch.bfloat16, device=device, seed=t)
+        optimizer.step()
+    low = optimizer.state[param]["low"]
+    assert (low < 0).any()
+    with torch.no_grad():
+        param[:1000], param[1000:] = 0.0, -0.0
+    assert (join_master(param.detach(), low).abs() < 1e-37).all()
+    optimizer.step()
+    assert (param.abs() > 0).all()
+    assert (param.abs() < 0.01).all()
+
+
 @each_width
 def test_steps_too_small_for_bfloat16_are_not_lost(bits):
     param = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))

@@ -148,9 +148,13 @@ def copy_rounded(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
 
 
 def join_master(param: Tensor, low: Tensor) -> Tensor:
-    """The float32 masters of bfloat16 parameters."""
+    """The float32 masters of bfloat16 parameters.
+
+    A parameter that was set to 0 by hand may have a negative `low`, of its old value: 0 minus a bit would be NaN.
+    """
     high = param.view(torch.int16).to(torch.int32) << 16
-    return (high + (low.to(torch.int32) << (16 - 8 * low.itemsize))).view(torch.float32)
+    rest = low.to(torch.int32) << (16 - 8 * low.itemsize)
+    return (high + torch.where(param == 0, rest.clamp(min=0), rest)).view(torch.float32)
 
 
 def split_master(master: Tensor, param: Tensor, low: Tensor, noise: Tensor | None = None) -> None:

@@ -111,7 +111,11 @@ inline bfloat16 round_at_random(float value, uint32_t noise) {
 
 template <class Low>
 NOINLINE void join_masters(float *__restrict to, const bfloat16 *__restrict x, const Low *__restrict low) {
-    LOOP to[i] = bit_cast<float>((uint32_t(x[i].bits) << 16) + uint32_t(int(low[i]) * (sizeof(Low) == 1 ? 256 : 1)));
+    LOOP {
+        const int rest = int(low[i]) * (sizeof(Low) == 1 ? 256 : 1);
+        const bool was_zeroed = (x[i].bits & 0x7FFF) == 0 && rest < 0;  // a weight set to 0 by hand
+        to[i] = bit_cast<float>((uint32_t(x[i].bits) << 16) + uint32_t(was_zeroed ? 0 : rest));
+    }
 }
 
 template <class Low>

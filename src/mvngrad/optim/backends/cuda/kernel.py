@@ -113,8 +113,10 @@ def _load_master(x_at, low_at, offsets, mask, MASKED: tl.constexpr):
     high = tl.load(x_at + offsets, mask=mask, other=0.0) if MASKED else tl.load(x_at + offsets)
     low = tl.load(low_at + offsets, mask=mask, other=0) if MASKED else tl.load(low_at + offsets)
     SHIFT: tl.constexpr = 16 - low_at.dtype.element_ty.primitive_bitwidth
-    bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + (low.to(tl.int32) << SHIFT)
-    return bits.to(tl.float32, bitcast=True)
+    high = high.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    low = low.to(tl.int32) << SHIFT
+    low = tl.where((high & 0x7FFFFFFF) == 0, tl.maximum(low, 0), low)  # a weight set to 0 by hand
+    return (high + low).to(tl.float32, bitcast=True)
 
 
 @triton.jit
