@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import mvngrad
 from mvngrad import release_gradients
-from mvngrad.optim.release import GradientRelease, ReleasedGradient
+from mvngrad.optim.release import CACHED_BACKWARDS, GradientRelease, ReleasedGradient
 
 X = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
 FORMATS = [
@@ -285,6 +285,24 @@ def test_a_model_may_be_cast_after_release():
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("set_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, None], ids=str)
+def test_gradients_may_have_another_dtype_than_their_parameters(dtype, set_first):
+    results = []
+    for release in (False, True):
+        model = make_model(torch.bfloat16)
+        optimizer = mvngrad.MVNGradW(model.parameters(), lr=1e-2)
+        if release and not set_first:
+            release_gradients(optimizer)
+        for param in model.parameters():
+            param.grad_dtype = dtype
+        if release and set_first:
+            release_gradients(optimizer)
+        train(model, optimizer, 3)
+        results.append((model.state_dict(), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
 def test_remove_works_after_the_optimizer_is_gone():
     model = make_model()
     release = release_gradients(mvngrad.MVNGradW(model.parameters()))
@@ -427,3 +445,25 @@ def test_keys_of_a_group_that_are_not_options_may_change_between_backward_and_st
     group["eps"] = 1.0
     with pytest.raises(RuntimeError, match="eps was changed"):
         optimizer.step()
+
+
+def test_inputs_of_buckets_that_differ_at_every_step_are_not_kept_for_ever():
+    """As with layers or experts that are left out at random: each step steps other parameters."""
+    results = []
+    for release in (False, True):
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList(Linear(4, 4) for _ in range(6))
+        optimizer = mvngrad.MVNGradW(layers.parameters(), lr=1e-2, state_dtype="int8")
+        handle = release_gradients(optimizer, bucket_bytes=100) if release else None
+        for step in range(1, 64):  # every selection of the six layers but none
+            x = torch.ones(2, 4)
+            for bit, layer in enumerate(layers):
+                x = x + layer(x) if step >> bit & 1 else x
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if handle is not None:
+                cached = sum(map(len, handle._inputs))
+                assert cached == handle._members_cached <= CACHED_BACKWARDS * 12
+        results.append((layers.state_dict(), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)

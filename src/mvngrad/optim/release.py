@@ -18,13 +18,17 @@ from mvngrad.optim.tensors import get_local, is_sharded
 BUCKET_BYTES = 2**25
 """Gradients that are collected before a step: enough for one launch to serve many tensors, little beside a model."""
 
+CACHED_BACKWARDS = 4
+"""Of how many backward passes the inputs of buckets are kept, if the passes make different buckets."""
+
 
 class ReleasedGradient(Tensor):
     """Stands in `param.grad` for a gradient that was used and freed. It has no memory, and using it raises."""
 
     @staticmethod
     def __new__(cls, param: Tensor) -> ReleasedGradient:
-        return Tensor._make_wrapper_subclass(cls, param.shape, dtype=param.dtype, device=param.device)
+        dtype = param.grad_dtype or param.dtype  # None allows any dtype
+        return Tensor._make_wrapper_subclass(cls, param.shape, dtype=dtype, device=param.device)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
@@ -68,7 +72,13 @@ class GradientRelease:
         self._backward: int | None = None
         """The backward pass that will call `flush` at its end."""
         self._inputs: dict[tuple[int, ...], list[StepInputs]] = {}
-        """The inputs of each bucket, by what is in it: backward makes the same buckets at every step."""
+        """The inputs of each bucket, by what is in it, the last used at the end.
+
+        Backward usually makes the same buckets at every step. With experts or layers that are left out at random, it
+        makes others at each.
+        """
+        self._members_cached = 0
+        """The members in all buckets of `_inputs`."""
         self._handles = []
         for group_index, group in enumerate(optimizer.param_groups):
             for index, param in enumerate(group["params"]):
@@ -145,15 +155,26 @@ class GradientRelease:
             groups[member.group_index]["params"].append(member.param)
             groups[member.group_index]["param_indices"].append(member.param_index)
         with torch.no_grad():
-            self.optimizer.step_groups(groups, self._inputs.setdefault(positions, []))
+            self.optimizer.step_groups(groups, self._get_inputs(positions))
         for position, member in zip(positions, members, strict=True):
             try:
                 member.param.grad = member.placeholder
-            except RuntimeError:  # noqa: PERF203 (the model was cast or moved; asking first costs more)
+            except RuntimeError:  # noqa: PERF203 (cast, moved, or another grad_dtype; asking first costs more)
                 placeholder = member.param.grad = ReleasedGradient(member.param)
                 self._members[position] = member._replace(placeholder=placeholder)
         self._released.update(positions)
         self._groups_used = self._groups_used or groups
+
+    def _get_inputs(self, positions: tuple[int, ...]) -> list[StepInputs]:
+        """The inputs of a bucket; forget those of the bucket that was not used for longest, if there are too many."""
+        if positions not in self._inputs:
+            self._members_cached += len(positions)
+        inputs = self._inputs[positions] = self._inputs.pop(positions, [])
+        while self._members_cached > CACHED_BACKWARDS * len(self._members):
+            oldest = next(iter(self._inputs))
+            del self._inputs[oldest]
+            self._members_cached -= len(oldest)
+        return inputs
 
     def _check_members(self, members: list[Member]) -> None:
         """Raise a RuntimeError if the parameters cannot be stepped in this backward."""
