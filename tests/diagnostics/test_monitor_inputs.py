@@ -70,3 +70,19 @@ def test_bounds_of_spikes_are_checked_when_a_monitor_is_made(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"Monitor: {name}={value!r} is invalid; it must be a finite number above 0"):
         Monitor(mvngrad.MVNGrad([torch.nn.Parameter(torch.ones(3))]), sink=print, **wrong)
+
+
+@pytest.mark.parametrize("size", [100, 6000, 9000], ids=["smaller", "a little larger", "larger"])
+def test_a_resized_parameter_gets_a_new_sample(size):
+    """As a vocabulary that is cut or grown: its state is removed, and a sample of the old one would be out of range."""
+    param, records = torch.nn.Parameter(torch.randn(5000)), []
+    optimizer = mvngrad.MVNGrad([param])
+    with Monitor(optimizer, every=2, sink=records.append):
+        for count in (5000, size):
+            param.grad = None
+            param.data = torch.randn(count)
+            optimizer.state.clear()
+            for _ in range(3):
+                param.grad = torch.randn(count)
+                optimizer.step()
+    assert [record["groups"][0]["coordinates"] for record in records] == [5000, size, size]

@@ -24,7 +24,7 @@ from mvngrad.diagnostics.measures import (
 from mvngrad.diagnostics.records import Record
 from mvngrad.diagnostics.sinks import Sink, check_sink, close_sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
-from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, pick_large_params, view_group
+from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, get_extent, pick_large_params, view_group
 from mvngrad.optim.inputs import StepSums
 from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.tensors import get_local, resolve_bits, view_as_real
@@ -246,6 +246,7 @@ class _GroupMonitor:
     def __init__(self, monitor: Monitor, number: int, spikes: SpikeTracker) -> None:
         self.monitor, self.number, self.spikes = monitor, number, spikes
         self.params: list[Tensor] = []
+        self.extents: list[tuple[int, torch.device]] = []
         self.sample = self.followed = Sample([], 0, 0)
         self.layer_names: list[str] = []
         """Of the sampled parameters: those of named_parameters(), if the optimizer has them, else number and shape."""
@@ -263,11 +264,13 @@ class _GroupMonitor:
         return view_group(self.monitor.optimizer, self.group)
 
     def refresh_samples(self) -> None:
-        """Draw new samples if parameters were added or removed, or took their first step."""
+        """Draw new samples if parameters were added, removed, resized or moved, or took their first step."""
         params = [param for param in self.group["params"] if self.monitor.optimizer.state.get(param)]
-        if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
+        same = len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True))
+        extents = list(map(get_extent, params))
+        if same and extents == self.extents:
             return
-        self.params = params
+        self.params, self.extents = params, extents
         self.sample = Sample(params, self.monitor.sample, self.monitor.seed)
         shapes = [f"{i}: {'x'.join(map(str, param.shape))}" for i, param in enumerate(self.group["params"])]
         given = self.group.get("param_names") or []
@@ -291,7 +294,7 @@ class _GroupMonitor:
     @torch.no_grad()
     def _note_without_sums(self) -> None:
         optimizer = self.monitor.optimizer
-        if not self.params or not all(optimizer.state.get(piece.param) for piece in self.followed.pieces):
+        if not self.params or not self.followed.is_current(optimizer):
             self.refresh_samples()
         grads = [param.grad for param in self.group["params"] if param.grad is not None]
         if not grads:

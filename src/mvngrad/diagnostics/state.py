@@ -62,6 +62,11 @@ def count_coordinates(param: Tensor) -> int:
     return view_as_real(get_local(param)).numel()
 
 
+def get_extent(param: Tensor) -> tuple[int, torch.device]:
+    """What a sample of a parameter depends on: the number of its coordinates and their device."""
+    return count_coordinates(param), get_local(param).device
+
+
 def load_state(state: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor:
     """The local part of a state tensor as floats; the tensor itself if it has that dtype."""
     return formats.load_state((name,), {key: get_local(value) for key, value in state.items()}, dtype)[name]
@@ -104,10 +109,14 @@ class Sample:
     def __init__(self, params: Sequence[Tensor], size: int, seed: int) -> None:
         counts = [count_coordinates(param) for param in params]
         self.population = sum(counts)
-        self.pieces: list[Piece] = []
+        self.pieces = list(self._draw(params, counts, size, seed))
         """One for each parameter that has sampled coordinates."""
+        self._extents = [get_extent(piece.param) for piece in self.pieces]
+
+    def _draw(self, params: Sequence[Tensor], counts: list[int], size: int, seed: int) -> Iterator[Piece]:
+        """Draw the coordinates; `counts` are how many each parameter has."""
         if self.population <= size:
-            self.pieces = [Piece(param, None, count) for param, count in zip(params, counts, strict=True) if count]
+            yield from (Piece(param, None, count) for param, count in zip(params, counts, strict=True) if count)
             return
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(self.population, (size,), generator=generator, device="cpu").sort().values
@@ -116,7 +125,14 @@ class Sample:
         for param, end, count, start, stop in zip(params, ends.tolist(), counts, cuts[:-1], cuts[1:], strict=True):
             if stop > start:
                 index = (drawn[start:stop] - (end - count)).to(get_local(param).device)
-                self.pieces.append(Piece(param, index, stop - start))
+                yield Piece(param, index, stop - start)
+
+    def is_current(self, optimizer: Optimizer) -> bool:
+        """Whether all sampled parameters have state, and were neither resized nor moved since."""
+        return all(
+            optimizer.state.get(piece.param) and get_extent(piece.param) == extent
+            for piece, extent in zip(self.pieces, self._extents, strict=True)
+        )
 
     def load_rows(self, optimizer: Optimizer, name: str) -> list[Tensor]:
         """The sampled values of a state tensor, one row for each sampled parameter."""
