@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from family import OPTIMIZERS, each_optimizer, parameters, train
+from family import OPTIMIZERS, each_optimizer, equal, everything, parameters, train
 
 import mvngrad
 
@@ -64,6 +64,36 @@ def test_a_state_dict_with_a_decoupled_rate_and_no_max_lr_is_refused():
     saved["param_groups"][0]["decouple_lr"] = True
     with pytest.raises(ValueError, match="max_lr=None is invalid; with decouple_lr=True it must be the largest lr"):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (mvngrad.MVNGradW, "in a group that has no max_lr, .* set group\\['max_lr'\\] too"),
+        (mvngrad.MVNGrad, "decouple_lr=True is for decoupled weight decay; use the class whose name ends in W"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_decoupled_rate_set_by_hand_without_max_lr_stops_the_whole_step(make, message):
+    params = parameters((3,), (3,))
+    optimizer = make([{"params": [param]} for param in params], lr=0.1, weight_decay=0.1)
+    train(optimizer, 1)
+    optimizer.param_groups[1]["decouple_lr"] = True
+    before = everything(optimizer)
+    with pytest.raises(ValueError, match=message):
+        train(optimizer, 1)
+    assert equal(before, everything(optimizer))
+    assert "lr: 0.1" in repr(optimizer)
+
+
+def test_a_decoupled_rate_set_by_hand_with_max_lr_is_obeyed():
+    (param,) = parameters((3,))
+    before = param.detach().clone()
+    optimizer = mvngrad.MVNGradW([param], lr=0.1, weight_decay=0.01)
+    optimizer.param_groups[0] |= {"decouple_lr": True, "max_lr": 0.2}
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), before * (1 - 0.1 / 0.2 * 0.01))
 
 
 @pytest.mark.parametrize(("name", "value"), [("eps_s", 1e-16), ("beta_mean", 0.9), ("z_clip", 1.0)])

@@ -152,6 +152,13 @@ def test_lean_excludes_beta_mean(make):
         make(parameters((3,)), lean=True, beta_mean=0.5)
     with pytest.raises(ValueError, match=r"leave beta_mean=None"):
         make([{"params": parameters((3,)), "lean": True}], beta_mean=0.5)
+    (param,) = parameters((3,))
+    optimizer = make([param], lean=True)
+    optimizer.param_groups[0]["beta_mean"] = 0.5  # by hand: the kernels obeyed it, and the other paths did not
+    param.grad = torch.ones(3)
+    with pytest.raises(ValueError, match=r"leave beta_mean=None"):
+        optimizer.step()
+    assert "beta_mean: 0.5" in repr(optimizer)
 
 
 @pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m not in LEANABLE], ids=lambda m: m.__name__)

@@ -288,30 +288,46 @@ class StepInputs:
 
 TENSOR_OPTIONS = ("eps", "eps_s", "weight_decay", "beta_mean", "z_clip")
 """Options of a group, other than lr, that may be tensors."""
+LEAN_WITH_BETA_MEAN = "lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None"
 
 
 def make_hyper(group: Group, lr: Any) -> Hyper:
     """The hyper-parameters of a group, with a learning rate that may be a number or a tensor.
 
-    Other options that are tensors are read now, unless autograd may need them (`differentiable`).
+    Other options that are tensors are read now, unless autograd may need them (`differentiable`). Raises a ValueError
+    if options that were set by hand exclude each other.
     """
     options: list[Any] = [group.get(name, 0.0 if name == "eps_s" else None) for name in TENSOR_OPTIONS]
     if not group["differentiable"]:
         options = [option.item() if isinstance(option, Tensor) else option for option in options]
     eps, eps_s, decay, beta_mean, z_clip = options
     beta1, beta2 = group["betas"]
+    if beta_mean is not None and group.get("lean"):
+        raise ValueError(LEAN_WITH_BETA_MEAN)
     return Hyper(
         lr=lr,
         beta1=beta1,
         beta2=beta2,
         eps=eps,
         eps_s=eps_s,
-        weight_decay=decay / group["max_lr"] if group.get("decouple_lr") else decay,
+        weight_decay=decay / _get_max_lr(group) if group.get("decouple_lr") else decay,
         decoupled=group["decoupled_weight_decay"],
         beta_mean=beta_mean,
         z_clip=z_clip,
         maximize=group["maximize"],
     )
+
+
+def _get_max_lr(group: Group) -> Any:
+    """The lr that decay is relative to. Raises a ValueError if `decouple_lr` was set by hand, and cannot be obeyed."""
+    if not group["decoupled_weight_decay"]:
+        raise ValueError("decouple_lr=True is for decoupled weight decay; use the class whose name ends in W")
+    if group.get("max_lr") is None:
+        raise ValueError(
+            "decouple_lr=True was set in a group that has no max_lr, the largest lr of its schedule: set "
+            "group['max_lr'] too, and a weight_decay of that scale, such as 1e-5"
+        )
+    return group["max_lr"]
 
 
 def read_lr(group: Group, inputs: StepInputs) -> Any:

@@ -163,7 +163,8 @@ class RuleOptimizer(Optimizer):
         text = super().__repr__()
         if not self.rule.centered:
             return text
-        hypers = [make_hyper(group, 0.0) for group in self.param_groups]
+        unchecked = {"decouple_lr": False, "lean": False}  # repr also shows groups that a step refuses
+        hypers = [make_hyper(group | unchecked, 0.0) for group in self.param_groups]
         smallest = ", ".join(f"{hyper.floor + hyper.eps:.2g}" for hyper in hypers)
         return f"{text[:-1]}smallest divisor, sqrt(eps_s/(1-beta2)) + eps: {smallest}\n)"
 
@@ -278,9 +279,11 @@ class RuleOptimizer(Optimizer):
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
         all_inputs = self._collect_inputs(groups, cached)
         try:
-            for index, (group, inputs) in enumerate(zip(groups, all_inputs, strict=True)):
-                if inputs.params:
-                    inputs.step_backend(inputs, make_hyper(group, read_lr(group, inputs)))
+            pairs = zip(groups, all_inputs, strict=True)  # all of them first: a bad option stops the whole step
+            hypers = [make_hyper(group, read_lr(group, inputs)) if inputs.params else None for group, inputs in pairs]
+            for index, (hyper, inputs) in enumerate(zip(hypers, all_inputs, strict=True)):
+                if hyper is not None:
+                    inputs.step_backend(inputs, hyper)
                     if inputs.sums:
                         self._new_sums.setdefault(index, []).extend(inputs.sums)
                 if inputs.sharded:  # autograd saw only their local parts change

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim.formats import LOW_DTYPES, ROUNDED_DTYPES, STATE_DTYPES, invalid_state_dtype_message
-from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, make_hyper
+from mvngrad.optim.inputs import LEAN_WITH_BETA_MEAN, TENSOR_OPTIONS, Group, make_hyper
 from mvngrad.optim.tensors import is_flat_shard
 from mvngrad.rule import CELLS, Hyper, Rule
 
@@ -27,9 +27,9 @@ def check_group(group: Group, rule: Rule, decoupled: bool, name: str) -> None:
             owners = ", ".join(cell.name for cell in CELLS if option in cell.options)
             raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
     _check_decay(group, decoupled, name)
-    _check_numbers(group, rule, name)
     if group.get("lean") and group["beta_mean"] is not None:
-        raise ValueError(f"{name}: lean=True rebuilds m from u, which decays with betas[0]; leave beta_mean=None")
+        raise ValueError(f"{name}: {LEAN_WITH_BETA_MEAN}")
+    _check_numbers(group, rule, name)
     _check_formats(group, name)
     enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
     if len(enabled) > 1:
