@@ -166,6 +166,8 @@ def test_runs_in_one_process_do_not_share_the_learning_rate(tmp_path):
         ({"optimizer": "torch:SGD"}, "eps_s=1e-08 is for our optimizers"),
         ({"optimizer": "torch:SGD", "eps_s": None, "state_dtype": "int8"}, "state_dtype='int8' is for our optimizers"),
         ({"beta1": None}, "beta1=None is invalid with optimizer='mvngrad'"),
+        ({"optimizer": "torch:Adam", "eps_s": None, "beta1": None}, "beta1=None and beta2=0.* do not go together"),
+        ({"optimizer": "torch:SGD", "eps_s": None, "beta2": None}, "beta1=0.* and beta2=None do not go together"),
     ],
 )
 def test_recipes_refuse_options_of_ours(change, message):

@@ -228,6 +228,11 @@ class TrainingRecipe(Recipe, ABC):
         for name, only in ours.items():
             if getattr(self, name) != only:
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is for our optimizers; others have {only}")
+        if (self.beta1 is None) != (self.beta2 is None):  # they are one option, betas
+            raise InvalidInput(
+                f"beta1={self.beta1!r} and beta2={self.beta2!r} do not go together with optimizer={self.optimizer!r}; "
+                "name both, or neither for its defaults"
+            )
 
     def _check_name(self) -> None:
         names = get_args(OptimizerName)
