@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
 from mvngrad.diagnostics import read_records
-from mvngrad_lab.store import read_rows
+from mvngrad_lab.store import RunFolder, read_rows
 from mvngrad_lab.training import checkpoint
 from mvngrad_lab.training.events import EpochEnd, Message, format_event, scalars
 from mvngrad_lab.training.train import make_monitor_observer, train
@@ -150,6 +151,19 @@ def test_steps_after_divergence_are_not_counted(run, tmp_path):
     result = run(recipe).result
     assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", 11, 3)
     assert [(row["step"], len(row["losses"])) for row in rows(tmp_path, recipe)] == [(7, 7), (11, 4)]
+
+
+def test_the_row_of_a_divergence_is_written_once(run, tmp_path, monkeypatch):
+    """Killed between the row and the result, with a checkpoint of a later step."""
+    recipe = Clipped(exploding=tuple(range(8, 14)))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, checkpoint_every=0)
+    assert [row["step"] for row in rows(tmp_path, recipe)] == [7, 11]
+    result = run(recipe).result
+    assert (result["status"], result["step"], result["nonfinite_steps"]) == ("diverged", 11, 3)
+    assert [row["step"] for row in rows(tmp_path, recipe)] == [7, 11]
 
 
 def test_nonfinite_steps_are_counted_across_an_interruption(run):

@@ -21,7 +21,7 @@ from tiny import (
 )
 
 from mvngrad_lab.training import checkpoint, step
-from mvngrad_lab.training.events import Message
+from mvngrad_lab.training.events import EpochEnd, Message
 from mvngrad_lab.training.train import Interrupted
 
 
@@ -93,9 +93,14 @@ def test_a_signal_writes_a_checkpoint_and_says_where_it_stopped(run, tmp_path, n
     assert events[0].text == f"resumes after step {stopped} of 21"
 
 
+@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, epoch):
-    """Also within the last one, which does not run twice."""
+def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, epoch, killed):
+    """Also within the last one, which does not run twice; and if the next process is killed after that evaluation."""
+
+    def die(event):
+        if isinstance(event, EpochEnd):
+            raise KeyboardInterrupt
 
     class Signalled(TinyTask):
         evaluations = 0
@@ -110,9 +115,14 @@ def test_a_signal_within_an_evaluation_loses_no_step_and_no_row(run, tmp_path, e
     with pytest.raises(Interrupted, match=rf"after step {7 * epoch};"):
         run(Tiny(), task=Signalled)
     assert [row["step"] for row in rows(folder(tmp_path, Tiny()))] == [7, 14, 21][: epoch - 1]
+    if killed:
+        with pytest.raises(KeyboardInterrupt):
+            run(Tiny(), on_event=die)
+        assert [row["step"] for row in rows(folder(tmp_path, Tiny()))] == [7, 14, 21][:epoch]
     resumed = run(Tiny()).result
     for name in ("weights", "test_loss", "train_accuracy"):
         assert resumed[name] == whole.result[name]
+    assert "missing_rows" not in resumed
     check_rows(tmp_path, Tiny(), "whole")
 
 

@@ -22,7 +22,7 @@ from mvngrad_lab.store.lock import Check, Locked
 from mvngrad_lab.training import checkpoint, parallel
 from mvngrad_lab.training.events import EpochEnd, Event, Message, StepProgress
 from mvngrad_lab.training.step import TrainingStep
-from mvngrad_lab.training.task import EpochPlan, seed_evaluation
+from mvngrad_lab.training.task import EpochPlan, seed_evaluation, seed_generators, seed_step
 
 Observer: TypeAlias = Callable[[int, TrainingStep], Any]
 """Called with the number of epochs done and the training step, which it may read and must not change."""
@@ -102,8 +102,10 @@ class Trainer:
         self._resume(folder, environment)
         self.first_step = self.step
         self.final_metrics: dict[str, float | None] | None = None
-        self.metrics = MetricsFile(folder / "metrics.jsonl", self.step, check) if parallel.get_rank() == 0 else None
         self.epoch = self.step // self.steps_per_epoch - self.evaluation_pending
+        # Not up to the step: a process may have died after it recorded an evaluation, or a step that diverged.
+        recorded = self.epoch * self.steps_per_epoch
+        self.metrics = MetricsFile(folder / "metrics.jsonl", recorded, check) if parallel.get_rank() == 0 else None
         self.missing_rows = self.epoch - len(read_rows(self.metrics.path)) if self.metrics is not None else 0
         if self.missing_rows:
             self._send(f"metrics.jsonl lacks {self.missing_rows} of {self.epoch} rows, so the result lacks them too")
@@ -145,7 +147,11 @@ class Trainer:
         return self.seconds_before + time.perf_counter() - self.started - self.observer_seconds
 
     def train(self) -> dict[str, Any]:
-        """Train to the end; returns the result."""
+        """Train to the end; returns the result. torch's generators are as before then."""
+        with seed_generators(self.recipe.seed):
+            return self._train()
+
+    def _train(self) -> dict[str, Any]:
         for epoch in range(self.epoch, self.recipe.epochs):
             if epoch > self.epoch:
                 self.training_step.set_plan(self.plan, 0)
@@ -236,6 +242,7 @@ class Trainer:
         training_step, start, first = self.training_step, time.perf_counter(), self.step
         for at in range(self.step - epoch * self.steps_per_epoch, self.steps_per_epoch):
             last = at + 1 == self.steps_per_epoch
+            seed_step(self.recipe.seed, self.step, parallel.get_rank(), training_step.step_index.device)
             training_step.step(training_step.task.last_batch_size if last else 0)
             self.step += 1
             if not last:  # a checkpoint after the last step also contains its metrics

@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import RULES, Preset, has_eps_s, hash_module
 from mvngrad_lab.tasks.own.recipe import Own
-from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators
+from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators, seed_generators
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,10 @@ class OwnTask:
     """Functions by name, called as `loss` is. Their means are `validation_NAME` and `test_NAME` in the result."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Defaults of the options of `mvngrad train`, such as `epochs` and `lr`."""
+
+    def __post_init__(self) -> None:
+        if "loss" in self.metrics:
+            raise InvalidInput("metrics has 'loss', which names the mean of `loss` in the result; use another name")
 
 
 _functions: dict[str, Callable[[], OwnTask]] = {}
@@ -86,8 +90,7 @@ def get_own_task(path: str) -> OwnTask:
             f"task={path!r} is not of this command or sweep; name it in `mvngrad train`, or give the function to "
             "make_recipe in the module of your sweep"
         )
-    with torch.random.fork_rng(devices=[]):  # random data is the same after a resume
-        torch.manual_seed(0)
+    with seed_generators(0):  # random data is the same after a resume
         task = _functions[path]()
     if not isinstance(task, OwnTask):
         raise InvalidInput(f"{path!r} returned a {type(task).__name__}; it must return an OwnTask")
@@ -195,8 +198,7 @@ class OwnTaskTraining(Task):
     def make_batch(self, row: StepPlan) -> tuple[Any, ...]:
         if self.train.in_memory:
             return self.train.read(row["order"])
-        with torch.random.fork_rng(devices=[]):  # what a Dataset draws is the same after a resume
-            torch.manual_seed(int(row["seed"]))
+        with seed_generators(int(row["seed"])):  # what a Dataset draws is the same after a resume
             return self.train.read(row["order"])
 
     def loss(self, model: nn.Module, batch: tuple[Any, ...]) -> Tensor:
