@@ -114,7 +114,7 @@ NOT_MONITORED = "optimizer={!r} cannot be monitored; ours, torch:Adam and torch:
     [
         ([*CIFAR100, "--lr", "-1"], "lr=-1.0 is invalid; it must be at least 0"),
         ([*CIFAR100, "--lr", "nan"], "lr=nan is invalid; it must be finite"),
-        ([*CIFAR100, "--train-limit", "-3"], "train_limit=-3 is invalid; it must be at least 1"),
+        ([*CIFAR100, "--train-limit", "-3"], "train_limit=-3 is invalid; it must be from 1 to 50000"),
         ([*CIFAR100, "--checkpoint-every", "-5"], "--checkpoint-every -5.0 is invalid; it must be at least 0"),
         ([*CIFAR100, "--checkpoint-every", "nan"], "--checkpoint-every nan is invalid; it must be at least 0"),
         ([*CIFAR100, "--device", "cuda"], "--device cuda: this torch sees no GPU; use --device cpu"),

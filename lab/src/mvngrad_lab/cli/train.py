@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -219,13 +220,18 @@ def make_default(preset: Preset, arguments: Sequence[str]) -> TrainingRecipe:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--optimizer")
     parser.add_argument("--batch-size", default="")
-    options, _ = parser.parse_known_args([part.replace("_", "-") if part[:2] == "--" else part for part in arguments])
+    options, _ = parser.parse_known_args([re.sub("^--[^=]*", _write_with_hyphens, part) for part in arguments])
     if ":" in (options.optimizer or ""):
         from mvngrad_lab.training.optimizers import import_module_of
 
         import_module_of(options.optimizer)
     batch_size = int(options.batch_size) if options.batch_size.isdecimal() else None
     return _default_recipe(preset, options.optimizer or "", batch_size)
+
+
+def _write_with_hyphens(name: re.Match[str]) -> str:
+    """The name of an option, as --batch_size; not its value, which may follow it after =."""
+    return name[0].replace("_", "-")
 
 
 def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None = None) -> TrainingRecipe:

@@ -36,7 +36,7 @@ class Cifar100(TrainingRecipe):
         "randaugment_magnitude": Bound("from 0 to 30", lambda value: 0 <= value <= 30),
         "mixup": NOT_NEGATIVE,
         "label_smoothing": SHARE,
-        "train_limit": COUNT,
+        "train_limit": Bound("from 1 to 50000", lambda value: 1 <= value <= 50_000),
     }
 
     weight_decay: float = 5e-4
