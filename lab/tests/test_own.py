@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,10 @@ from mvngrad_lab.sweep import Sweep, grid
 from mvngrad_lab.sweep.records import latest_by_key
 from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_progress, describe_selection
-from mvngrad_lab.sweep.worker import check_taken
-from mvngrad_lab.tasks.own.task import OwnTask, make_recipe
-from mvngrad_lab.training.step import get_training_step
+from mvngrad_lab.sweep.worker import check_taken, describe_function
+from mvngrad_lab.tasks.own.task import OwnTask, OwnTaskTraining, make_recipe
+from mvngrad_lab.training.step import TrainingStep, get_training_step
+from mvngrad_lab.training.task import build_initial_model, seed_evaluation
 from mvngrad_lab.training.train import Interrupted, train
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -96,6 +99,13 @@ def test_a_users_optimizer_is_trained_with_its_options_and_its_code_names_the_ru
         assert problem in mvngrad(*words, name, code=2)
 
 
+@pytest.mark.parametrize("option", [("--optimizer", "{}"), ("--optimizer={}",)])
+def test_names_of_optimizers_and_their_options_may_have_underscores(mvngrad, option):
+    words = ("train", "mnist", "--epochs=1", "--device=cpu", "--batch_size=500", "--runs=runs")
+    recipe = load_recipe(mvngrad(*words, *(word.format("torch:SGD,weight_decay=0.1") for word in option)))
+    assert (recipe["optimizer"], recipe["batch_size"]) == ("torch:SGD,weight_decay=0.1", 500)
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -141,8 +151,6 @@ def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
 
     def interrupt(event):
         if next(stop, False):
-            import signal
-
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted):
@@ -150,6 +158,40 @@ def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
     parts = train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result
     assert parts["weights"] == whole["weights"]
     assert parts["validation_loss"] == whole["validation_loss"]
+
+
+def with_dropout():
+    """In memory, so that a GPU captures its step."""
+    x = torch.randn(40, 3)
+    model = lambda: torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))  # noqa: E731
+    loss = lambda model, x, y: squared(model, {"x": x, "y": y})  # noqa: E731
+    return replace(noisy(), model=model, loss=loss, train=(x, x.sum(1)), validation=(x, x.sum(1)))
+
+
+def stop_after(step):
+    """An `on_step` that asks the training to stop once."""
+    taken = iter(range(1, 99))
+    return lambda: next(taken) == step and signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_dropout_draws_the_same_numbers_in_every_run_of_a_seed(tmp_path, monkeypatch, device):
+    """Also if other runs came before it in the process, and after a resume; of another seed, others."""
+
+    def run(name, seed=0):
+        recipe = make_recipe(with_dropout, seed=seed, lr=0.1)
+        return train(recipe, root=tmp_path / name, device=device, on_event=lambda event: None).result["weights"]
+
+    before, whole = torch.get_rng_state(), run("whole")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert run("again") == whole
+    step, ask = TrainingStep.step, stop_after(3)
+    monkeypatch.setattr(TrainingStep, "step", lambda self, *samples: (step(self, *samples), ask()))
+    with pytest.raises(Interrupted):
+        run("parts")
+    assert run("parts") == whole
+    assert run("other", seed=1) != whole
 
 
 def test_a_validation_set_that_draws_numbers_is_the_same_in_every_run_of_a_seed(tmp_path):
@@ -240,6 +282,38 @@ def test_unsuitable_parts_of_a_task_are_named(monkeypatch, tmp_path, change, pro
         train(make_recipe(broken), root=tmp_path)
 
 
+def test_a_metric_cannot_take_the_place_of_the_loss():
+    with pytest.raises(InvalidInput, match="metrics has 'loss'"):
+        replace(noisy(), metrics={"loss": squared})
+
+
+def test_seeding_is_undone_on_gpus_too(monkeypatch):
+    """torch.manual_seed seeds GPUs as well; without one, those of this test are made up."""
+    states, seeds = {0: torch.tensor(5), 1: torch.tensor(6)}, []
+
+    def seed_all(seed):
+        states.update(dict.fromkeys(states, torch.tensor(seed)))
+        seeds.append(seed)
+
+    fakes = {
+        "is_initialized": lambda: True,
+        "device_count": lambda: len(states),
+        "get_rng_state": lambda gpu: states[gpu],
+        "set_rng_state": lambda state, gpu: states.update({gpu: state}),
+        "_is_in_bad_fork": lambda: False,
+        "manual_seed_all": seed_all,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    task = OwnTaskTraining(make_recipe(noisy), None, torch.device("cpu"))
+    task.make_batch({"order": torch.arange(2), "seed": torch.tensor(3)})
+    build_initial_model(task, seed=4)
+    with seed_evaluation(1, 0):
+        torch.rand(1)
+    assert {0, 3, 4} < {*seeds}
+    assert {gpu: state.item() for gpu, state in states.items()} == {0: 5, 1: 6}
+
+
 # Sweeps
 
 
@@ -299,7 +373,7 @@ def test_a_function_gets_the_options_that_it_has_parameters_for(toy):
     toy.work(device="cpu")
     assert seen == [("cpu", grid(Bowl(), lr=(0.5,))[0].key)]
     check_taken(run, data=None, device="cuda", compile=False)
-    with pytest.raises(InvalidInput, match="--compile True: the sweep's function run has no parameter compile"):
+    with pytest.raises(InvalidInput, match=r"the sweep's function test_own:.*run has no parameter compile"):
         check_taken(run, compile=True)
 
 
@@ -311,17 +385,46 @@ def second(recipe):
     return {"loss": 100 + recipe.lr}
 
 
-def test_results_of_another_function_are_not_taken(toy, tmp_path):
-    toy.init(bowl(first, lrs=(0.5,)))
+def third(recipe, offset, notes=None):
+    return {"loss": offset + recipe.lr}
+
+
+def with_offset_of(offset):
+    return lambda recipe: third(recipe, offset)
+
+
+class Fourth:
+    def __call__(self, recipe):
+        return {"loss": 2 * recipe.lr}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "name"),
+    [
+        (first, second, "first"),
+        (partial(third, offset=1), partial(third, offset=2), "third"),
+        (with_offset_of(1), with_offset_of(2), "with_offset_of.<locals>.<lambda>"),
+        (Fourth(), first, "Fourth"),
+    ],
+    ids=["functions", "partials", "closures", "objects"],
+)
+def test_results_of_another_function_are_not_taken(toy, tmp_path, one, two, name):
+    toy.init(bowl(one, lrs=(0.5,)))
     assert toy.work() == {"finished": 1}
     (tmp_path / "other").mkdir()
     other = sweep_toy.Bench(tmp_path / "other")
-    other.init(bowl(second, lrs=(0.5,)))
+    other.init(bowl(two, lrs=(0.5,)))
     assert other.work(root=toy.root) == {"raised": 1}
     (record,) = other.queue.records()
     other.close()
     assert "has the result of another function" in record.outcome["reason"]
-    assert "test_own:first; use another --runs" in record.outcome["reason"]
+    assert f"test_own:{name}; use another --runs" in record.outcome["reason"]
+
+
+def test_a_function_bound_to_the_same_values_is_the_same():
+    """Of values that are no plain ones only the type counts: their text may have an address."""
+    once, again = (describe_function(partial(third, offset=1, notes=object())) for _ in range(2))
+    assert once == again
 
 
 @pytest.mark.parametrize(
@@ -329,6 +432,7 @@ def test_results_of_another_function_are_not_taken(toy, tmp_path):
     [
         ({"los": 1.0}, "the run has no 'loss'"),
         ({"loss": "low"}, "loss='low'; it must be a number"),
+        ({"loss": torch.ones(2)}, "loss=[1.0, 1.0]; it must be a number"),
         ({"loss": 1.0, "seconds": "3 s"}, "seconds='3 s'; it must be a number"),
         ({"loss": 1.0, "code": "abc"}, "returned code, which the store uses itself"),
     ],

@@ -20,6 +20,7 @@ from sweep_toy import Toy, make_sweep, silence, small, staged, toys, unlucky, wa
 from mvngrad_lab.store import RunFolder, lock, write_atomic
 from mvngrad_lab.sweep import database, worker
 from mvngrad_lab.sweep.database import RetriesExhausted
+from mvngrad_lab.sweep.local_workers import PrefixedStream
 from mvngrad_lab.sweep.queue import Queue
 from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_status, make_rows
@@ -217,6 +218,12 @@ def test_a_worker_asked_to_stop_does_not_take_back_a_run_that_another_has_by_now
         toy.work()
     (record,) = (r for r in toy.queue.records() if r.key == others[0].record.key)
     assert (record.status, record.worker["worker"]) == ("running", "another")
+
+
+def test_the_last_line_of_a_worker_is_printed_without_its_end_too(capsys):
+    with PrefixedStream(sys.stdout, "worker 1: ") as lines:
+        print("one\ntwo", end="", file=lines)
+    assert capsys.readouterr().out == "worker 1: one\nworker 1: two\n"
 
 
 def test_a_signal_is_deferred_to_the_end_of_a_block_and_a_second_one_is_not():

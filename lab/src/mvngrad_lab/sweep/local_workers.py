@@ -84,7 +84,7 @@ def _run_process(index: int, workers: int, address: Address, options: WorkerOpti
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     call_after_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # writes a checkpoint, and frees the run
     try:
-        with redirect_stdout(PrefixedStream(sys.stdout, f"worker {index + 1}: ")):
+        with PrefixedStream(sys.stdout, f"worker {index + 1}: ") as lines, redirect_stdout(lines):
             succeeded = _run_one(index, workers, address, options)
         sys.exit(0 if succeeded else 1)
     except KeyboardInterrupt:
@@ -109,6 +109,11 @@ class PrefixedStream(io.TextIOBase):
 
     def flush(self) -> None:
         self.stream.flush()
+
+    def close(self) -> None:
+        if self.started:  # a last line without an end
+            self.write("\n")
+        super().close()
 
 
 def choose_device(device: str, index: int) -> str:

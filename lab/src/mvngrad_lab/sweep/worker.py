@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from inspect import Parameter, signature
 from numbers import Real
@@ -51,7 +52,8 @@ def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
     """Raise InvalidInput if an option of the command line is set that a sweep's function does not take."""
     for name, value in options.items():
         if run is not None and value and not has_parameter(run, name):
-            raise InvalidInput(f"--{name} {value}: the sweep's function {run.__name__} has no parameter {name}")
+            function = describe_function(run)["name"]
+            raise InvalidInput(f"--{name} {value}: the sweep's function {function} has no parameter {name}")
 
 
 RESERVED = ("began", "code", "double", "trace", "worker", "worker_seconds")
@@ -86,23 +88,35 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
         started = time.perf_counter()
         result = run(recipe, **taken)
         if not isinstance(result, Mapping):
-            raise TypeError(f"{run.__name__} returned a {type(result).__name__}; it must return a dict of its metrics")
-        check_result(result, metric)
-        seconds = {"seconds": time.perf_counter() - started}
+            name = function["name"]
+            raise TypeError(f"{name} returned a {type(result).__name__}; it must return a dict of its metrics")
+        seconds, plain = time.perf_counter() - started, to_json(**result)
+        check_result(plain, metric)
         check()
-        folder.finish(seconds | to_json(**result))
+        folder.finish({"seconds": seconds, **plain})
     assert folder.run is not None
     return folder.run
 
 
 def describe_function(run: Callable[..., Any]) -> dict[str, str]:
-    """The name of a sweep's function and the hash of its source, if it has one."""
+    """The name of a sweep's function, and the hash of its source and of the plain values that it is bound to."""
+    function = run.func if isinstance(run, partial) else run
+    named = function if hasattr(function, "__qualname__") else type(function)  # an object that can be called has none
     try:
-        source = inspect.getsource(run)
+        source = inspect.getsource(named)
     except (OSError, TypeError):
         source = ""
-    name = f"{getattr(run, '__module__', '')}:{getattr(run, '__qualname__', type(run).__name__)}"
-    return {"name": name, "code": hashlib.sha256(source.encode()).hexdigest()[:16]}
+    bound = [*run.args, *sorted(run.keywords.items())] if isinstance(run, partial) else []
+    bound += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    code = source + "".join(map(_describe_value, bound))
+    return {"name": f"{named.__module__}:{named.__qualname__}", "code": hashlib.sha256(code.encode()).hexdigest()[:16]}
+
+
+def _describe_value(value: Any) -> str:
+    """A plain value as text; of others, which may change or have an address in their text, the name of their type."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_describe_value, value))})"
+    return repr(value) if isinstance(value, str | int | float | None) else type(value).__qualname__
 
 
 def check_result(result: Mapping[str, Any], metric: str) -> None:
@@ -113,7 +127,7 @@ def check_result(result: Mapping[str, Any], metric: str) -> None:
         raise KeyError(f"the run has no {metric!r}, by which the sweep chooses; it has {', '.join(result)}")
     for name in (metric, "seconds"):
         value = result.get(name)
-        if value is not None and not isinstance(value, Real) and not hasattr(value, "item"):
+        if not isinstance(value, Real | None):
             raise TypeError(f"the run returned {name}={value!r}; it must be a number")
 
 
