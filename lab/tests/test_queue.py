@@ -51,7 +51,7 @@ def test_lines_that_were_cut_or_never_written_are_repaired(tmp_path, small_queue
     assert queue.train_queue(small_queue[:2], tmp_path, **options) == 0
     path = tmp_path / queue.FINISHED
     first, second = path.read_text().splitlines()
-    path.write_text(f"{first}\n{second[:100]}")
+    path.write_bytes(f"{first}\n{second[:100]}".encode() + b"\xff")
     assert queue.train_queue(small_queue, tmp_path, **options) == 0
     assert f"{path}, line 2 was cut and is left out" in capsys.readouterr().err
     lines = queue.read_finished(path)
@@ -100,7 +100,7 @@ def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_pa
             run(*wrong)
 
 
-def test_runs_of_another_process_come_last_and_are_waited_for(tmp_path, small_queue, monkeypatch):
+def test_runs_of_another_process_come_last_and_are_waited_for(tmp_path, small_queue, monkeypatch, capsys):
     options = {"finished": {}, "device": "cpu", "stop_after": 600, "run_seconds": 1}
     first, second, third = (recipe.key for recipe in small_queue)
     for name, trained in (("died", None), ("finished", tmp_path / "died" / first)):
@@ -116,6 +116,7 @@ def test_runs_of_another_process_come_last_and_are_waited_for(tmp_path, small_qu
         assert queue.train_queue(small_queue, root, **options) == 0
         expected = [second, third] if trained else [second, third, first]
         assert list(queue.read_finished(root / queue.FINISHED)) == expected
+        assert capsys.readouterr().out.count(f"left for later: {root / first} is in use by process {os.getpid()}") == 1
 
 
 def test_a_queue_that_needs_runs_that_are_left_is_skipped(tmp_path, small_queue, monkeypatch, capsys):

@@ -62,7 +62,7 @@ def train_queue(
     def is_left(recipe: TrainingRecipe) -> bool:
         return recipe.key not in finished and store.RunFolder(recipe, root).run is None
 
-    waiting = list(filter(is_left, queue))
+    waiting, locked = list(filter(is_left, queue)), set[str]()
     while waiting and time.monotonic() + run_seconds <= deadline:
         recipe = waiting.pop(0)
         if not is_left(recipe):  # another process has trained it
@@ -70,7 +70,10 @@ def train_queue(
         observe = make_gradient_observer(root / recipe.key)
         try:
             run = train(recipe, root=root, keep_last=False, on_event=on_event, observe=observe, **options)
-        except Locked:
+        except Locked as error:  # perhaps by a process of another machine that has ended, which only a user can tell
+            if recipe.key not in locked:
+                print(store.timestamp(), "left for later:", error, flush=True)
+            locked.add(recipe.key)
             waiting.append(recipe)
             time.sleep(1)
             continue
@@ -157,7 +160,8 @@ def _describe(run: store.FinishedRun) -> str:
 def read_finished(path: Path) -> dict[str, dict[str, Any]]:
     """The lines of a finished.jsonl, by key; one that was cut when a process died is left out with a warning."""
     lines = {}
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], start=1):
+    content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for number, text in enumerate(content.splitlines(), start=1):
         if not text:  # a line that was only taken for cut, while another process wrote it
             continue
         try:
