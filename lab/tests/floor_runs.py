@@ -16,7 +16,13 @@ NOISE = 0.2
 def write_runs(folder, results):
     """Recipes and their results, as `export` writes them."""
     rows = [
-        {"key": recipe.key, "status": "finished", "metrics": {"steps": 1, **metrics}, "gradient_rms": [1e-3]}
+        {
+            "key": recipe.key,
+            "status": "finished",
+            "settings": {},
+            "metrics": {"steps": 1, **metrics},
+            "gradient_rms": [1e-3],
+        }
         for recipe, metrics in results
     ]
     (folder / records.get_file_name("made-up")).write_text(json.dumps({"runs": rows}))

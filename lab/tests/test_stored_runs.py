@@ -3,15 +3,19 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import samples
 
 from mvngrad_lab import store
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.experiments.spikes import recipes, records as spikes
 from mvngrad_lab.experiments.state_precision import records as state_precision
-from mvngrad_lab.report import keep_runs, load_records
+from mvngrad_lab.report import build, keep_runs, load_records
+from mvngrad_lab.store import FinishedRun
+from mvngrad_lab.tasks.cifar100.recipe import paper
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -67,6 +71,53 @@ def test_a_damaged_file_is_left_out_of_the_report_with_a_warning(tmp_path):
     assert [record.name for record in load_records(tmp_path, warn=said.append)] == ["state-precision-images"]
     (message,) = said
     assert message.startswith(f"spikes is left out: {path} is damaged")
+
+
+@pytest.mark.parametrize(
+    "row", [{"status": "finished"}, {"status": "finished", "key": 1, "settings": {}, "metrics": {}}]
+)
+def test_a_file_whose_rows_are_not_runs_is_named(tmp_path, row):
+    path = tmp_path / "spikes-images.json"
+    path.write_text(json.dumps({"runs": [row]}))
+    said = []
+    assert load_records(tmp_path, warn=said.append) == []
+    assert said == [text for text in said if text.startswith(f"spikes is left out: {path} is damaged")] != []
+
+
+def test_a_table_is_left_out_if_a_run_is_not_a_training(tmp_path):
+    """Its files are whole, and have not what a training writes."""
+    folder = store.RunFolder(paper("adam", 128), tmp_path)
+    folder.start({})
+    folder.finish({})
+    said = []
+    assert [record.key for record in load_records(tmp_path, warn=said.append)] == [folder.recipe.key]
+    assert said == ["cifar100 is left out: KeyError: 'status'"]
+
+
+def test_results_of_another_version_are_left_out_and_the_rest_is_reported(tmp_path, monkeypatch):
+    """An experiment may write other results in a later version; then one old run must not end the whole report."""
+    whole = samples.runs()[0]
+    lines = [replace(whole, key=f"{whole.name}-old", result={}), replace(whole, key=f"{whole.name}-new")]
+    lines += [FinishedRun(f"{name}-old", name, {}, {}, {"seconds": 1.0}) for name in ("moments", "mnist-curves")]
+    lines += [FinishedRun("own-0", "own", {}, {"made": "2026"}, {"status": "finished"})]
+    store.write_bundle(tmp_path / store.BUNDLE, lines)
+    said = []
+    page = build(tmp_path, out=tmp_path / "page.html", warn=said.append).read_text()
+    left_out = sorted(text.partition(" is left out, because its result is not what this version")[0] for text in said)
+    assert left_out == sorted(line.key for line in lines if line.key.endswith("-old"))
+    assert "own-0" in page
+    assert f"{whole.name}-new" in page
+    monkeypatch.setenv("MVNGRAD_DEBUG", "1")
+    with pytest.raises(KeyError):
+        build(tmp_path, out=tmp_path / "page.html", warn=said.append)
+
+
+def test_a_run_whose_time_is_not_a_text_is_left_out(tmp_path):
+    run = {"key": "own-0", "name": "own", "recipe": {}, "environment": {"made": 5}, "result": {}}
+    (tmp_path / store.BUNDLE).write_text(json.dumps(run))
+    said = []
+    assert store.load_runs(tmp_path, on_problem=said.append) == []
+    assert "line 1 is not a run (its environment has made 5)" in said[0]
 
 
 def test_every_seed_of_the_published_settings_is_kept(tmp_path):

@@ -11,7 +11,9 @@ records.py of an experiment defines collect(sources), which returns the records 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -64,6 +66,30 @@ class Summary(Protocol):
     @property
     def left(self) -> int:
         """How many runs are to come, at least."""
+
+
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What code raises that reads a result of another shape: of an older version, or edited."""
+
+
+class UnreadableRecord(Exception):
+    """A stored run has not the result that its experiment writes in this version."""
+
+    def __init__(self, key: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        super().__init__(f"{key} is left out, because its result is not what this version writes ({reason})")
+        self.key = key
+
+
+@contextmanager
+def name_unreadable(record: Record) -> Iterator[None]:
+    """Raise UnreadableRecord for errors of code that judges or draws a stored run, whose shape nothing has checked."""
+    try:
+        yield
+    except DAMAGE as error:
+        if not isinstance(record, store.FinishedRun) or os.environ.get("MVNGRAD_DEBUG"):
+            raise
+        raise UnreadableRecord(record.key, error) from error
 
 
 @dataclass(frozen=True)
@@ -153,8 +179,11 @@ def collect(sources: Sources) -> Iterable[Record]:
     for module in import_all("records"):
         try:
             records = module.collect(sources)
-        except InvalidInput as error:
-            sources.warn(f"{module.__name__.split('.')[-2]} is left out: {error}")
+        except DAMAGE as error:
+            if not isinstance(error, InvalidInput) and os.environ.get("MVNGRAD_DEBUG"):
+                raise
+            reason = error if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
+            sources.warn(f"{module.__name__.split('.')[-2]} is left out: {reason}")
             continue
         yield from records
 
@@ -270,10 +299,18 @@ def build(
     from mvngrad_lab.report.verdicts import find_latest, judge
 
     records, made, path = load_records(*map(Path, folders), warn=warn), store.timestamp(), Path(out)
-    judged, by_name = judge(records), find_latest(records)
-    store.write_atomic(path, render(judged, records, version=__version__, made=made, docs=docs))
+    while True:
+        try:
+            judged, by_name = judge(records), find_latest(records)
+            page = render(judged, records, version=__version__, made=made, docs=docs)
+            summary = summarize(judged, by_name, experiments)
+            break
+        except UnreadableRecord as error:
+            warn(str(error))
+            records = [record for record in records if record.key != error.key]
+    store.write_atomic(path, page)
     for name, record in find_own(judged, by_name).items():
         store.write_atomic(path.with_name(f"{get_slug(name)}.html"), render_own(record, version=__version__, made=made))
-    for line in summarize(judged, by_name, experiments):
+    for line in summary:
         say(line)
     return path

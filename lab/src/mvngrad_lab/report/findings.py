@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import matplotlib
 
 from mvngrad_lab.discovery import find_experiments, import_all
-from mvngrad_lab.report import Record
+from mvngrad_lab.report import Record, name_unreadable
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
@@ -41,7 +41,11 @@ def find(judged: Sequence[Judged], by_name: Mapping[str, Record], experiments: S
     for module in import_all("figure"):
         for name, (order, describe) in getattr(module, "FINDINGS", {}).items():
             chosen = name in by_name and (not experiments or get_experiment(name) in experiments)
-            if chosen and (text := describe(by_name[name].result, verdicts)):
+            if not chosen:
+                continue
+            with name_unreadable(by_name[name]):
+                text = describe(by_name[name].result, verdicts)
+            if text:
                 found.append((order, Finding(text, name)))
     theirs = [pair for pair in judged if not experiments or get_experiment(pair[0].target) in experiments]
     return [finding for _, finding in sorted(found, key=lambda pair: pair[0])] + count_theorems(theirs)

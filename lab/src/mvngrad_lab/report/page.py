@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from mvngrad.diagnostics.statements import Diagnosis, GroupDiagnosis
 from mvngrad_lab.discovery import import_all
-from mvngrad_lab.report import Record, Summary, findings
+from mvngrad_lab.report import Record, Summary, findings, name_unreadable
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
@@ -115,7 +115,7 @@ def draw(record: Record) -> list[Figure]:
     for module in import_all("figure"):
         for pattern, draw_figures in module.FIGURES.items():
             if fnmatchcase(record.name, pattern):
-                with matplotlib.rc_context(style.RC | {"svg.hashsalt": record.key}):
+                with name_unreadable(record), matplotlib.rc_context(style.RC | {"svg.hashsalt": record.key}):
                     return list(draw_figures(record.result))
     return []
 

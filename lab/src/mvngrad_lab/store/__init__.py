@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from gzip import GzipFile
+from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,6 +78,8 @@ class FinishedRun:
         for name, kind in (("key", str), ("name", str), ("recipe", dict), ("environment", dict), ("result", dict)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} is not a {kind.__name__}")
+        if not isinstance(self.environment.get("made", ""), str):
+            raise ValueError(f"its environment has made {self.environment['made']!r}")
 
 
 class RunFolder:
@@ -119,7 +122,11 @@ def read_exported(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        return [row for row in rows if row["status"] in ("finished", "diverged")]
+        done = [row for row in rows if row["status"] in ("finished", "diverged")]
+        for row, (name, kind) in product(done, (("key", str), ("settings", dict), ("metrics", dict))):
+            if not isinstance(row[name], kind):
+                raise TypeError(f"{name} of a run is {row[name]!r}")
+        return done
     except (ValueError, LookupError, TypeError) as error:
         raise InvalidInput(f"{path} is damaged ({error}); restore it, or export it again") from error
 
@@ -147,7 +154,7 @@ def read_run(folder: Path, on_problem: Callable[[str], Any] = lambda text: None)
     try:
         return FinishedRun(folder.name, parts["recipe"].pop("name"), **parts)
     except (KeyError, ValueError) as error:
-        on_problem(f"{folder / 'recipe.json'} is not a recipe ({error}); its run is left out")
+        on_problem(f"{folder} is not a run ({error}); it is left out")
         return None
 
 
