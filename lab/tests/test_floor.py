@@ -199,7 +199,7 @@ def test_results_without_a_verdict_are_shown_where_their_claims_will_be(tmp_path
     page = render(judge(loaded), loaded, version="1", made="now")
     headings = re.findall("<h2>(.*?)</h2>", page)
     after = headings[headings.index("CIFAR-100, Table 1") + 1]
-    assert after.startswith("A floor under the divisor, in every cell: ")
+    assert after.startswith("A floor under the divisor of all four optimizers: ")
 
 
 def test_the_report_has_no_figure_without_new_runs(tmp_path):

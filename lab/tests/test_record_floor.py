@@ -17,9 +17,10 @@ from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_ar
 from mvngrad_lab.experiments.floor.effects import compute_effects
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
-from mvngrad_lab.experiments.spikes.recipes import make_queue as make_spikes
+from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
 from mvngrad_lab.report import load_records
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import estimate_contrast
 from mvngrad_lab.report.verdicts import find_judges, find_latest
 from mvngrad_lab.store import load_runs
@@ -320,15 +321,60 @@ def test_runs_to_come_are_those_that_are_missing():
         return len({r.key for queue in queues for r in floor_arms.make_queue(queue, done)} - done.keys())
 
     rows = dict(re.findall(r"\| `((?:floor|spikes)\.run [^`]+)` \| (\d+)", page))
-    worst = {recipe.key: 0.0 for recipe in floor_arms.make_queue("batch-128-grid", done)} | done
-    left = {recipe.key for recipe in floor_arms.make_queue("batch-128", worst)} - done.keys()
-    assert int(rows.pop("floor.run batch-128")) == len(left), "if no rate that is to come is the best"
-    spikes = read_spikes(ROOT / "results")
-    left = {recipe.key for recipe in make_spikes("text-unclipped", spikes)} - spikes.keys()
-    assert int(rows.pop("spikes.run text-unclipped")) == len(left)
     assert rows == {command: str(count_left(*command.split()[1:])) for command in rows}
-    assert len(rows) == 3
-    assert count_left("language-dial") == 0
+    spikes = read_spikes(ROOT / "results")
+    left = {recipe.key for queue in QUEUES for recipe in make_spikes(queue, spikes)} - spikes.keys()
+    assert not left, "those of spikes"
+    named = {queue for command in rows for queue in command.split()[1:]}
+    assert {queue for queue in floor_arms.QUEUES if count_left(queue)} == named
+
+
+def test_a_floor_at_batch_128():
+    """If this fails after new runs: the log's eighth part about the floor, the settings page, index and README."""
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    result, log, settings = records["floor-batch-128"], read("log.md").replace("**", ""), read("how-to/settings.md")
+    accuracies = read_accuracies(ROOT / "results")
+    titles = {
+        "adam-floor": ("Adam, floor", " (`eps=1e-3`)"), "adam-none": ("Adam, none", ""),
+        "mvngrad-floor": ("MVN-Grad, floor", " (`eps_s=1e-8`, 1e-3)"), "mvngrad-none": ("MVN-Grad, none", ""),
+    }  # fmt: skip
+    means = {}
+    for arm, (title, epsilon) in titles.items():
+        recipes = sorted(floor_arms.batch_128_grid()[arm], key=lambda recipe: recipe.lr)
+        assert f"| {title}{epsilon} | {' | '.join(f'{accuracies[r.key]:.2f}' for r in recipes)} |" in log
+        values = list(result["arms"][arm].values())
+        means[arm] = fmean(values)
+        assert f"| {title} | {' | '.join(f'{value:.2f}' for value in (*values, means[arm]))} |" in log
+    verdict = find_judges()["floor-batch-128"](result)
+    (row,) = verdict.strip.rows
+    gain, interval = f"{row.value:.2f} points", "(95%: {:.2f} to {:.2f}".format(*row.interval)
+    assert (
+        f"A floor adds {gain} {interval}; p for more than 1 point = 1e-5; `floor-batch-128`: {verdict.status})" in log
+    )
+    assert "p for more than 1 point 1e-05" in verdict.measured
+    assert f"adds {gain} {interval}) to Adam and MVN-Grad: {means['adam-none']:.2f} and" in settings
+    without, floor = (f"{means[f'adam-{kind}']:.2f} and {means[f'mvngrad-{kind}']:.2f}" for kind in ("none", "floor"))
+    assert f"{without} without one at lr 5e-4, {floor} with one at 1e-3" in settings
+    assert result["rates"] == {arm: 1e-3 if arm.endswith("floor") else 5e-4 for arm in titles}
+    for page in (read("index.md"), (ROOT / "README.md").read_text()):
+        assert re.search(
+            rf"\[{row.value:.1f}\]\(\S*#the-floor-eighth-part-at-batch-128-it-adds-24-points\) to Adam and", page
+        )
+
+
+def test_train_accuracy_on_mixed_images():
+    """If this fails after new runs: the log's entry on it, and the page on training."""
+    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    log, batches = read("log.md"), records["floor-as-published"]["batches"]
+    for batch, title in (("1024", "batch 1024"), ("128", "batch 128")):
+        rows = (batches[batch][cell]["mixed"] for cell in ("adam", "laprop", "adabelief", "mvngrad"))
+        values = " | ".join("to come" if value is None else f"{value:.2f}" for value in rows)
+        claim = next(each for each in load_claims() if each.id == f"floor-train-mixed-{batch}")
+        papers = " | ".join(f"{value:.2f}" for value in claim.values.values())
+        assert f"| {title} | {values} | | the paper's | {papers} |" in log
+    verdict = find_judges()["floor-train-mixed-1024"](records["floor-as-published"])
+    assert f"(`floor-train-mixed-1024`: {verdict.status};" in log
+    assert find_judges()["floor-train-mixed-128"](records["floor-as-published"]).status == "not run"
 
 
 def test_decoupled_decay_with_a_floor_at_200_epochs():

@@ -28,7 +28,7 @@ FLOOR_WITHOUT_DECAY = (
 )
 FLOOR_LANGUAGE = (
     "On a language model a floor of 1.4 times the root mean square of the gradient cost 0.30 to 0.48 nats, one of 14 "
-    "times 0.76 to 0.93 (GPT-2 30M, 1,000 steps, weight decay 1e-6, best of three rates, one seed)."
+    "times 0.76 to 0.93 (GPT-2 30M, 1,000 steps, weight decay 1e-6, best of four rates, one seed)."
 )
 
 NO_FLOOR = 0.1

@@ -3,11 +3,13 @@
 from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
-    Experiment("floor", "a floor under the divisor, in every cell", (20_000, 20_000), f"{__name__}.run", gpu=True),
-    Experiment("floor-dial", "the dial, from no floor to SGD", (1200, 1200), f"{__name__}.dial", gpu=True),
+    Experiment(
+        "floor", "a floor under the divisor of all four optimizers", (20_000, 20_000), f"{__name__}.run", gpu=True
+    ),
+    Experiment("floor-dial", "accuracy by floor, from none to SGD", (1200, 1200), f"{__name__}.dial", gpu=True),
     Experiment(
         "floor-mnist",
-        "the dial on MNIST, from no floor to SGD",
+        "accuracy by floor on MNIST, from none to SGD",
         (200, 4.5),
         f"{__name__}.mnist",
         jobs=40,

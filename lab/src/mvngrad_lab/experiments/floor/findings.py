@@ -15,7 +15,7 @@ from mvngrad_lab.experiments.floor.judge import MARGIN
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_vertical, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, make_panel
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, Estimate, Verdict
 
 TITLES = {"floor": "A floor of 10⁻³ under the divisor", "none": "No floor"}
 
@@ -76,7 +76,7 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     if (strip := verdicts["floor-batch-128"].strip) is not None and (row := strip.rows[0]).interval is not None:
         interval = "{:.1f} to {:.1f}".format(*row.interval)
         others.append(
-            f"at batch 128 it adds {row.value:.1f} points (95%: {interval}; Adam and MVN-Grad, {row.n} seeds)"
+            f"at batch 128 a floor adds {row.value:.1f} points (95%: {interval}; Adam and MVN-Grad, {row.n} seeds)"
         )
     return " ".join(f"{_capitalize(sentence)}." for sentence in (f"{lead}: {numbers}", *others))
 
@@ -130,8 +130,9 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
     if different:
         parts.append(_describe_estimates(verdicts, equal, different))
     if undecided:
-        effects = _describe_estimates(verdicts, equal, undecided)
-        parts.append(f"{effects}; whether that is less than {MARGIN} points is undecided")
+        effects = {name: _get_estimate(verdicts[equal[name]]).value for name in undecided}
+        changes = " and ".join(f"{name} changes accuracy by {value:.2f} points" for name, value in effects.items())
+        parts.append(f"{changes}; whether that is less than {MARGIN} points is undecided")
     if same and differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
         gains = [row.value for row in strip.rows]
         parts.append(f"the floor is not worth the same in all four, {min(gains):.1f} to {max(gains):.1f} points")
@@ -153,10 +154,10 @@ def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
     if not (shares := get_shares_closed(decoupled, strength)):
         return ""
     share, *tuned = (f"{share:.0%}" for share in shares)
-    text = f"**Without a floor decoupled weight decay closes {share} of the gap**"
-    text += f", a tuned coefficient of coupled decay {tuned[0]}" if tuned else ""
+    text = f"**Decoupled weight decay alone gives {share} of what a floor adds**"
+    text += f", coupled decay with a tuned coefficient {tuned[0]}" if tuned else ""
     if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
-        text += f"; with decoupled decay a floor, at other betas, still adds {floor.strip.rows[0].value:.1f} points"
+        text += f"; with decoupled decay a floor still adds {floor.strip.rows[0].value:.1f} points, at other betas"
     return f"{text} (Adam and MVN-Grad)."
 
 
@@ -167,22 +168,26 @@ def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -
         return ""
     low, *_, high = sorted(row.value for row in verdict.strip.rows)
     return (
-        f"**A language model loses by a floor what images gain**: one of 1e-3 costs GPT-2 30M {low:.2f} to {high:.2f} "
+        f"**A floor that helps images hurts a language model**: one of 1e-3 costs GPT-2 30M {low:.2f} to {high:.2f} "
         "nats (1,000 steps of a stand-in text, one seed)."
     )
 
 
 def _describe_estimates(verdicts: Mapping[str, Verdict], claims: Mapping[str, str], names: Sequence[str]) -> str:
-    """What each of these adds, or costs if that is shown: the first estimate of its claim's verdict."""
+    """What each of these adds, or costs if that is shown."""
     parts = []
     for name in names:
-        strip = verdicts[claims[name]].strip
-        assert strip is not None
-        row = strip.rows[0]
+        row = _get_estimate(verdicts[claims[name]])
         assert row.interval is not None
         verb, sign = ("costs", -1) if max(row.interval) < 0 else ("adds", 1)
         parts.append(f"{name} {verb} {sign * row.value:.2f} points")
     return " and ".join(parts)
+
+
+def _get_estimate(verdict: Verdict) -> Estimate:
+    """The first estimate of a verdict that has some."""
+    assert verdict.strip is not None
+    return verdict.strip.rows[0]
 
 
 def draw_lead(result: dict[str, Any]) -> Figure | None:
@@ -264,7 +269,7 @@ def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str) -> 
         f"by {spread['none']:.1f} without"
     )
     caption = (
-        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: the paper's choice of floor, which is none for Adam and "
-        "LaProp; rates and betas are of our grid."
+        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: floor or none as in the paper (none for Adam and "
+        "LaProp), at the rates and betas that our grid selected."
     )
     return title, caption

@@ -3,5 +3,5 @@
 from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
-    Experiment("spike", "one gradient spike, and many, through the four cells", (0.3, 0.13), f"{__name__}.run"),
+    Experiment("spike", "one gradient spike, and many, with all four optimizers", (0.3, 0.13), f"{__name__}.run"),
 )

@@ -1,18 +1,28 @@
-"""The excess of the loss after a bad batch, and what is left of it at the end."""
+"""The excess of the loss after a bad batch, what is left of it at the end, and what clipping gains without one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.compare import FINAL, TOLERANCE, WINDOW, average
-from mvngrad_lab.experiments.spikes.judge import get_number, index_rows
+from mvngrad_lab.experiments.spikes.judge import LAST_AND_FIRST, get_number, index_rows
 from mvngrad_lab.recipe import NAMES
-from mvngrad_lab.report.figures.style import BOUND, LIGHT, MARKS, NARROW, SIZE, draw_curve, make_axes, number
+from mvngrad_lab.report.figures.style import (
+    BOUND,
+    LIGHT,
+    MARKS,
+    NARROW,
+    SIZE,
+    draw_curve,
+    label_rows,
+    make_axes,
+    number,
+)
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, Verdict
@@ -83,6 +93,57 @@ def draw_mnist(result: dict[str, Any]) -> list[Figure]:
     return figures
 
 
+def draw_unclipped(result: dict[str, Any]) -> list[Figure]:
+    """The final loss of each run, without clipping and with it, and the medians of each optimizer."""
+    at, parts = make_axes("final validation loss, nats (lower is better)", "", size=(4.7, 2.6), left=0.86), []
+    for row, (cell, name) in enumerate(NAMES.items()):
+        mark, medians = MARKS[name], _get_medians(result, cell)
+        for kind, median in medians.items():
+            losses = [loss for loss in result["losses"][cell][kind].values() if loss is not None]
+            fill = LIGHT["paper" if kind == "clipped" else mark.color]
+            at.plot(losses, [row] * len(losses), "|", color=LIGHT[mark.color], alpha=0.5)
+            at.plot(median, row, **{**mark.points, "markersize": 8, "markerfacecolor": fill})
+        parts.append(f"{name} {', '.join(f'{kind} {median:.3f}' for kind, median in medians.items())}")
+    label_rows(at, list(NAMES.values()))
+    caption = (
+        f"GPT-2 30M on a stand-in text, 500 steps, betas {recipes.TEXT_BETAS}, {_count_seeds(result)} seeds; "
+        f"{result['done']} of {result['of']} runs are done. Filled: median without clipping. Hollow: median with the "
+        "norm of the gradient clipped at 1. Thin lines: seeds."
+    )
+    title = "What clipping the norm gains without bad batches"
+    return [Figure(title, caption, (make_panel(at, title, f"{'; '.join(parts)}."),))]
+
+
+def _get_medians(result: Mapping[str, Any], cell: str) -> dict[str, float]:
+    """Of an optimizer's final losses, clipped and unclipped, as far as there are runs; a diverged one is infinite."""
+    return {
+        kind: quantile([inf if loss is None else loss for loss in losses.values()], 0.5)
+        for kind, losses in result["losses"].get(cell, {}).items()
+        if losses
+    }
+
+
+def _count_seeds(result: Mapping[str, Any]) -> int:
+    return len({seed for by_kind in result["losses"].values() for losses in by_kind.values() for seed in losses})
+
+
+def describe_unclipped(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
+    """What momentum last is worth to a language model without clipping, if the rules say that it is worth something."""
+    if any(verdicts[f"spikes-text-unclipped-{name}"].status != REPRODUCED for name in ("loss", "gain")):
+        return ""
+    medians = {cell: _get_medians(result, cell) for cell in NAMES}
+    losses = ", ".join(
+        f"{medians[last]['unclipped']:.2f} with {NAMES[last]} and {medians[first]['unclipped']:.2f} with {NAMES[first]}"
+        for last, first in LAST_AND_FIRST
+    )
+    low, *_, high = sorted(of["clipped"] for of in medians.values())
+    return (
+        f"**Without gradient clipping a language model ends lower with momentum last**: GPT-2 30M at {losses}; with "
+        f"the norm clipped at 1 all four end at {low:.2f} to {high:.2f} (betas {recipes.TEXT_BETAS}, 500 steps of a "
+        f"stand-in text, {_count_seeds(result)} seeds)."
+    )
+
+
 def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
     """What bad batches cost a language model, at the betas at which the theory separates the cells."""
     if verdicts["spikes-text-short-damage"].strip is None:
@@ -93,10 +154,12 @@ def describe_text(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> st
         name: [get_number(row, "damage") for row in shown if row["cell"] == cell] for cell, name in NAMES.items()
     }
     damages = {name: quantile(values, 0.5) for name, values in by_cell.items() if values}
-    costs = ", ".join(f"{name} {damages[name]:.2f}" for name in sorted(damages, key=damages.__getitem__, reverse=True))
+    costs = ", ".join(
+        f"{damages[name]:.2f} with {name}" for name in sorted(damages, key=damages.__getitem__, reverse=True)
+    )
     return (
-        f"In GPT-2 30M {words} at betas {_format_betas(result)}, where the theory separates LaProp and MVN-Grad from "
-        f"Adam: a loss times {recipes.SCALE:,.0f} in one step of {recipes.EVERY} costs {costs} nats "
+        f"At betas {_format_betas(result)}, where the theory separates LaProp and MVN-Grad from Adam, {words}: a loss "
+        f"times {recipes.SCALE:,.0f} in one step of {recipes.EVERY} costs GPT-2 30M, in nats, {costs} "
         f"({len({row['seed'] for row in shown})} seeds).{_describe_usual_text(verdicts)}"
     )
 
@@ -106,11 +169,15 @@ def _describe_usual_text(verdicts: Mapping[str, Verdict]) -> str:
     damage, clipping = (verdicts[f"spikes-text-{name}"] for name in ("damage", "clipping"))
     if damage.strip is None or clipping.strip is None:
         return ""
-    words = {REPRODUCED: "so it does", CAVEAT: "so it does", NOT_REPRODUCED: "it does not"}
+    words = {
+        REPRODUCED: "momentum last helps, too",
+        CAVEAT: "momentum last helps, too",
+        NOT_REPRODUCED: "momentum last does not help",
+    }
     clipped, free = (row.value for row in clipping.strip.rows[:2])
     return (
-        f" At {recipes.TEXT_BETAS} {words.get(damage.status, 'that is undecided')}; with the norm "
-        f"clipped bad batches cost {clipped:.2f} nats there, without {free:.2f}."
+        f" At {recipes.TEXT_BETAS} {words.get(damage.status, 'that is undecided')}; bad batches cost {free:.2f} nats "
+        f"there without clipping, {clipped:.2f} with the norm clipped."
     )
 
 
@@ -127,19 +194,21 @@ def describe_mnist(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> s
     )
     if usual.strip is not None:
         low, *_, high = sorted(row.value for row in usual.strip.rows)
-        text += f"; at {_format_betas(result['regimes']['usual'])} all four take {low:.0f}"
-        text += f" to {high:.0f}" if high > low else ""
+        betas = _format_betas(result["regimes"]["usual"])
+        # All steps up to the next bad batch stand for a run that does not recover.
+        text += f"; at {betas} "
+        text += f"all four take {low:.0f} to {high:.0f}" if high > low else f"none recovers within {high:.0f} steps"
     return f"{text}."
 
 
 def _choose_words(verdict: Verdict, what: str) -> str:
-    """What the verdict says of momentum after normalizing; `what` is a verb and its object."""
+    """What the verdict says of momentum last; `what` is a verb and its object."""
     verb, _, rest = what.partition(" ")
     return {
-        REPRODUCED: f"**momentum after normalizing {what}**",
-        CAVEAT: f"**momentum after normalizing {what}**, with a caveat,",
-        NOT_REPRODUCED: f"**momentum after normalizing does not {verb.removesuffix('s')} {rest}**",
-    }.get(verdict.status, f"it is **undecided** whether momentum after normalizing {what}")
+        REPRODUCED: f"**momentum last {what}**",
+        CAVEAT: f"**momentum last {what}** (with a caveat)",
+        NOT_REPRODUCED: f"**momentum last does not {verb.removesuffix('s')} {rest}**",
+    }.get(verdict.status, f"it is **undecided** whether momentum last {what}")
 
 
 def _format_betas(result: Mapping[str, Any]) -> str:
@@ -154,8 +223,13 @@ INJECTIONS = {
     "shuffled": "shuffled tokens",
     "repeated": "repeated token",
 }
-FINDINGS = {"spikes-text-short": (20, describe_text), "spikes-mnist": (45, describe_mnist)}
+FINDINGS = {
+    "spikes-text-unclipped": (19, describe_unclipped),
+    "spikes-text-short": (20, describe_text),
+    "spikes-mnist": (45, describe_mnist),
+}
 FIGURES = {
+    "spikes-text-unclipped": draw_unclipped,
     "spikes-text": partial(draw, task="text"),
     "spikes-text-short": partial(draw, task="text"),
     "spikes-images": partial(draw, task="images"),
