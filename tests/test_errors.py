@@ -107,6 +107,46 @@ def test_an_option_of_another_cell_is_refused(make, name, value):
             make(arguments[0], **arguments[1])
 
 
+SET_BY_HAND = {"eps_s": 0.1, "beta_mean": 0.5, "z_clip": 1.0, "lean": True}
+
+
+@pytest.mark.parametrize(("make", "name"), [(make, name) for make in OPTIMIZERS for name in make.rule.missing_options])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_option_of_another_cell_set_by_hand_stops_the_whole_step(make, name, steps):
+    """Most of them would change the rule: an Adam with lean=True would be lean MVN-Grad."""
+    value = SET_BY_HAND[name]
+    optimizer = make([{"params": parameters((3,))}, {"params": parameters((4,))}])
+    train(optimizer, steps)
+    optimizer.param_groups[1][name] = value
+    before = everything(optimizer)
+    message = f"^{make.__name__} has no {name}={value}; it belongs to .*MVN-Grad"
+    with pytest.raises(ValueError, match=message):
+        train(optimizer, 1)
+    with pytest.raises(ValueError, match=message):
+        optimizer.init_state()
+    assert equal(before, everything(optimizer))
+    del optimizer.param_groups[1][name]
+    train(optimizer, 1)
+
+
+@each_optimizer
+def test_a_misspelled_argument_names_the_class_and_the_closest_argument(make):
+    message = r"__init__\(\) got an unexpected keyword argument 'weigth_decay'. Did you mean 'weight_decay'\?$"
+    with pytest.raises(TypeError, match=f"^{make.__name__}.{message}"):
+        make(parameters((3,)), weigth_decay=0.1)
+    with pytest.raises(TypeError, match=rf"^{make.__name__}.__init__\(\) .* argument 'amsgrad'$"):
+        make(parameters((3,)), amsgrad=True)
+    with pytest.raises(TypeError, match=rf"^{make.__name__}.__init__\(\) missing a required argument: 'params'"):
+        make()
+
+
+def test_a_misspelled_argument_is_not_taken_for_one_of_another_cell():
+    with pytest.raises(TypeError, match=r"^Adam.__init__\(\) .* 'epss'. Did you mean 'eps'\?$"):
+        mvngrad.Adam(parameters((3,)), epss=1e-8)
+    with pytest.raises(TypeError, match=r"^AdaBelief.__init__\(\) .* 'leen'$"):
+        mvngrad.AdaBelief(parameters((3,)), leen=True)
+
+
 @pytest.mark.parametrize("make", [m for m in OPTIMIZERS if m.rule.centered], ids=lambda m: m.__name__)
 def test_variance_cells_reject_beta1_zero_with_the_reason(make):
     with pytest.raises(ValueError, match=r"betas\[0\]=0.* > 0 here: at 0 the mean m equals the gradient"):

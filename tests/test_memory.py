@@ -60,7 +60,7 @@ def test_one_large_tensor_needs_no_more_memory_than_in_torch(rule):
 def test_the_batch_bounds_temporaries_of_16_bit_parameters(rule, options, monkeypatch):
     if "z_clip" in options and not rule.momentum_last:
         return
-    monkeypatch.setattr(foreach, "BATCH", 4096)
+    monkeypatch.setattr(foreach, "MAX_COORDINATES", 4096)
     params = parameters(*[(64, 64)] * 8, *[(1000,)] * 8, dtype=torch.bfloat16)
     for p in params:
         p.grad = torch.ones_like(p)

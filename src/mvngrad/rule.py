@@ -97,7 +97,7 @@ SCALAR = Arithmetic(math.sqrt, max)
 """The rule on Python floats."""
 
 TINY = 1e-30
-"""Added to a correction of 0, so that 0/0 at the first step is 0; at later steps rounding absorbs it."""
+"""Avoids 0/0 at step 1, where 1 - beta^0 = 0; too small to change later steps."""
 
 LOG_OF_ZERO = -1e30
 """For backends that compute 1 - beta^t as -expm1(t log beta): finite, so that its product with 0 steps is 0."""
@@ -131,6 +131,8 @@ class Rule:
     """The name of the average whose root divides: v or s."""
     options: tuple[str, ...] = field(init=False)
     """The hyper-parameters of this cell that not every cell has."""
+    missing_options: tuple[str, ...] = field(init=False)
+    """The hyper-parameters of other cells that this one does not have."""
 
     def __post_init__(self) -> None:
         stores_mean = (self.centered or not self.momentum_last) and not self.lean
@@ -144,6 +146,7 @@ class Rule:
         object.__setattr__(self, "normalizer", "s" if self.centered else "v")
         object.__setattr__(self, "state_names", tuple(name for name, exists in names.items() if exists))
         object.__setattr__(self, "options", tuple(option for option, exists in options.items() if exists))
+        object.__setattr__(self, "missing_options", tuple(option for option in options if option not in self.options))
 
     def init(self, x: Array) -> dict[str, Array]:
         """The state before the first step of parameters x: zeros."""
@@ -167,16 +170,16 @@ class Rule:
             new["m"] = m = ops.lerp_(state["m"], g, 1 - hyper.mean_decay)  # m = b1 m + (1-b1) g
         elif self.lean:
             m = ops.lerp_(self.reconstruct_mean(state, t, hyper, ops), g, 1 - beta1)
-        spread = g - m if self.centered else g
-        r = ops.mul_(state[self.normalizer], beta2)
-        r = ops.addcmul_(r, spread, spread, 1 - beta2)  # r = b2 r + (1-b2) spread^2, plus eps_s
+        deviation = g - m if self.centered else g  # from the mean m, or from 0
+        r = ops.mul_(state[self.normalizer], beta2)  # r is s or v, the average of deviation^2
+        r = ops.addcmul_(r, deviation, deviation, 1 - beta2)  # r = b2 r + (1-b2) deviation^2, plus eps_s
         if may_be_nonzero(hyper.eps_s):
             r = ops.add_(r, hyper.eps_s)
         new[self.normalizer] = r
-        root = ops.sqrt_into(spread, r) if self.centered else ops.sqrt(r)
+        root = ops.sqrt_into(deviation, r) if self.centered else ops.sqrt(r)
 
-        c_m, c_v = ops.correction(beta1, t), ops.correction(beta2, t)
-        k = c_v**0.5
+        c_m, c_v = ops.correction(beta1, t), ops.correction(beta2, t)  # bias corrections: of m and u, and of r
+        k = c_v**0.5  # sqrt(r) / k = sqrt(r/c_v)
         if not self.momentum_last:
             root = ops.add_(ops.div_(root, k), hyper.eps)  # sqrt(r/c_v) + eps, in torch's order
             return ops.addcdiv_(x, m, root, -lr / c_m), new

@@ -110,6 +110,9 @@ def test_a_training_dominated_by_signal(cell):
     (group,) = diagnosis.groups
     variance = cell in ("AdaBelief", "MVN-Grad")
     assert group["sign collapse"].verdict == ("avoided" if variance else "present")
+    if not variance:
+        cost = "such a floor cost a language model 0.30 nats or more (GPT-2 30M, one seed)."
+        assert group.action == f"Divide by the variance (AdaBelief, MVN-Grad). A larger eps also avoids it, but {cost}"
     assert group["normalizer"].verdict == "variance"
     if cell == "LaProp":  # keeps no m
         assert group["signal"].verdict == "cannot tell"
@@ -264,14 +267,18 @@ def test_what_the_records_decide_is_said():
         (make, each): diagnose(train_with_monitor(make, each)[2]).groups[0]["choice of optimizer"]
         for make, each in ((mvngrad.Adam, noise), (mvngrad.Adam, signal), (mvngrad.LaProp, signal))
     }
+    theory = (
+        " This is the theory of the paper, and does not predict which optimizer reaches the lowest loss: on a language "
+        "model none was shown to be ahead of all others (GPT-2 30M, three seeds)."
+    )
     assert [(each.verdict, each.because) for each in groups.values()] == [
         ("cannot tell", "The records favour none of Adam, LaProp, AdaBelief and MVN-Grad."),
-        ("MVN-Grad", "The records decide the normalizer and the order of momentum."),
-        ("AdaBelief or MVN-Grad", "The records decide the normalizer, but not the order of momentum."),
+        ("MVN-Grad", f"The records decide the normalizer and the order of momentum.{theory}"),
+        ("AdaBelief or MVN-Grad", f"The records decide the normalizer, but not the order of momentum.{theory}"),
     ]
     records = train_with_monitor(mvngrad.Adam, noise_with_spike, betas=(0.95, 0.6))[2]
     choice = diagnose(records).groups[0]["choice of optimizer"]
-    assert choice.because == "The records decide the order of momentum, but not the normalizer."
+    assert choice.because == f"The records decide the order of momentum, but not the normalizer.{theory}"
     assert choice.verdict == "MVN-Grad or LaProp"
 
 

@@ -257,7 +257,7 @@ def test_a_gradient_that_is_not_finite_is_a_spike_without_size():
     json.dumps(records, allow_nan=False)
 
 
-# Sums that the kernel leaves
+# Sums that the kernel writes
 
 CELLS = [*((make, {}) for make in PLAIN), (mvngrad.MVNGrad, {"lean": True})]
 
@@ -265,7 +265,7 @@ CELLS = [*((make, {}) for make in PLAIN), (mvngrad.MVNGrad, {"lean": True})]
 @each_device
 @pytest.mark.parametrize("state_dtype", [None, *NARROW.values()], ids=str)
 @pytest.mark.parametrize(("make", "options"), CELLS, ids=[*(make.__name__ for make in PLAIN), "lean"])
-def test_sums_left_by_the_kernel_match_the_state_and_change_no_bit(make, options, state_dtype, device, by_kernel):
+def test_sums_written_by_the_kernel_match_the_state_and_change_no_bit(make, options, state_dtype, device, by_kernel):
     options = {"lr": 0.01, "weight_decay": 0.1, "maximize": True, "state_dtype": state_dtype, **options}
     plain, followed, again = (make(parameters((1500,), (40, 3), (7,), (0,), device=device), **options) for _ in "123")
     followed.sum_readers = again.sum_readers = 1

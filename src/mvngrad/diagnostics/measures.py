@@ -82,7 +82,7 @@ def measure_sample(
     """The measures of a sample of averages; None for those that this cell's state does not give.
 
     The sample has `counts` coordinates of parameters with these `names`. `resolved` is the smallest variance that can
-    be read beside the floor; where it is smaller, this bound stands for it, and `snr` is too small.
+    be read beside the floor; smaller variances are replaced by this bound, so `snr` is underestimated.
     """
     average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
     live_counts, sampled = list(counts), average.numel()

@@ -44,7 +44,7 @@ class Monitor:
 
     At a recorded step, a fixed random sample of `sample` coordinates of each group is copied to the host, in one copy
     from each device. At every other step, the norm of the gradient and a few hundred coordinates of the state are
-    stored on the device, without waiting (our CUDA kernel leaves the norm and the size of the whole update itself);
+    stored on the device, without waiting (our CUDA kernel writes the norm and the size of the whole update itself);
     with `follow=False` nothing is done, and spikes are not recorded. While a CUDA graph is captured or a step is
     compiled the monitor does nothing. Replays and compiled steps call no hook: call `record` between them.
 
@@ -113,7 +113,7 @@ class Monitor:
         self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
         self._sums_source: RuleOptimizer | None = None
-        """The optimizer, if its kernel can leave the sums that spikes are found by."""
+        """The optimizer, if its kernel can write the sums that spikes are found by."""
         if follow and isinstance(optimizer, RuleOptimizer):
             optimizer.sum_readers += 1
             self._sums_source = optimizer
@@ -132,7 +132,7 @@ class Monitor:
             self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
 
     def get_sums(self, group: int) -> list[tuple[StepSums, int]]:
-        """The sums that the last step of a group left; empty without a kernel that leaves them."""
+        """The sums that the last step of a group wrote; empty without a kernel that writes them."""
         return [] if self._sums_source is None else self._sums_source.get_sums(group)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class _NotedStep(NamedTuple):
 
     step: int
     sums: list[tuple[StepSums, int]]
-    """The sums that the step left, if a kernel took it; the rest is for the other steps."""
+    """The sums that the step wrote, if a kernel took it; the rest is for the other steps."""
     norms: Tensor | None = None
     """The gradient norm of each parameter that had a gradient."""
     row: Tensor | None = None

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 TORCH_NAMES = {"step": "step", "exp_avg": "m", "exp_avg_sq": "v"}
 """Our names for the state of torch.optim.Adam."""
+LOAD_FROM_ADAMW = (
+    "load mvngrad.from_adamw(optimizer, state_dict) or, in a framework that loads it, call "
+    "optimizer.register_load_state_dict_pre_hook(mvngrad.from_adamw) before"
+)
+"""What to do with a state_dict of AdamW."""
 AS_FLOATS = "int8 as float32"
 """The `state_dtype` in a state_dict whose 8-bit state is saved as floats, because parameters are sharded."""
 CODES, SCALE, LAYOUT = "unsharded_int8_codes (load other checkpoints into float32 state first)", "scale", "layout"
@@ -49,7 +54,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
         name = type(optimizer).__name__
         remedy = f"; load mvngrad.convert_state_dict(state_dict, {own_groups[0]['state_dtype']!r})"
         if optimizer.rule != ADAM:
-            remedy = f", and {name} has {_list_state(optimizer)}: load mvngrad.from_adamw(optimizer, state_dict)"
+            remedy = f", and {name} has {_list_state(optimizer)}: {LOAD_FROM_ADAMW}"
         raise ValueError(f"not a state_dict of {name}: it has exp_avg, as torch.optim's do{remedy}")
     states = {key: unpack_blocks(saved) for key, saved in states.items()}
     check_sizes(groups, own_groups)
@@ -149,10 +154,10 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
     """The saved group, completed from the optimizer's own; a ValueError if the optimizer cannot have it."""
     name, rule = type(optimizer).__name__, optimizer.rule
     needed = {"lr", "betas", "eps", "weight_decay", *rule.options} - {"lean"}
-    foreign = {option for cell in CELLS for option in cell.options if option in saved} - {*rule.options}
+    foreign = {option for option in rule.missing_options if option in saved}
     if foreign or not needed <= saved.keys():
         differs = sorted(foreign or needed - saved.keys())
-        remedy = "; if it is AdamW's, load mvngrad.from_adamw(optimizer, state_dict)" if "amsgrad" in saved else ""
+        remedy = f"; if it is AdamW's, {LOAD_FROM_ADAMW}" if "amsgrad" in saved else ""
         if "betas" not in saved:
             remedy = "; of other optimizers only Adam and AdamW can be converted (mvngrad.from_adamw)"
         raise ValueError(f"not a state_dict of {name}: a group {'has' if foreign else 'lacks'} {differs}{remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -40,7 +41,7 @@ def get_options(group: Group) -> tuple[Any, ...]:
 
 
 class TensorKey:
-    """Addresses and layouts of tensors, without references to them. What was derived from them holds while they match.
+    """Addresses and layouts of tensors, without references to them.
 
     A layout is everything else that a kernel relies on: Python type, shape, strides, dtype, device, and the negative
     and conjugate bits. Each check is one pass in C, because every step checks every tensor.
@@ -67,13 +68,29 @@ def get_addresses(tensors: Iterable[Tensor]) -> list[int] | None:
         return None
 
 
+@dataclass
+class InputsKey:
+    """What the inputs of a group were collected from. While it matches, they are the same but for the values."""
+
+    options: tuple[Any, ...]
+    """See `get_options`."""
+    has_grad: list[bool]
+    """For each parameter of the group, whether it has a gradient."""
+    params: TensorKey
+    grads: TensorKey
+    """Updated by `refresh` if gradients only have other addresses, strides or dtypes: inputs stay valid."""
+    state_addresses: list[int]
+    """Without layouts: most tensors of a step are state, and comparing their layouts too would add a third to the
+    host's time. State whose strides change in place, at its address, is not noticed."""
+
+
 def view_state_as_real(state: State) -> State:
     """Real views of the same memory, for tensors that are complex."""
     return {name: list(map(view_as_real, tensors)) for name, tensors in state.items()}
 
 
 class StepSums:
-    """Sums that a kernel leaves at each step: of squared gradients, and of squared changes of x over lr.
+    """Sums that the CUDA kernel writes at each step: of squared gradients, and of squared changes of x over lr.
 
     Each program of the kernel writes two partial sums to the row of the step. They are added up, in a fixed order, when
     the rows are used up or when `get_totals` reads them; later steps need another `StepSums`.
@@ -107,11 +124,11 @@ class StepSums:
         return self._partial[row]
 
     def __len__(self) -> int:
-        """The number of steps that left their sums."""
+        """The number of steps that wrote their sums."""
         return self._used
 
     def get_totals(self) -> Tensor:
-        """The two sums of each step, on the device; no further step can leave its sums here."""
+        """The two sums of each step, on the device; no further step can write its sums here."""
         if self._partial is not None:
             self._totals = self._partial[: self._used].sum(1, dtype=torch.float64)
             self._partial = None
@@ -123,7 +140,7 @@ class StepInputs:
     """The tensors of one step of one group, and what a backend derived from their addresses.
 
     A group keeps its `StepInputs` from step to step. `refresh` fetches the current tensors and says whether the key
-    still matches; after the step `release` drops them. So tensors that the optimizer no longer has are freed.
+    still matches; after the step `drop_tensors` drops them. So tensors that the optimizer no longer has are freed.
 
     All tensors are local parts of sharded ones, and complex ones are viewed as real.
     """
@@ -156,29 +173,28 @@ class StepInputs:
         """Whether an address differs from the step before; backends that use addresses set it to False."""
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
-        self.leaves_sums = False
-        """Whether the CUDA kernel leaves sums; other backends leave none."""
+        self.writes_sums = False
+        """Whether the CUDA kernel writes sums; other backends write none."""
         self.sums: list[tuple[StepSums, int]] = []
-        """The sums that the last step left, each with the row of that step."""
+        """The sums that the last step wrote, each with the row of that step."""
         self.captured: list[Any] = []
         """What CUDA graphs read and write at every replay, owned by the optimizer for as long as it lives."""
         self.sharded: list[Tensor] = []
         """The DTensors whose local parts are in `params`."""
         self.has_complex = False
-        # What `remember` finds out and `refresh` compares. Without a key, inputs are collected at every step.
-        self.key: TensorKey | None = None
-        self.grad_key: TensorKey
-        self.state_addresses: list[int] | None = None
-        self.options: tuple[Any, ...] = ()
-        self.gradient_mask: list[bool] = []
-        """For each parameter of the group, whether it had a gradient."""
-        self.has_sharded = self.needs_selection = False
-        self.first_position = 0
-        """The position of this group's first parameter in the optimizer's state, where the others usually follow."""
-        # Where `_iterate_stored` reads, from `refresh` to `release`.
-        self._members: list[Tensor] = []
-        self._optimizer_state: Mapping[Tensor, dict[str, Tensor]] = {}
+        self.key: InputsKey | None = None
+        """Computed by `remember`, compared by `refresh`. Without a key, inputs are collected at every step."""
+        # How `refresh` and `_iterate_stored` fetch the tensors
+        self._has_sharded = False
+        self._filters_params = False
+        """Whether `refresh` looks for parameters without gradients: not if all had one, and none is sharded."""
+        self._first_position = 0
+        """The position in the optimizer's state of the first parameter with a gradient; the others usually follow."""
         self._get_values: Callable[[Any], tuple[Tensor, ...]]
+        # Where `_iterate_stored` reads, from `refresh` to `drop_tensors`
+        self._params_with_grad: list[Tensor] = []
+        """The parameters of the group that have gradients. `params` are the local parts of these."""
+        self._optimizer_state: Mapping[Tensor, dict[str, Tensor]] = {}
 
     @property
     def state(self) -> State:
@@ -215,23 +231,21 @@ class StepInputs:
 
     def remember(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> None:
         """Compute the key of tensors that were just collected, and resolve gradients that are negated views."""
-        members = group["params"]
-        self.options = get_options(group)
+        has_grad = [param.grad is not None for param in group["params"]]
+        params_with_grad = list(compress(group["params"], has_grad))
+        self.sharded = list(filter(is_sharded, params_with_grad))
+        self._has_sharded = bool(self.sharded)
+        self._filters_params = self._has_sharded or not all(has_grad)
         self._get_values = itemgetter("step", *self.names)
-        self.gradient_mask = [member.grad is not None for member in members]
-        members = list(compress(members, self.gradient_mask))
-        self.first_position = next((i for i, param in enumerate(state) if members and param is members[0]), 0)
-        self.sharded = list(filter(is_sharded, members))
-        self.has_sharded = bool(self.sharded)
-        self.needs_selection = self.has_sharded or not all(self.gradient_mask)
-        if not self.differentiable:
-            # Only addresses of state are compared: most tensors of a step are state, and comparing their layouts too
-            # would add a third to the host's time. State whose strides change in place, at its address, is not noticed.
-            stored = chain.from_iterable(zip(self.steps, *self.state.values(), strict=True))
-            self.state_addresses = get_addresses(stored)
-            self.key = None if self.state_addresses is None else TensorKey(self.params)
-            self.grads = list(map(resolve_bits, self.grads))
-            self.grad_key = TensorKey(self.grads)
+        first = params_with_grad[0] if params_with_grad else None
+        self._first_position = next((i for i, param in enumerate(state) if param is first), 0)
+        if self.differentiable:
+            return
+        self.grads = list(map(resolve_bits, self.grads))
+        stored = chain.from_iterable(zip(self.steps, *self.state.values(), strict=True))
+        if (state_addresses := get_addresses(stored)) is not None:
+            params, grads = TensorKey(self.params), TensorKey(self.grads)
+            self.key = InputsKey(get_options(group), has_grad, params, grads, state_addresses)
 
     def refresh(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
         """Fetch the current tensors; False if they must be collected again, because more than values has changed.
@@ -239,31 +253,32 @@ class StepInputs:
         Gradients may change their addresses, strides and dtypes, but must not appear, disappear or be sparse.
         """
         self.sums = []
-        if self.key is None or self.options != get_options(group):
+        key = self.key
+        if key is None or key.options != get_options(group):
             return False
-        params = members = group["params"]
-        grads = list(map(_get_grad, members))
-        if self.needs_selection:
-            if self.gradient_mask != [grad is not None for grad in grads]:
+        params = params_with_grad = group["params"]
+        grads = list(map(_get_grad, params))
+        if self._filters_params:
+            if key.has_grad != [grad is not None for grad in grads]:
                 return False
-            params = members = list(compress(members, self.gradient_mask))
-            grads = list(compress(grads, self.gradient_mask))
-        self._state_and_steps, self._members, self._optimizer_state = None, members, state
-        if self.has_sharded:
-            self.sharded = list(filter(is_sharded, members))
-            grads = list(map(get_local_like, grads, members))
-            params = list(map(get_local, members))
-        if not self.key.matches(params) or self.state_addresses != get_addresses(self._iterate_stored()):
+            params = params_with_grad = list(compress(params, key.has_grad))
+            grads = list(compress(grads, key.has_grad))
+        self._state_and_steps, self._params_with_grad, self._optimizer_state = None, params_with_grad, state
+        if self._has_sharded:
+            self.sharded = list(filter(is_sharded, params_with_grad))
+            grads = list(map(get_local_like, grads, params_with_grad))
+            params = list(map(get_local, params_with_grad))
+        if not key.params.matches(params) or key.state_addresses != get_addresses(self._iterate_stored()):
             return False
-        if not self.grad_key.has_layouts(grads):
+        if not key.grads.has_layouts(grads):
             layouts = set(map(getattr, grads, repeat("layout"), repeat(None)))
             if layouts != {torch.strided} or any(map(is_wrapper, grads)):
                 return False
             self.addresses_changed, self.plan = True, None
             grads = list(map(resolve_bits, grads))
-            self.grad_key = TensorKey(grads)
-        elif (addresses := get_addresses(grads)) != self.grad_key.addresses:
-            self.addresses_changed, self.grad_key.addresses = True, addresses
+            key.grads = TensorKey(grads)
+        elif (addresses := get_addresses(grads)) != key.grads.addresses:
+            self.addresses_changed, key.grads.addresses = True, addresses
         self.params, self.grads = params, grads
         if self.has_complex:
             self.view_complex_as_real()
@@ -271,17 +286,17 @@ class StepInputs:
 
     def _iterate_stored(self) -> Iterable[Tensor]:
         """The step count and the state of each parameter in turn, from the optimizer's state."""
-        members, state, first = self._members, self._optimizer_state, self.first_position
-        if all(map(is_, islice(state, first, None), members)):
-            states: Iterable[Any] = islice(state.values(), first, first + len(members))
+        params, state, first = self._params_with_grad, self._optimizer_state, self._first_position
+        if all(map(is_, islice(state, first, None), params)):
+            states: Iterable[Any] = islice(state.values(), first, first + len(params))
         else:  # slower: the hash of a tensor is a Python function
-            states = map(state.get, members)
+            states = map(state.get, params)
         stored = chain.from_iterable(map(self._get_values, states))
-        return map(get_local, stored) if self.has_sharded else stored
+        return map(get_local, stored) if self._has_sharded else stored
 
-    def release(self) -> None:
+    def drop_tensors(self) -> None:
         """Drop the tensors after a step."""
-        self.params, self.grads, self.sharded, self._members = [], [], [], []
+        self.params, self.grads, self.sharded, self._params_with_grad = [], [], [], []
         self._state_and_steps, self._optimizer_state = None, {}
         self.grad_scale = self.found_inf = None
 

@@ -25,7 +25,15 @@ from mvngrad.optim.formats import (
     parse_state_dtype,
 )
 from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, StepSums, make_hyper, read_lr
-from mvngrad.optim.options import OPTIONS, check_group, check_number, check_param, rounds_params
+from mvngrad.optim.options import (
+    OPTIONS,
+    check_group,
+    check_missing_options,
+    check_number,
+    check_param,
+    name_called_class,
+    rounds_params,
+)
 from mvngrad.optim.tensors import get_local, get_local_like, is_wrapper
 from mvngrad.rule import LEAN, Rule
 
@@ -36,8 +44,9 @@ class RuleOptimizer(Optimizer):
     rule: ClassVar[Rule]
     decoupled: ClassVar[bool] = False
     sum_readers = 0
-    """How many Monitors read the sums that a kernel leaves; copies of the optimizer have none."""
+    """Number of attached Monitors that read the kernel's sums; not copied with the optimizer."""
 
+    @name_called_class
     def __init__(
         self,
         params: ParamsT,
@@ -119,7 +128,7 @@ class RuleOptimizer(Optimizer):
         defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
         self._sums: dict[int, list[tuple[StepSums, int]]] = {}
-        """By the index of a group, the sums that the last step left, each with the row of that step."""
+        """By the index of a group, the sums that the last step wrote, each with the row of that step."""
         self._new_sums: dict[int, list[tuple[StepSums, int]]] = {}
         """The same of a step that has not ended: with `release_gradients`, steps begin in backward."""
         self.gradient_release: Any = None
@@ -176,6 +185,7 @@ class RuleOptimizer(Optimizer):
         torch.distributed.checkpoint creates missing state by a hidden step with zero gradients, which counts as a
         step and adds eps_s to s. Call this before a checkpoint at step 0, and there is no hidden step.
         """
+        self._check_missing_options(self.param_groups)
         for group in self.param_groups:
             for param in group["params"]:
                 if param.requires_grad:
@@ -277,6 +287,7 @@ class RuleOptimizer(Optimizer):
 
     def step_groups(self, groups: list[Group], cached: list[StepInputs]) -> None:
         """Step the parameters of `groups` that have gradients; `cached` has the inputs of their last step."""
+        self._check_missing_options(groups)
         all_inputs = self._collect_inputs(groups, cached)
         try:
             pairs = zip(groups, all_inputs, strict=True)  # all of them first: a bad option stops the whole step
@@ -290,7 +301,14 @@ class RuleOptimizer(Optimizer):
                     torch.autograd.graph.increment_version(inputs.sharded)
         finally:
             for inputs in all_inputs:
-                inputs.release()
+                inputs.drop_tensors()
+
+    def _check_missing_options(self, groups: list[Group]) -> None:
+        """Raise a ValueError if an option of another cell was set in a group by hand: it would change the rule."""
+        for group in groups:
+            for option in self.rule.missing_options:  # a loop: any() of a generator takes three times as long
+                if option in group:
+                    check_missing_options(group, self.rule, type(self).__name__)
 
     def _check_capture(self) -> None:
         """Call torch's check of `capturable`, which is slow, unless it could neither raise nor warn."""
@@ -310,7 +328,7 @@ class RuleOptimizer(Optimizer):
                 cached[i : i + 1] = [self._collect_group(i, group)]
             cached[i].grad_scale = getattr(self, "grad_scale", None)  # GradScaler sets both
             cached[i].found_inf = getattr(self, "found_inf", None)
-            cached[i].leaves_sums = self.sum_readers > 0
+            cached[i].writes_sums = self.sum_readers > 0
         return cached
 
     def _collect_group(self, index: int, group: Group) -> StepInputs:
@@ -380,7 +398,7 @@ class RuleOptimizer(Optimizer):
             inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, get_step_dtype())
 
     def get_sums(self, index: int) -> list[tuple[StepSums, int]]:
-        """The sums that the last step of a group left, each with the row of that step; empty if it left none."""
+        """The sums that the last step of a group wrote, each with the row of that step; empty if it wrote none."""
         return self._sums.get(index, [])
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,16 +19,42 @@ from mvngrad.optim.inputs import LEAN_WITH_BETA_MEAN, TENSOR_OPTIONS, Group, mak
 from mvngrad.optim.tensors import is_flat_shard
 from mvngrad.rule import CELLS, Hyper, Rule
 
+Init = TypeVar("Init", bound=Callable[..., None])
+
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
 """Arguments that not every cell has, with their defaults in those that do."""
 
 
+def name_called_class(init: Init) -> Init:
+    """Decorate an `__init__`: a TypeError about its arguments names the class that was called, not the base class."""
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            _check_arguments(init, self, args, kwargs)
+            raise
+
+    return cast(Init, wrapped)
+
+
+def _check_arguments(init: Callable[..., None], owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise a TypeError if arguments do not fit a signature; it suggests the argument whose name is closest."""
+    signature = inspect.signature(init)
+    try:
+        signature.bind(owner, *args, **kwargs)
+    except TypeError as error:
+        names = [name for name in signature.parameters if name not in ("self", *owner.rule.missing_options)]
+        unknown = next((name for name in kwargs if name not in signature.parameters), "")
+        similar = difflib.get_close_matches(unknown, names, n=1)
+        hint = f". Did you mean {similar[0]!r}?" if similar else ""
+        raise TypeError(f"{type(owner).__name__}.__init__() {error}{hint}") from None
+
+
 def check_group(group: Group, rule: Rule, decoupled: bool, name: str) -> None:
     """Raise a ValueError if an option of a group is invalid for a cell; the message begins with the class's `name`."""
-    for option in OPTIONS:
-        if option in group and option not in rule.options:
-            owners = ", ".join(cell.name for cell in CELLS if option in cell.options)
-            raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
+    check_missing_options(group, rule, name)
     _check_decay(group, decoupled, name)
     if group.get("lean") and group["beta_mean"] is not None:
         raise ValueError(f"{name}: {LEAN_WITH_BETA_MEAN}")
@@ -34,6 +63,14 @@ def check_group(group: Group, rule: Rule, decoupled: bool, name: str) -> None:
     enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
     if len(enabled) > 1:
         raise ValueError(f"{name}: {enabled[0]}=True and {enabled[1]}=True exclude each other; choose one")
+
+
+def check_missing_options(group: Group, rule: Rule, name: str) -> None:
+    """Raise a ValueError if a group has an option that only other cells have."""
+    for option in rule.missing_options:
+        if option in group:
+            owners = ", ".join(cell.name for cell in CELLS if option in cell.options)
+            raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
 
 
 def _check_decay(group: Group, decoupled: bool, name: str) -> None:

@@ -13,8 +13,8 @@ from mvngrad.optim.inputs import StepInputs
 from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
 
-BATCH = 2**25
-"""The most coordinates stepped at once: enough to fill a device."""
+MAX_COORDINATES = 2**25
+"""The most coordinates that are stepped at once: enough to fill a device."""
 
 
 class Tensors:
@@ -124,60 +124,60 @@ def _repeat_number(factor: Any, a: Tensors) -> Any:
 FOREACH = Foreach(_sqrt, _maximum_)
 
 
-def get_batch_size(inputs: StepInputs, hyper: Hyper) -> int:
-    """Coordinates stepped at once: temporaries of full width stay within one model, as in torch's Adam."""
+def get_max_coordinates(inputs: StepInputs, hyper: Hyper) -> int:
+    """The most coordinates to step at once: temporaries of full width stay within one model, as in torch's Adam."""
     own_gradients = hyper.maximize or (hyper.weight_decay != 0 and not hyper.decoupled)
     temporaries = 1 + own_gradients + inputs.rule.lean + (hyper.z_clip is not None)
-    return min(BATCH, -(-sum(param.numel() for param in inputs.params) // temporaries) or 1)
+    return min(MAX_COORDINATES, -(-sum(param.numel() for param in inputs.params) // temporaries) or 1)
 
 
-def make_batches(inputs: StepInputs, hyper: Hyper) -> list[tuple[float | None, list[int]]]:
-    """Batches of one device, dtype, dtype of state and step count: the count after the step, and the indices.
+def make_selections(inputs: StepInputs, hyper: Hyper) -> list[tuple[float | None, list[int]]]:
+    """Lists of indices of parameters to step at once, each with the step count after the step; None on the device.
 
-    The count is None if it is on the device.
+    The parameters of a list have one device, dtype, dtype of state and step count.
     """
     first_state = inputs.state[inputs.rule.state_names[0]]
-    limit = get_batch_size(inputs, hyper)
-    batches: list[tuple[float | None, list[int]]] = []
-    last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # by key, the last batch and its coordinates
+    limit = get_max_coordinates(inputs, hyper)
+    selections: list[tuple[float | None, list[int]]] = []
+    last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # by key, the last one and its coordinates
     for i, (param, count) in enumerate(zip(inputs.params, inputs.steps, strict=True)):
         host_step = None if inputs.capturable or count.is_cuda else count.item() + 1
         key = param.device, param.dtype, first_state[i].dtype, host_step
-        batch, size = last.get(key, ([], 0))
-        if not batch or size + param.numel() > limit:
-            batch, size = [], 0
-            batches.append((host_step, batch))
-        batch.append(i)
-        last[key] = batch, size + param.numel()
-    return batches
+        selection, size = last.get(key, ([], 0))
+        if not selection or size + param.numel() > limit:
+            selection, size = [], 0
+            selections.append((host_step, selection))
+        selection.append(i)
+        last[key] = selection, size + param.numel()
+    return selections
 
 
 def step(inputs: StepInputs, hyper: Hyper) -> None:
     """As the eager step, for many parameters of one device, dtype, dtype of state and step count at a time."""
-    for host_step, batch in make_batches(inputs, hyper):
-        step_batch(inputs, hyper, batch, host_step)
+    for host_step, selection in make_selections(inputs, hyper):
+        step_selection(inputs, hyper, selection, host_step)
 
 
-def step_batch(inputs: StepInputs, hyper: Hyper, batch: list[int], host_step: float | None) -> None:
-    """Step the parameters at the indices `batch`; `host_step` is their count after the step, None on the device."""
+def step_selection(inputs: StepInputs, hyper: Hyper, selection: list[int], host_step: float | None) -> None:
+    """Step the parameters at the indices `selection`; `host_step` is their count after the step, None on the device."""
     rule, rounding = inputs.rule, inputs.rounding
-    counts = [inputs.steps[i] for i in batch]
+    counts = [inputs.steps[i] for i in selection]
     on_device = host_step is None
     if on_device:
         torch._foreach_add_(counts, 1)
-    params = [inputs.params[i] for i in batch]
+    params = [inputs.params[i] for i in selection]
     dtype = arithmetic_dtype(params[0])
-    stored = [{name: tensors[i] for name, tensors in inputs.state.items()} for i in batch]
+    stored = [{name: tensors[i] for name, tensors in inputs.state.items()} for i in selection]
     narrow = stored[0][rule.state_names[0]].dtype != dtype
     loaded = [load_state(rule.state_names, each, dtype) for each in stored] if narrow else stored
     old = {name: Tensors([each[name] for each in loaded]) for name in rule.state_names}
     converted = dtype != params[0].dtype
     x = Tensors([param.to(dtype) for param in params] if converted else params)
-    g = Tensors([inputs.grads[i].to(dtype) for i in batch])
+    g = Tensors([inputs.grads[i].to(dtype) for i in selection])
     t = Tensors([count.to(dtype) for count in counts]) if on_device else host_step
     x, new = rule.update(x, g, old, t, hyper, FOREACH)
     if narrow or rounding.params:
-        for j, i in enumerate(batch):
+        for j, i in enumerate(selection):
             param, state, count = params[j], stored[j], counts[j] if on_device else host_step
             noise = rounding.make_noise(inputs.indices[i], count, param, state[rule.state_names[0]])
             values = {name: value.items[j] for name, value in new.items()}

@@ -1,7 +1,7 @@
 """How the two kernels reach tensors: through a table of addresses.
 
 The table has a `Row` for each kind of tensor and a column for each parameter. The Triton kernel and the C++ kernel read
-the same table. A `Batch` is what one call of a kernel steps.
+the same table. A `KernelCall` is what one call of a kernel steps.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def make_row(addresses: Sequence[int]) -> Tensor:
     return torch.frombuffer(array("q", addresses), dtype=torch.int64)
 
 
-class Batch:
-    """Parameters on one device and of one dtype; their gradients have one dtype too, and so has their state.
+class KernelCall:
+    """What one call of a kernel steps: parameters on one device, of one dtype, one of gradients and one of state.
 
-    A batch outlives a step, so it keeps no reference to these tensors.
+    It outlives a step, so it keeps no reference to these tensors.
     """
 
     def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
@@ -104,7 +104,7 @@ class Batch:
             )
 
     def select(self, inputs: StepInputs) -> tuple[list[Tensor], list[Tensor], State, list[Tensor]]:
-        """Parameters, gradients, state and step counts of this batch."""
+        """Parameters, gradients, state and step counts of this call."""
         chosen = self.selection
         if chosen is None:
             return inputs.params, inputs.grads, inputs.state, inputs.steps
@@ -112,7 +112,8 @@ class Batch:
         return params, grads, {name: [each[i] for i in chosen] for name, each in inputs.state.items()}, steps
 
     def get_gradient_addresses(self, inputs: StepInputs) -> list[int]:
-        addresses = inputs.grad_key.addresses or []
+        assert inputs.key is not None
+        addresses = inputs.key.grads.addresses or []
         return addresses if self.selection is None else [addresses[i] for i in self.selection]
 
     def make_table(self, inputs: StepInputs) -> tuple[Tensor, list[Copy]]:
@@ -129,15 +130,15 @@ class Batch:
         return torch.tensor([each or [0] * self.count for each in addresses], device="cpu"), copies
 
 
-AnyBatch = TypeVar("AnyBatch", bound=Batch)
+AnyCall = TypeVar("AnyCall", bound=KernelCall)
 
 
-def make_batches(
-    inputs: StepInputs, make: Callable[[StepInputs, list[int] | None], AnyBatch]
-) -> tuple[list[AnyBatch], list[int]]:
-    """One batch for each device and set of dtypes, and the indices of the empty parameters, which need none.
+def make_kernel_calls(
+    inputs: StepInputs, make: Callable[[StepInputs, list[int] | None], AnyCall]
+) -> tuple[list[AnyCall], list[int]]:
+    """One call for each device and set of dtypes, and the indices of the empty parameters, which need none.
 
-    Parameters with the same memory are in different batches, because a kernel steps those of a batch at the same time.
+    Parameters with the same memory are in different calls, because a kernel steps those of a call at the same time.
     """
     selections: dict[tuple[Any, ...], list[int]] = {}
     empty = []
@@ -156,7 +157,7 @@ def make_batches(
 
 
 def map_blocks(sizes: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """For each block of a batch, the index of its tensor and its position in that tensor."""
+    """For each block of a call, the index of its tensor and its position in that tensor."""
     counts = (sizes + block - 1) // block
     owners = torch.arange(len(sizes), device=sizes.device).repeat_interleave(counts)
     positions = torch.arange(len(owners), device=sizes.device) - (counts.cumsum(0) - counts)[owners]

@@ -245,15 +245,15 @@ template <bool CENTERED_, bool MOMENTUM_LAST_, bool LEAN_> struct Cell {
 // T is the type of the numbers, or a vector of them
 template <class C, class T, class Number>
 inline void step_coordinate(T &x, T g, T &m, T &r, T &u, const PerTensor<Number> &c) {
-    T spread = g;
+    T deviation = g;
     if (C::HAS_MEAN) {
         if (C::LEAN) m = u * (square_root(r) * c.inverse_k_before + c.eps);
         // Small decays interpolate starting from g, as torch's lerp: from a large m, rounding would lose g.
         T difference = c.mean_weight * (g - m);
         m = c.decay_at_most_half ? g - difference : m + difference;
-        if (C::CENTERED) spread = g - m;
+        if (C::CENTERED) deviation = g - m;
     }
-    r = c.beta2 * r + c.weight2 * spread * spread + c.eps_s;
+    r = c.beta2 * r + c.weight2 * deviation * deviation + c.eps_s;
     if (C::MOMENTUM_LAST) {
         T divisor = square_root(r) + c.eps * c.k;
         if (sizeof(T) == sizeof(Number) || c.clip != 0) {  // loops over numbers are not vectorized with a branch

@@ -12,12 +12,12 @@ from torch import Tensor
 from mvngrad.optim.backends.cpu import library
 from mvngrad.optim.backends.cpu.library import Arguments, Dtype
 from mvngrad.optim.backends.table import (
-    Batch,
+    KernelCall,
     Row,
     fill,
     get_log,
     get_mean_weight,
-    make_batches,
+    make_kernel_calls,
     make_row,
     write_back,
 )
@@ -35,17 +35,17 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     if inputs.found_inf is not None and inputs.found_inf.item():
         return
     if inputs.plan is None:
-        inputs.plan = make_batches(inputs, CpuBatch)
-    batches, empty = inputs.plan
-    for batch in batches:
-        batch.step(inputs, hyper)
+        inputs.plan = make_kernel_calls(inputs, CpuCall)
+    calls, empty = inputs.plan
+    for call in calls:
+        call.step(inputs, hyper)
     for i in empty:
         inputs.steps[i] += 1
     torch.autograd.graph.increment_version(inputs.params)
     inputs.addresses_changed = False
 
 
-class CpuBatch(Batch):
+class CpuCall(KernelCall):
     """Parameters that one call of the kernel steps, and the arguments of the call."""
 
     def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:

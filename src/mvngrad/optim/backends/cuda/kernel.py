@@ -277,7 +277,7 @@ def _update(
     r = _load_state(r_at, r_scales, block, count, offsets, mask, MASKED, S, C, True)
     if MOMENTUM_LAST:
         u = _load_state(u_at, u_scales, block, count, offsets, mask, MASKED, S, C, False)
-    spread = g
+    deviation = g
     if CENTERED or not MOMENTUM_LAST:
         if LEAN:
             m = u * (_root(r, EXACT, FAST) * inverse_k_before + eps)
@@ -290,8 +290,8 @@ def _update(
         if not LEAN:
             _store_state(m_at, m_scales, block, count, m, offsets, mask, word & 0xFFFF, MASKED, S, False)
         if CENTERED:
-            spread = g - m
-    r = beta2 * r + weight2 * spread * spread + eps_s
+            deviation = g - m
+    r = beta2 * r + weight2 * deviation * deviation + eps_s
     _store_state(r_at, r_scales, block, count, r, offsets, mask, word >> 16, MASKED, S, True)
 
     if MOMENTUM_LAST:
@@ -332,13 +332,13 @@ def update(
     LOOPS: tl.constexpr, CENTERED: tl.constexpr, MOMENTUM_LAST: tl.constexpr, LEAN: tl.constexpr, COUPLED: tl.constexpr,
     DECOUPLED: tl.constexpr, MAXIMIZE: tl.constexpr, CLIP: tl.constexpr, SCALED: tl.constexpr,
     HAS_FOUND_INF: tl.constexpr, LR_ON_DEVICE: tl.constexpr, ROUND_X: tl.constexpr, MASTER: tl.constexpr,
-    FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr, LEAVES_SUMS: tl.constexpr,
+    FAST: tl.constexpr, DECAY_AT_MOST_HALF: tl.constexpr, WRITES_SUMS: tl.constexpr,
 ):  # fmt: skip
     """Take the step. X, G and S are the dtypes of parameters, gradients and state, C that of the arithmetic."""
     program = tl.program_id(0)
     if HAS_FOUND_INF:  # an overflow anywhere leaves everything unchanged
         if tl.load(found_inf_at) != 0:
-            if LEAVES_SUMS:
+            if WRITES_SUMS:
                 tl.store(sums_at + 2 * program, float("inf"))
                 tl.store(sums_at + 2 * program + 1, 0.0)
             return
@@ -383,7 +383,7 @@ def update(
         if MOMENTUM_LAST:
             u_scales = _load_pointer(table, tensors, i, U_SCALE, tl.float32, False)
 
-    if LEAVES_SUMS:
+    if WRITES_SUMS:
         gradient_squares = tl.zeros([BLOCK], C)
         change_squares = tl.zeros([BLOCK], C)
     for block in tl.range(first, first + LOOPS, num_stages=1):
@@ -400,7 +400,7 @@ def update(
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
                 FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
-            if LEAVES_SUMS:
+            if WRITES_SUMS:
                 gradient_squares += gradient_square
                 change_squares += change_square
         elif start < size:
@@ -412,10 +412,10 @@ def update(
                 DECOUPLED=DECOUPLED, MAXIMIZE=MAXIMIZE, CLIP=CLIP, SCALED=SCALED, ROUND_X=ROUND_X, MASTER=MASTER,
                 FAST=FAST, DECAY_AT_MOST_HALF=DECAY_AT_MOST_HALF,
             )  # fmt: skip
-            if LEAVES_SUMS:
+            if WRITES_SUMS:
                 gradient_squares += gradient_square
                 change_squares += change_square
-    if LEAVES_SUMS:  # each program its own: adding them up in any order would round differently each time
+    if WRITES_SUMS:  # each program its own: adding them up in any order would round differently each time
         tl.store(sums_at + 2 * program, tl.sum(gradient_squares, axis=0))
         tl.store(sums_at + 2 * program + 1, tl.sum(change_squares, axis=0))
 

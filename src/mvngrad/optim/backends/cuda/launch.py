@@ -17,12 +17,12 @@ from mvngrad.optim.backends.cuda import kernel
 from mvngrad.optim.backends.cuda.kernel import AdvanceArguments, UpdateArguments
 from mvngrad.optim.backends.table import (
     COORDINATE_ROWS,
-    Batch,
+    KernelCall,
     Row,
     fill,
     get_log,
     get_mean_weight,
-    make_batches,
+    make_kernel_calls,
     make_row,
     map_blocks,
     write_back,
@@ -46,16 +46,16 @@ REGISTERS = {torch.uint8: 96}
 def step(inputs: StepInputs, hyper: Hyper) -> None:
     """One step. Gradients are divided by `inputs.grad_scale`; if `inputs.found_inf` is not 0, nothing changes."""
     if inputs.plan is None:
-        inputs.plan = make_batches(inputs, CudaBatch)
-    batches, empty = inputs.plan
+        inputs.plan = make_kernel_calls(inputs, CudaCall)
+    calls, empty = inputs.plan
     inputs.sums = []
-    for batch in batches:
-        device = batch.device
+    for call in calls:
+        device = call.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
-            batch.step(inputs, hyper)
+            call.step(inputs, hyper)
         else:
             with torch.cuda.device(device):
-                batch.step(inputs, hyper)
+                call.step(inputs, hyper)
     torch.autograd.graph.increment_version(inputs.params)
     if empty:
         counts = [inputs.steps[i] for i in empty]
@@ -64,10 +64,10 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
 
 
 class CachedLaunches(NamedTuple):
-    """The launches of a step that differs from the one before only in lr and in where it leaves sums."""
+    """The launches of a step that differs from the one before only in lr and in where it writes sums."""
 
     key: tuple[Any, ...]
-    """Whether it leaves sums, and the hyper-parameters other than lr."""
+    """Whether it writes sums, and the hyper-parameters other than lr."""
     advance: Callable[..., None]
     advance_arguments: tuple[Any, ...]
     update: Callable[..., None]
@@ -77,7 +77,7 @@ class CachedLaunches(NamedTuple):
     """A valid address where none is needed."""
 
 
-class CudaBatch(Batch):
+class CudaCall(KernelCall):
     """Parameters that one launch steps, and their tables on the device."""
 
     def __init__(self, inputs: StepInputs, selection: list[int] | None) -> None:
@@ -112,7 +112,7 @@ class CudaBatch(Batch):
 
     def step(self, inputs: StepInputs, hyper: Hyper) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        sums = self.reserve_sums() if inputs.leaves_sums and not capturing else None
+        sums = self.reserve_sums() if inputs.writes_sums and not capturing else None
         if sums is not None:
             inputs.sums.append(sums)
         if self.table is not None and not capturing:
@@ -133,7 +133,7 @@ class CudaBatch(Batch):
             self.table = None  # it belongs to the graph, or has addresses of copies that are freed now
 
     def reserve_sums(self) -> tuple[StepSums, int]:
-        """Where this step leaves its sums."""
+        """Where this step writes its sums."""
         if self.sums is None or self.sums.close_if_full():
             self.sums = StepSums(self.grid[0], self.coordinates, self.per_tensor.dtype, self.device)
         return self.sums, self.sums.reserve()
@@ -269,7 +269,7 @@ class CudaBatch(Batch):
             MASTER=self.master_bits,
             FAST=self.fast,
             DECAY_AT_MOST_HALF=decay_at_most_half,
-            LEAVES_SUMS=sums is not None,
+            WRITES_SUMS=sums is not None,
         )
         return advance, update
 
