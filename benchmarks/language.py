@@ -32,7 +32,7 @@ from mvngrad_lab.tasks.language.data import tokens
 from mvngrad_lab.tasks.language.model import VOCABULARY
 from mvngrad_lab.tasks.language.recipe import STAND_IN, Language, openwebtext, wikitext103
 from mvngrad_lab.tasks.language.task import SHAPES, LanguageTask
-from mvngrad_lab.training.step import CompiledTask
+from mvngrad_lab.training.step import DeviceTask
 from mvngrad_lab.training.task import EpochPlan, Task, build_initial_model
 from mvngrad_lab.training.train import configure_kernels
 
@@ -111,14 +111,14 @@ class PlainLanguageLoop:
 
 def measure_throughput(
     recipe: Language, task: Task, args: argparse.Namespace, notes: list[str], end: float
-) -> tuple[list[dict[str, Any]], CompiledTask | None]:
+) -> tuple[list[dict[str, Any]], DeviceTask | None]:
     """A table row for each loop, and the task that our loop compiled. No loop starts after `end`."""
     on_gpu, context = task.device.type == "cuda", task.shape.context
-    compiled_tasks: list[CompiledTask] = []
+    compiled_tasks: list[DeviceTask] = []
 
     def ours() -> Arm:
         loop = CapturedLoop(recipe, task, compiled=on_gpu)
-        compiled_tasks.append(loop.training_step.compiled)
+        compiled_tasks.append(loop.training_step.device_task)
         return loop
 
     def compiled() -> Arm:

@@ -17,7 +17,7 @@ from benchmarks.timing import synchronize
 from benchmarks.traffic import state_bytes
 from mvngrad_lab.recipe import DECOUPLED, StateDtype
 from mvngrad_lab.tasks.language.recipe import Language, openwebtext
-from mvngrad_lab.training.step import CompiledTask, TrainingStep
+from mvngrad_lab.training.step import DeviceTask, TrainingStep
 
 TORCH, MVNGRAD = "torch AdamW fused", "MVNGradW float32"
 PAPER = {"adamw": 46.2, "mvngradw": 46.8, "lapropw": 47.4, "adabeliefw": 48.2}
@@ -51,7 +51,7 @@ def make_fused_adamw(model: nn.Module, recipe: Language) -> torch.optim.Optimize
 class TimedSteps:
     """Steps of a recipe on a shared model, with the time of the whole step and of the optimizer."""
 
-    def __init__(self, recipe: Language, compiled_task: CompiledTask, torch_adamw: bool = False) -> None:
+    def __init__(self, recipe: Language, compiled_task: DeviceTask, torch_adamw: bool = False) -> None:
         self.training_step, self.device = TrainingStep(recipe, compiled_task, captured=False), compiled_task.task.device
         self.marks: list[Any] = []
         if torch_adamw:
@@ -102,7 +102,7 @@ def _drop_found_inf(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     vars(optimizer).pop("found_inf", None)
 
 
-def other_bytes(compiled_task: CompiledTask) -> int:
+def other_bytes(compiled_task: DeviceTask) -> int:
     """Bytes of all tensors between steps except the model and its gradients."""
     compiled_task.model.zero_grad()
     gc.collect()
@@ -121,9 +121,7 @@ def optimizers(recipe: Language) -> Iterator[tuple[str, Language]]:
             yield f"{titles[cell]} {state}", replace(openwebtext(cell), **sizes, state_dtype=state)
 
 
-def time_whole_steps(
-    recipe: Language, compiled_task: CompiledTask, rounds: int
-) -> dict[str, list[tuple[float, float]]]:
+def time_whole_steps(recipe: Language, compiled_task: DeviceTask, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Times of whole steps and of their optimizer, alternating MVN-GradW and torch's AdamW."""
     both = {
         name: TimedSteps(each, compiled_task, name == TORCH)
@@ -138,7 +136,7 @@ def time_whole_steps(
 
 
 def measure_overhead(
-    recipe: Language, compiled_task: CompiledTask, args: argparse.Namespace, notes: list[str], end: float
+    recipe: Language, compiled_task: DeviceTask, args: argparse.Namespace, notes: list[str], end: float
 ) -> Iterator[dict[str, Any]]:
     """Measure what optimizers add to a step: first MVN-GradW and torch's AdamW by whole steps, then all of them."""
     times = time_whole_steps(

@@ -27,7 +27,7 @@ from benchmarks.rounds import run_rounds
 from benchmarks.targets import verdict
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 from mvngrad_lab.tasks.cifar100.task import Cifar100Task
-from mvngrad_lab.training.step import CompiledTask, TrainingStep
+from mvngrad_lab.training.step import DeviceTask, TrainingStep
 from mvngrad_lab.training.task import Task
 from mvngrad_lab.training.train import configure_kernels
 
@@ -56,7 +56,7 @@ class CapturedLoop:
     def __init__(self, recipe: Cifar100, task: Task, compiled: bool) -> None:
         self.recipe, self.task, self.epoch = recipe, task, 0
         with configure_kernels(recipe, task.device):
-            self.training_step = TrainingStep(recipe, CompiledTask(task, compiled), captured=task.device.type == "cuda")
+            self.training_step = TrainingStep(recipe, DeviceTask(task, compiled), captured=task.device.type == "cuda")
             self.training_step.reset(recipe.seed)
             self.train_epoch()
 

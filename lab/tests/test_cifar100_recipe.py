@@ -328,7 +328,7 @@ def test_command_trains_and_reports_to_all_sinks(tmp_path, monkeypatch, capsys):
     assert cli.main([*words.split(), *options]) == 0
     assert calls == {"TensorBoard": ["board", 2, 1, 2, "closed"], "WandB": ["project", 2, 1, 2, "closed"]}
     lines = capsys.readouterr().out.splitlines()
-    assert "starts: 12 steps of 32" in lines[0]
+    assert "starts: cifar100 with mvngrad, lr 0.001; 12 steps of 32, in " in lines[0]
     assert "epoch 2/2" in lines[1], "an evaluation is a line"
     assert "  finished in 0:" in lines[-2]
 

@@ -272,7 +272,7 @@ def test_training_lowers_the_loss_and_resumes_exactly(data, tmp_path):
 
 def test_recipes_that_differ_outside_the_step_share_a_model(data):
     def shared(**settings):
-        return step.get_training_step(small(**settings), data, CPU, compiled=False, captured=False).compiled
+        return step.get_training_step(small(**settings), data, CPU, compiled=False, captured=False).device_task
 
     first = shared()
     assert shared(steps=16, warmup_steps=1, lr_end=0.5, nonfinite_limit=3, lr=1.0, seed=2) is first

@@ -17,7 +17,7 @@ from mvngrad_lab.tasks.language.data.tokens import Manifest, Part
 from mvngrad_lab.tasks.language.model import Shape
 from mvngrad_lab.tasks.language.recipe import STAND_IN
 from mvngrad_lab.tasks.language.task import SHAPES
-from mvngrad_lab.training.step import CompiledTask
+from mvngrad_lab.training.step import DeviceTask
 from mvngrad_lab.training.task import build_initial_model
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_arms_skipped_for_lack_of_time_are_notes(run):
 
 def test_optimizers_skipped_for_lack_of_time_are_notes():
     args, notes = argparse.Namespace(rounds=1, within=5.0), []
-    *_, overhead = language.measure_overhead(RECIPE, CompiledTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
+    *_, overhead = language.measure_overhead(RECIPE, DeviceTask(RandomText(RECIPE, CPU)), args, notes, end=-math.inf)
     low, high = overhead["whole_ratio_range"]
     assert 0 < low <= overhead["whole_ratio"] <= high
     assert overhead["rows"] == []
@@ -127,27 +127,27 @@ def test_plain_loop_trains_as_ours_does():
 
 
 def test_torchs_adamw_steps_the_shared_model():
-    compiled = CompiledTask(RandomText(RECIPE, CPU))
+    device_task = DeviceTask(RandomText(RECIPE, CPU))
     timed = {
-        name: TimedSteps(recipe, compiled, name == TORCH)
+        name: TimedSteps(recipe, device_task, name == TORCH)
         for name, recipe in optimizers(RECIPE)
         if "float32" in name or name == TORCH
     }
     assert type(timed[TORCH].optimizer) is torch.optim.AdamW
     assert timed[TORCH].optimizer.param_groups[0]["fused"]
     for each in timed.values():
-        before = compiled.model.final_norm.weight.detach().clone()
+        before = device_task.model.final_norm.weight.detach().clone()
         whole, own = each.step()
         assert 0 < own < whole
-        assert not torch.equal(compiled.model.final_norm.weight, before)
+        assert not torch.equal(device_task.model.final_norm.weight, before)
         assert [group["weight_decay"] for group in each.optimizer.param_groups] == [0.1, 0.0]
 
 
 def test_torchs_adamw_takes_steps_that_are_not_finite():
     """The check for finite steps costs time that an ordinary loop with AdamW does not pay."""
-    compiled = CompiledTask(RandomText(RECIPE, CPU))
-    timed = TimedSteps(dict(optimizers(RECIPE))[TORCH], compiled, torch_adamw=True)
-    weight = compiled.model.final_norm.weight
+    device_task = DeviceTask(RandomText(RECIPE, CPU))
+    timed = TimedSteps(dict(optimizers(RECIPE))[TORCH], device_task, torch_adamw=True)
+    weight = device_task.model.final_norm.weight
     weight.data[0] = math.nan
     timed.step()
     assert weight[1:].isnan().all()

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from mvngrad_lab import cli
+from mvngrad_lab.cli.train import format_result
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import read_rows, read_run
@@ -77,6 +78,7 @@ def test_the_worked_example_has_at_most_40_lines_and_trains(mvngrad):
     assert len((EXAMPLES / "spirals.py").read_text().splitlines()) <= 40
     assert "Tell two spirals apart." in mvngrad("train", "spirals:spirals", "--help")
     output = mvngrad("train", "spirals:spirals", "--optimizer", "adamw", "--epochs", "6", "--device", "cpu")
+    assert "  starts: spirals:spirals with adamw, lr 0.003; 360 steps of 50, in runs/own-" in output
     recipe, metrics = load_recipe(output), read_run(get_folder(output)).result
     assert (recipe["task"], recipe["optimizer"], recipe["eps_s"]) == ("spirals:spirals", "adamw", None)
     assert metrics["validation_accuracy"] > 0.9
@@ -262,13 +264,54 @@ def test_settings_of_a_task_are_defaults_and_unknown_ones_are_refused():
         make_recipe(noisy, epoch=3)
 
 
+@pytest.mark.parametrize("warmup", [2, 3])
+def test_a_warm_up_that_never_ends_is_refused(warmup):
+    assert make_recipe(noisy, epochs=2, warmup_epochs=1).warmup_epochs == 1
+    with pytest.raises(InvalidInput, match=f"warmup_epochs={warmup} does not fit epochs=2"):
+        make_recipe(noisy, epochs=2, warmup_epochs=warmup)
+
+
+def undefined(model, batch):
+    return float("nan")
+
+
+def without_a_metric():
+    return replace(noisy(), metrics={"accuracy": undefined})
+
+
+def test_a_metric_that_is_not_finite_is_named(tmp_path, toy):
+    recipe = make_recipe(without_a_metric)
+    run = train(recipe, root=tmp_path / "runs", on_event=lambda event: None)
+    assert (run.result["status"], run.result["nonfinite_metrics"]) == ("diverged", ["validation_accuracy"])
+    assert format_result(run) == f"{recipe.key}  diverged at step 10 of 10, validation_accuracy not finite"
+    toy.init(Sweep(stages=([recipe],), metric="validation_loss", higher=False))
+    toy.work()
+    (record,) = toy.queue.records()
+    assert record.outcome["reason"] == "diverged at step 10, validation_accuracy not finite"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"train": (torch.ones(4, 3), torch.ones(5))}, r"the tensors of train have \[4, 5\] samples"),
         ({"train": [1.0]}, "batch_size=8 is more than the 1 training samples"),
         ({"validation": iter([])}, "validation is a list_iterator; it must be a tuple of tensors, or a Dataset"),
-        ({"model": lambda: 3}, r"model\(\) returned a int; it must return a torch.nn.Module"),
+        ({"model": lambda: 3}, r"model\(\) of '.*broken' returned a int; it must return a torch.nn.Module"),
+        ({"model": torch.nn.ReLU}, r"model\(\) of '.*broken' returned a ReLU without parameters"),
+        ({"loss": lambda model, batch: 0.5}, r"loss\(\) of '.*broken' returned a float; it must return the mean loss"),
+        (
+            {"loss": lambda model, batch: model(batch["x"])},
+            r"loss\(\) of '.*broken' returned a tensor of shape \(8, 1\); it must return the mean loss of the batch",
+        ),
+        (
+            {"loss": lambda model, batch: model(batch["x"]).detach().mean()},
+            r"loss\(\) of '.*broken' does not depend on a parameter that requires a gradient",
+        ),
+        (
+            {"metrics": {"error": lambda model, batch: model(batch["x"])}},
+            r"metrics\['error'\] of '.*broken' returned a tensor of shape \(8, 1\); it must return one number",
+        ),
+        ({"metrics": {"error": lambda model, batch: None}}, r"metrics\['error'\] of '.*broken' returned a NoneType"),
     ],
 )
 def test_unsuitable_parts_of_a_task_are_named(monkeypatch, tmp_path, change, problem):

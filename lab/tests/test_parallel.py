@@ -342,7 +342,7 @@ def test_unequal_shares_of_a_batch_are_refused(data, tmp_path, monkeypatch):
 
 def test_a_task_without_parallel_support_is_refused():
     with pytest.raises(ValueError, match="parallel='ddp' is for language models; TinyTask has one process"):
-        step.CompiledTask(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
+        step.DeviceTask(TinyTask(Tiny(), None, torch.device("cpu")), mode="ddp")
 
 
 def test_collectives_work_without_a_group():

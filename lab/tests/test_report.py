@@ -23,7 +23,7 @@ from mvngrad_lab.report import page
 from mvngrad_lab.report.claims import KINDS, Claim, load_claims
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict
-from mvngrad_lab.store import FinishedRun
+from mvngrad_lab.store import BUNDLE, FinishedRun, write_bundle
 
 RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=\"document.title='taken'\">"
@@ -173,12 +173,28 @@ def test_empty_pages_and_records_without_claims(runs):
     assert "State of an optimizer" in html, "a run that no claim asks for is drawn all the same"
 
 
-def test_only_the_record_behind_a_verdict_is_drawn(judged, runs):
+def test_smaller_runs_are_drawn_and_judged_at_the_end(judged, runs):
     (full,) = (run for run in runs if run.name == "memory")
     quick = dataclasses.replace(full, key="memory-quick", environment={"quick": True})
     html = render(judged, [quick, full])
-    assert html.count("State of an optimizer") == 1
-    assert html.index("memory-0123456789ab") < html.index('id="other-runs"') < html.index("memory-quick")
+    first, last = html.split('id="other-runs"')
+    assert [part.count("State of an optimizer") for part in (first, last)] == [1, 1]
+    assert "memory-0123456789ab" in first
+    assert "memory-quick" in last
+    assert "Small sizes (--quick)." in last
+
+
+def test_the_summary_names_own_runs_that_larger_ones_replace(tmp_path, runs):
+    """Runs of the first folder are the user's."""
+    (full,) = (run for run in runs if run.name == "memory")
+    quick = dataclasses.replace(full, key="memory-quick", environment={"quick": True})
+    own, stored, lines = tmp_path / "runs", tmp_path / "results", []
+    for folder, run in ((own, quick), (stored, full)):
+        write_bundle(folder / BUNDLE, [run])
+    report.build(own, stored, out=tmp_path / "report.html", say=lines.append)
+    assert lines[-1].startswith(f"memory: the claims are judged by the larger runs in {stored}; yours are at the end")
+    report.build(stored, own, out=tmp_path / "report.html", say=lines.append)
+    assert not lines[-1].startswith("memory: ")
 
 
 def test_ids_are_unique(pages):

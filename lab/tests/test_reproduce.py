@@ -150,6 +150,16 @@ def test_experiments_that_need_a_gpu_run_only_if_named(tmp_path):
         assert f"mvngrad {command}" in outcome.error
 
 
+def test_an_experiment_that_needs_a_gpu_is_refused_before_the_plan_without_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["reproduce", "table1", "cifar-gap", "memory", "--runs", str(tmp_path / "runs")]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("mvngrad: cifar-gap, table1: a CUDA device is needed, and torch sees none; use a ")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_unknown_experiments_are_refused_with_the_valid_ones(capsys):
     assert cli.main(["reproduce", "spike", "spyke"]) == 2
     error = capsys.readouterr().err
@@ -241,6 +251,21 @@ def test_a_second_process_is_refused_before_it_changes_anything(tmp_path, monkey
     assert not (tmp_path / "lock").exists()
 
 
+NO_RESULTS = (
+    "no results/ in this folder: the runs stored with the repository are not included; run this in the clone to "
+    "include them"
+)
+
+
+def test_a_report_says_that_it_lacks_the_runs_of_the_repository(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 0
+    assert NO_RESULTS in capsys.readouterr().out.splitlines()
+    (tmp_path / "results").mkdir()
+    assert cli.main(["report"]) == 0
+    assert "no results/" not in capsys.readouterr().out
+
+
 def test_the_summary_is_first_of_the_experiments_that_were_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # without results/
     assert cli.main(["reproduce", "memory", "--quick"]) == 0
@@ -248,6 +273,7 @@ def test_the_summary_is_first_of_the_experiments_that_were_named(tmp_path, monke
     assert cli.main(["reproduce", "spike", "--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("writing the report")
+    assert lines[start - 1] == NO_RESULTS
     assert re.fullmatch(r"\d+ claims of spike: \d+ reproduced, \d+ reproduced with a caveat", lines[start + 1])
     assert re.fullmatch(r"- Of \d simulated claims that have a proof, \d hold.*", lines[start + 2])
     assert re.fullmatch(r"\d+ other claims: 2 reproduced, \d+ not run", lines[start + 3])

@@ -11,6 +11,7 @@ import pytest
 import sweep_toy
 from sweep_toy import OPTIMIZERS, Toy, make_sweep, second, small, staged, toys, unlucky
 
+from mvngrad_lab.sweep import Sweep
 from mvngrad_lab.sweep.queue import Queue, create_study
 from mvngrad_lab.sweep.records import latest_by_key
 from mvngrad_lab.sweep.stages import add_missing, add_seeds, requeue_errors, select_best
@@ -49,6 +50,19 @@ def test_init_says_what_a_sweep_takes(toy):
     assert toy.messages[1].startswith("stage 2: adabelief 2, adam 2, laprop 2, mvngrad 2 (if")
     assert "16 different runs, then 8 more seeds" in toy.messages[2]
     assert "about 2.4 hours of a toy" in toy.messages[2]
+
+
+@pytest.mark.parametrize(
+    ("known", "end"),
+    [
+        ({}, "validation_loss"),
+        ({"hardware": "a toy"}, "validation_loss"),
+        ({"seconds": 60}, "validation_loss: about 24.0 minutes"),
+    ],
+)
+def test_a_sweep_of_unknown_duration_is_announced_without_one(toy, known, end):
+    toy.init(Sweep(stages=(toys(lr=(1.0, 2.0, 3.0, 4.0)),), metric="validation_loss", higher=False, **known))
+    assert toy.messages[1] == f"16 different runs, then 8 more seeds of those selected by {end}"
 
 
 def test_a_second_init_keeps_the_pace_and_says_what_it_changes(toy):

@@ -122,7 +122,10 @@ def test_the_command_finds_sweeps_among_runs_and_results_and_warns(tmp_path, mon
         (tmp_path / folder / f"sweep-{folder}.json").write_text(json.dumps(whole))
     (tmp_path / "runs" / "sweep-broken.json").write_text("{")
     assert main(["report"]) == 0
-    errors = capsys.readouterr().err
+    output, errors = capsys.readouterr()
+    page, report = output.splitlines()[-2:]
+    assert page == f"sweep-mine:small: {tmp_path / 'runs' / 'sweep-mine-small.html'}"
+    assert report == f"report: {tmp_path / 'runs' / 'report.html'}"
     assert errors.count("\n") == 1
     assert errors.startswith("warning: runs/sweep-broken.json is left out")
     text = (tmp_path / "runs" / "report.html").read_text()
@@ -271,13 +274,13 @@ def test_the_selected_configuration_and_its_seeds(read_export):
     assert table.rows[3][4] == "2, 1 diverged"
 
 
-def test_the_budget_counts_runs_hours_and_versions(read_export):
+def test_the_budget_counts_runs_times_and_versions(read_export):
     whole = samples.sweep(samples.at_large_rates("diverged", "adam"))
     for row in whole["runs"][:5]:
         row["commit"] = "fedcba"
     budget = draw(read_export(whole))[3]
-    assert budget.table.rows[0] == ("Adam", "24", "18", "6", "0", "0", "2", f"{26 * 7.5 / 3600:.3g}")
-    assert budget.table.rows[-1] == ("all", "96", "90", "6", "0", "0", "8", f"{104 * 7.5 / 3600:.3g}")
+    assert budget.table.rows[0] == ("Adam", "24", "18", "6", "0", "0", "2", f"{26 * 7.5 / 60:.1f} minutes")
+    assert budget.table.rows[-1] == ("all", "96", "90", "6", "0", "0", "8", f"{104 * 7.5 / 60:.1f} minutes")
     assert "Workers of 2 different commit: 0123456789ab (99 runs), fedcba (5 runs)." in budget.caption
     assert "Workers trained 90% of their time" in budget.caption
     plain = draw(read_export(samples.sweep(name="mnist-5k", occupied=None)))[3].caption

@@ -279,6 +279,11 @@ def test_an_invalid_storage_is_refused_without_repeating_it(url, problem):
     assert "secret" not in str(refused.value)
 
 
+def test_a_file_as_storage_is_refused_with_its_url(do):
+    error = do("init", "sweep_toy:small", storage="my/x.db", code=2)
+    assert error == "mvngrad: the storage is not a URL; for the file my/x.db use sqlite:///my/x.db\n"
+
+
 @pytest.mark.parametrize(
     "url",
     [

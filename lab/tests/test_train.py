@@ -36,7 +36,7 @@ def test_a_run_stores_recipe_metrics_result_and_weights(run, tmp_path):
     assert [(row["epoch"], row["step"], "test_loss" in row) for row in read_rows(at / "metrics.jsonl")] == [
         (1, 7, False), (2, 14, True), (3, 21, True),
     ]  # fmt: skip
-    assert events.pop(0) == Message(recipe.key, f"starts: 21 steps of 16, in {at}")
+    assert events.pop(0) == Message(recipe.key, f"starts: tiny with mvngrad, lr 0.01; 21 steps of 16, in {at}")
     events = [event for event in events if isinstance(event, EpochEnd)]
     assert [event.epoch for event in events] == [1, 2, 3]
     assert events[-1].seconds_left == 0
@@ -124,7 +124,7 @@ def test_training_and_evaluation_use_the_precision_of_the_recipe(run, precision,
 
 
 @each_device
-def test_recipes_share_compiled_tasks_and_training_steps(run, device):
+def test_recipes_share_device_tasks_and_training_steps(run, device):
     """Another seed or rate takes the same captured step, another optimizer the same model."""
     exact = partial(Tiny, deterministic=True)
     alone = {}
@@ -134,15 +134,15 @@ def test_recipes_share_compiled_tasks_and_training_steps(run, device):
         alone[recipe] = run(recipe, "alone", device=device).result["weights"]
     step.clear_cache()
     run(exact(), device=device)
-    (first,), (compiled,) = step._training_steps.values(), step._compiled_tasks.values()
+    (first,), (device_task,) = step._training_steps.values(), step._device_tasks.values()
     shared = []
     for recipe, weights in alone.items():
         assert run(recipe, device=device).result["weights"] == weights
         (training_step,) = step._training_steps.values()
-        shared.append((training_step is first, training_step.compiled is compiled))
+        shared.append((training_step is first, training_step.device_task is device_task))
     assert shared == [(True, True), (False, True), (False, True), (False, True)]
     run(exact(batch_size=20), device=device)
-    assert len(step._compiled_tasks) == 2
+    assert len(step._device_tasks) == 2
 
 
 def test_every_epoch_sees_every_image_once_in_another_order(run):
@@ -176,7 +176,7 @@ def test_progress_is_reported_within_long_epochs(run, monkeypatch):
     events = []
     run(Tiny(epochs=1), on_event=events.append)
     reports = [event for event in events if isinstance(event, StepProgress)]
-    assert [(report.step, report.steps) for report in reports] == [(step, 7) for step in range(1, 7)]
+    assert [(report.step, report.total_steps) for report in reports] == [(step, 7) for step in range(1, 7)]
     assert all(report.seconds_left > 0 for report in reports)
 
 
@@ -271,7 +271,7 @@ def test_the_gpu_sees_the_same_data_as_the_cpu(run):
 @pytest.mark.gpu
 def test_a_capture_does_not_change_the_state():
     recipe, device = Tiny(), torch.device("cuda")
-    training_step = step.TrainingStep(recipe, step.CompiledTask(TinyTask(recipe, None, device)), captured=True)
+    training_step = step.TrainingStep(recipe, step.DeviceTask(TinyTask(recipe, None, device)), captured=True)
     training_step.reset(3)
     before = {name: value.clone() for name, value in training_step.state_dict().items()}
     training_step.set_plan({**training_step.task.plan_epoch(recipe, 0), "lr": torch.full((7,), 0.1)}, at=0)
@@ -296,7 +296,7 @@ def test_a_warm_up_does_not_change_buffers_that_no_checkpoint_has():
 
     recipe = Tiny()
     task = Counted(recipe, None, torch.device("cpu"))
-    training_step = step.TrainingStep(recipe, step.CompiledTask(task), captured=False)
+    training_step = step.TrainingStep(recipe, step.DeviceTask(task), captured=False)
     training_step.set_plan(training_step.plan_epoch(recipe, 0), at=0)
     training_step._warm_up()
     assert training_step.model.calls == 0

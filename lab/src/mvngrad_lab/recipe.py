@@ -278,6 +278,11 @@ class TrainingRecipe(Recipe, ABC):
             raise InvalidInput(f"{name}={value!r} is invalid; it must be {bound.valid}")
 
     @property
+    def task_name(self) -> str:
+        """What the recipe trains: the name of the recipe, or package.module:function of a user's task."""
+        return self.name
+
+    @property
     def is_third_party(self) -> bool:
         """Whether the optimizer is not one of ours: of torch, of pytorch-optimizer or of the user."""
         return ":" in self.optimizer

@@ -23,7 +23,7 @@ from mvngrad_lab.cli.data import DataSets
 from mvngrad_lab.cli.options import DataOrSample, Runs, check_page, make_runs_folder
 from mvngrad_lab.cli.sweep import Sweeps, hide_passwords
 from mvngrad_lab.discovery import Experiment, find_experiments
-from mvngrad_lab.errors import InvalidInput, MissingFile, UserError
+from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible, UserError
 from mvngrad_lab.store.lock import Check, Locked, lock_folder
 
 CONFIG = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
@@ -66,15 +66,16 @@ class Reproduce:
         from mvngrad_lab.experiments import select_experiments
 
         selected = select_experiments(self.experiments)
+        _check_gpu(selected)
         make_runs_folder(self.runs)
         with ExitStack() as stack:
             try:
-                check = stack.enter_context(lock_folder(self.runs))
+                check_lock = stack.enter_context(lock_folder(self.runs))
             except Locked as error:
                 raise Locked(f"{error}; or name another folder with --runs") from error
-            return self._run(selected, check)
+            return self._run(selected, check_lock)
 
-    def _run(self, selected: list[Experiment], check: Check) -> int:
+    def _run(self, selected: list[Experiment], check_lock: Check) -> int:
         from rich.console import Console
 
         from mvngrad_lab.cli.progress import Bars
@@ -84,13 +85,29 @@ class Reproduce:
         display = Bars(console)
         try:
             with display:
-                outcomes = reproduce(selected, display, root=self.runs, quick=self.quick, data=self.data, check=check)
+                outcomes = reproduce(
+                    selected, display, root=self.runs, quick=self.quick, data=self.data, check=check_lock
+                )
         except KeyboardInterrupt:
             console.print("Interrupted. Finished results are stored; run the same command to continue.")
             return 130
-        check()
+        check_lock()
         Report(runs=self.runs, open=self.open).write(self.experiments)
         return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+def _check_gpu(experiments: Sequence[Experiment]) -> None:
+    """Raise NotPossible if an experiment needs a GPU and there is none."""
+    names = ", ".join(each.name for each in experiments if each.gpu)
+    if not names:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotPossible(
+            f"{names}: a CUDA device is needed, and torch sees none; use a machine with one, or `mvngrad reproduce` "
+            "without names, which runs what needs none; `mvngrad report` in the clone shows the stored runs"
+        )
 
 
 @dataclass
@@ -132,6 +149,11 @@ class Report:
             print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
         if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
             store.print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
+        if not store.RESULTS.is_dir():
+            print(
+                f"no {store.RESULTS}/ in this folder: the runs stored with the repository are not included; run this "
+                "in the clone to include them"
+            )
         print("writing the report", flush=True)
         path = build(self.runs, store.RESULTS, out=page, say=_print_wrapped, experiments=experiments).resolve()
         print(f"report: {path}")
@@ -291,7 +313,8 @@ def _describe(kind: Any) -> str:
 def _print_wrapped(line: str) -> None:
     """Print a line, wrapped at words on a terminal."""
     width = min(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else sys.maxsize
-    print(textwrap.fill(line, width, subsequent_indent="  "))
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(wrapper.fill(line))  # paths stay in one piece
 
 
 def _flush() -> None:

@@ -77,10 +77,11 @@ class TrainingBar(Progress):
                 print(events.format_event(event), flush=True)
         elif isinstance(event, events.StepProgress):
             words = events.format_event(event).removeprefix(f"{event.key}  ")
-            self.update(self.bar, total=event.steps, completed=event.step, now=words)
+            self.update(self.bar, total=event.total_steps, completed=event.step, now=words)
         else:
             self.metrics |= {name: value for name, value in event.metrics.items() if value is not None}
-            self.update(self.bar, total=event.steps, completed=event.step, now=format_progress(event, self.metrics))
+            words = format_progress(event, self.metrics)
+            self.update(self.bar, total=event.total_steps, completed=event.step, now=words)
 
 
 class Bars(Progress):

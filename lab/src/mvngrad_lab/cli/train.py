@@ -153,7 +153,8 @@ def format_result(run: store.FinishedRun) -> str:
 
     result = run.result
     if result["status"] != "finished":
-        return f"{run.key}  {result['status']} at step {result['step']} of {result['steps']}"
+        reason = f", {', '.join(names)} not finite" if (names := result.get("nonfinite_metrics")) else ""
+        return f"{run.key}  {result['status']} at step {result['step']} of {result['steps']}{reason}"
     metrics = {name: value for name, value in result.items() if isinstance(value, float) and name not in SECONDS}
     return f"{run.key}  finished in {format_minutes(result['seconds'])}: {', '.join(format_metrics(run.key, metrics))}"
 

@@ -290,8 +290,8 @@ def build(
 
     Sweeps that no claim is about get a page of their own next to it. If two folders have a run with the same key, the
     first folder's is taken. Files that cannot be read are passed to `warn` and left out. `say` is called with each line
-    of a summary: how many claims of each kind hold, and what we found; of these `experiments` first, if some are named.
-    `docs` is the address of the documentation.
+    of a summary: how many claims of each kind hold, what we found, of these `experiments` first, if some are named, and
+    the paths of other pages. `docs` is the address of the documentation.
     """
     from mvngrad_lab import __version__
     from mvngrad_lab.report.findings import summarize
@@ -309,8 +309,18 @@ def build(
             warn(str(error))
             records = [record for record in records if record.key != error.key]
     store.write_atomic(path, page)
-    for name, record in find_own(judged, by_name).items():
-        store.write_atomic(path.with_name(f"{get_slug(name)}.html"), render_own(record, version=__version__, made=made))
     for line in summary:
         say(line)
+    for name, record in find_own(judged, by_name).items():
+        own_page = path.with_name(f"{get_slug(name)}.html")
+        store.write_atomic(own_page, render_own(record, version=__version__, made=made))
+        say(f"{name}: {own_page.resolve()}")
+    targets = {claim.target for claim, _ in judged}
+    own = {run.key for run in store.load_runs(Path(folders[0]))}
+    replaced = {r.name for r in records if r.key in own and r.name in targets and by_name[r.name].key not in own}
+    if replaced:
+        say(
+            f"{', '.join(sorted(replaced))}: the claims are judged by the larger runs in {folders[1]}; yours are at "
+            "the end of the report, under Other runs."
+        )
     return path

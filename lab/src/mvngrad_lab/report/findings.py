@@ -101,7 +101,8 @@ def _describe_counts(judged: Sequence[Judged], describe: Callable[[Claim], str])
     for claim, verdict in judged:
         counts.setdefault(describe(claim), Counter())[verdict.status] += 1
     return [
-        f"{of.total()} {what}: " + ", ".join(f"{of[status]} {status}" for status in STATUSES if of[status])
+        f"{of.total()} {what if of.total() > 1 else what.replace('claims', 'claim')}: "
+        + ", ".join(f"{of[status]} {status}" for status in STATUSES if of[status])
         for what, of in counts.items()
     ]
 

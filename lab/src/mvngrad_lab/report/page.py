@@ -22,7 +22,7 @@ from mvngrad_lab.report import Record, Summary, findings, name_unreadable
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Judged, find_latest
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Judged, find_latest, judge
 
 MARKERS = {
     "s": "M10 2h6v6h-6z",
@@ -104,10 +104,15 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
         not_run=_group_by_reason([pair for pair in judged if pair[1].status == NOT_RUN]),
         own={name: f"{get_slug(name)}.html" for name in own},
         other_records=[
-            (record, [] if record.name in shown else [Shown(figure, next(numbers)) for figure in draw(record)])
+            (record, [Shown(figure, next(numbers)) for figure in draw(record)], _judge_alone(record))
             for record in others
         ],
     )
+
+
+def _judge_alone(record: Record) -> list[Judged]:
+    """The verdicts that this record would give, if no other had its name."""
+    return [(claim, verdict) for claim, verdict in judge([record]) if verdict.status != NOT_RUN]
 
 
 def draw(record: Record) -> list[Figure]:

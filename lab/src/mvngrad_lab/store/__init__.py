@@ -201,19 +201,19 @@ def write_bundle(path: Path, runs: list[FinishedRun]) -> None:
 class MetricsFile:
     """metrics.jsonl: one row for every epoch of a run, however often the run was interrupted."""
 
-    def __init__(self, path: Path, step: int, check: Check = lambda: None) -> None:
+    def __init__(self, path: Path, step: int, check_lock: Check = lambda: None) -> None:
         """Remove rows of steps after `step`, which an interrupted process wrote: these steps are taken again.
 
-        `check` is called before each row is written.
+        `check_lock` is called before each row is written.
         """
-        check()
+        check_lock()
         rows = [row for row in read_rows(path) if row["step"] <= step]
         write_atomic(path, "".join(f"{json.dumps(row)}\n" for row in rows))
-        self.path, self.check = path, check
+        self.path, self.check_lock = path, check_lock
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row and sync it to disk, before a checkpoint that depends on it."""
-        self.check()
+        self.check_lock()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
             file.flush()

@@ -47,12 +47,12 @@ def lock_folder(folder: Path) -> Iterator[Check]:
     if not _create(lock, mine):
         _take_over(folder, mine)
 
-    def check() -> None:
+    def check_lock() -> None:
         if _read(lock) != mine:
             raise Locked(f"{folder} was taken by another process, because this one seemed dead")
 
     try:
-        yield check
+        yield check_lock
     finally:
         if remove_lock(lock, mine):
             with suppress(OSError):

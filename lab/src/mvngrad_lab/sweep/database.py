@@ -26,6 +26,7 @@ from mvngrad_lab.store import DISK_FULL
 T = TypeVar("T")
 VARIABLE = "MVNGRAD_STORAGE"
 DEFAULT = "sqlite:///sweeps.db"
+FILE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 REMEDY = "use sqlite:///FILE, or postgresql://USER@HOST/DATABASE with the password in PGPASSWORD or ~/.pgpass"
 
 BUSY_SECONDS, CONNECT_SECONDS = 60.0, 10
@@ -113,7 +114,9 @@ def parse_address(text: str | None = None) -> Address:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, ValueError):
-        raise InvalidInput(f"the storage is not a URL; {REMEDY}") from None
+        is_file = Path(text).suffix in FILE_SUFFIXES and not re.search("[:@]", text)  # so it has no password
+        remedy = f"for the file {text} use sqlite:///{text}" if is_file else REMEDY
+        raise InvalidInput(f"the storage is not a URL; {remedy}") from None
     if backend in ("postgres", "postgresql"):
         return Address(url.set(drivername="postgresql+psycopg"))
     if backend != "sqlite":

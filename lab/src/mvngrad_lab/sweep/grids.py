@@ -65,9 +65,10 @@ class Sweep:
     """The entry of a run's result that selects, measured on validation data."""
     higher: bool
     """True if a higher metric is better."""
-    seconds: float
-    """Rough duration of one run on `hardware`."""
-    hardware: str
+    seconds: float | None = None
+    """Rough duration of one run, from which `init` estimates that of the sweep; None for no estimate."""
+    hardware: str | None = None
+    """What `seconds` was measured on, such as "an H200"."""
     seeds: int = 3
     """How many seeds the selected configurations get in the end."""
     test_because: str = ""
@@ -164,7 +165,7 @@ def check_equal_budgets(
 
 
 def describe_budget(sweep: Sweep, stages: Sequence[Sequence[Recipe]]) -> list[str]:
-    """Runs of each optimizer and the time of all, as lines of text."""
+    """Runs of each optimizer, and the time of all if that of one is known, as lines of text."""
     lines = []
     for number, stage in enumerate(stages, start=1):
         counts = Counter(optimizers_by_key(stage).values())
@@ -172,10 +173,11 @@ def describe_budget(sweep: Sweep, stages: Sequence[Sequence[Recipe]]) -> list[st
         lines.append(f"stage {number}: {', '.join(f'{name} {count}' for name, count in counts.items())}{note}")
     everything = optimizers_by_key(recipe for stage in stages for recipe in stage)
     seeds = (sweep.seeds - 1) * len(set(everything.values()))
-    lines.append(
-        f"{len(everything)} different runs, then {seeds} more seeds of those selected by {sweep.metric}: about "
-        f"{format_duration((len(everything) + seeds) * sweep.seconds)} of {sweep.hardware}"
-    )
+    line = f"{len(everything)} different runs, then {seeds} more seeds of those selected by {sweep.metric}"
+    if sweep.seconds is not None:
+        line += f": about {format_duration((len(everything) + seeds) * sweep.seconds)}"
+        line += f" of {sweep.hardware}" if sweep.hardware else ""
+    lines.append(line)
     return lines + ([f"selected by test data, because {sweep.test_because}"] if sweep.test_because else [])
 
 

@@ -71,7 +71,7 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
         finished: FinishedRun = run(recipe, root=root, **taken)
         return finished
     folder = RunFolder(recipe, root)
-    with lock_folder(folder.path) as check:
+    with lock_folder(folder.path) as check_lock:
         function = describe_function(run)
         if (stored := folder.run) is not None:
             if stored.environment.get("function", function) != function:
@@ -92,7 +92,7 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
             raise TypeError(f"{name} returned a {type(result).__name__}; it must return a dict of its metrics")
         seconds, plain = time.perf_counter() - started, to_json(**result)
         check_result(plain, metric)
-        check()
+        check_lock()
         folder.finish({"seconds": seconds, **plain})
     assert folder.run is not None
     return folder.run
@@ -329,7 +329,8 @@ def _make_outcome(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float 
     """The outcome to record, and the value of the sweep's metric if it is finite."""
     plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
     if run.result.get("status") == "diverged":
-        return {**plain, "reason": f"diverged at step {run.result.get('step')}"}, None
+        reason = f", {', '.join(names)} not finite" if (names := run.result.get("nonfinite_metrics")) else ""
+        return {**plain, "reason": f"diverged at step {run.result.get('step')}{reason}"}, None
     check_result(run.result, metric)
     value = run.result[metric]
     if value is None or not math.isfinite(value):

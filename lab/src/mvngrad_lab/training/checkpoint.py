@@ -45,17 +45,22 @@ MODEL_PREFIX = "model."
 
 
 def save(
-    folder: Path, step: int, notes: dict[str, Any], state: Mapping[str, Any], keep: int, check: Check = lambda: None
+    folder: Path,
+    step: int,
+    notes: dict[str, Any],
+    state: Mapping[str, Any],
+    keep: int,
+    check_lock: Check = lambda: None,
 ) -> None:
     """Write a checkpoint and remove all but the newest `keep`, counting this one. A collective.
 
-    `notes` are JSON values, `state` tensors, whole or sharded. Rank 0 calls `check`, which raises if the folder belongs
-    to another process, before it starts and again before it renames the finished checkpoint.
+    `notes` are JSON values, `state` tensors, whole or sharded. Rank 0 calls `check_lock`, which raises if the folder
+    belongs to another process, before it starts and again before it renames the finished checkpoint.
     """
     is_rank0 = parallel.get_rank() == 0
     partial = folder / parallel.broadcast_from_rank0(f"{PARTIAL}.{platform.node()}-{os.getpid()}")
     if is_rank0:
-        check()
+        check_lock()
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"{PARTIAL}*"):
             _remove(unfinished)
@@ -71,7 +76,7 @@ def save(
         on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
         _save_file(partial, {"step": step, **notes, "state": on_cpu})
     if is_rank0:
-        check()
+        check_lock()
         path = folder / f"step-{step:08d}-{_digest(partial)}.{'dcp' if partial.is_dir() else 'pt'}"
         if path.is_dir():  # the same checkpoint was written before, and os.replace does not replace a folder
             _remove(path)

@@ -29,7 +29,7 @@ class EpochEnd:
     epoch: int
     epochs: int
     step: int
-    steps: int
+    total_steps: int
     loss: float | None
     """Mean of the epoch's finite batch losses; None if there are none."""
     samples_per_second: float
@@ -45,7 +45,7 @@ class StepProgress:
 
     key: str
     step: int
-    steps: int
+    total_steps: int
     seconds_left: float
 
 
@@ -63,7 +63,7 @@ def format_event(event: Event) -> str:
     if isinstance(event, Message):
         return f"{event.key}  {event.text}"
     if isinstance(event, StepProgress):
-        return f"{event.key}  step {event.step}/{event.steps}  {format_minutes(event.seconds_left)} left"
+        return f"{event.key}  step {event.step}/{event.total_steps}  {format_minutes(event.seconds_left)} left"
     metrics = "".join(f"  {text}" for text in format_metrics(event.key, event.metrics))
     clocks = f"{format_minutes(event.seconds)} elapsed, {format_minutes(event.seconds_left)} left"
     return f"{event.key}  {format_epoch(event)}{metrics}  {event.samples_per_second:,.0f} samples/s, {clocks}"

@@ -83,35 +83,37 @@ class Trainer:
         on_event: Callable[[Event], Any],
         observe: Observer | None,
         signals: list[int],
-        check: Check,
+        check_lock: Check,
         environment: dict[str, Any],
     ) -> None:
         self.recipe, self.training_step, self.checkpoints = recipe, training_step, folder / checkpoint.FOLDER
         self.checkpoint_every, self.keep_last = checkpoint_every, keep_last
         self.on_event, self.observe = on_event, observe
-        self.signals, self.check = signals, check
+        self.signals, self.check_lock = signals, check_lock
         self.steps_per_epoch = training_step.task.steps_per_epoch
-        self.steps = recipe.epochs * self.steps_per_epoch
+        self.total_steps = recipe.epochs * self.steps_per_epoch
         training_step.reset(recipe.seed)
-        self.step, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
+        self.step_count, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
         self.evaluation_pending = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
         environment = {**environment, "data": training_step.task.source}
         self.environments = [{"from_step": 0, **environment}]
         """The machine, versions, code and data of each part of the run, and the step after which it begins."""
         self._resume(folder, environment)
-        self.first_step = self.step
+        self.first_step = self.step_count
         self.final_metrics: dict[str, float | None] | None = None
-        self.epoch = self.step // self.steps_per_epoch - self.evaluation_pending
+        self.epoch = self.step_count // self.steps_per_epoch - self.evaluation_pending
         # Not up to the step: a process may have died after it recorded an evaluation, or a step that diverged.
         recorded = self.epoch * self.steps_per_epoch
-        self.metrics = MetricsFile(folder / "metrics.jsonl", recorded, check) if parallel.get_rank() == 0 else None
+        is_rank0 = parallel.get_rank() == 0
+        self.metrics = MetricsFile(folder / "metrics.jsonl", recorded, check_lock) if is_rank0 else None
         self.missing_rows = self.epoch - len(read_rows(self.metrics.path)) if self.metrics is not None else 0
         if self.missing_rows:
             self._send(f"metrics.jsonl lacks {self.missing_rows} of {self.epoch} rows, so the result lacks them too")
-        self.plan = self._plan_epoch(self.step // self.steps_per_epoch)
-        if self.step < self.steps and not self.evaluation_pending:
-            training_step.set_plan(self.plan, self.step % self.steps_per_epoch)  # captures, before the clock starts
+        self.plan = self._plan_epoch(self.step_count // self.steps_per_epoch)
+        if self.step_count < self.total_steps and not self.evaluation_pending:
+            # It captures, before the clock starts.
+            training_step.set_plan(self.plan, self.step_count % self.steps_per_epoch)
         self.started = self.saved_at = self.reported_at = time.perf_counter()
         self.observer_seconds = 0.0
 
@@ -120,12 +122,14 @@ class Trainer:
         newest = checkpoint.find_newest(self.checkpoints, self._send) if parallel.get_rank() == 0 else None
         path = parallel.broadcast_from_rank0(newest)
         if path is None:
-            self._send(f"starts: {self.steps} steps of {self.recipe.batch_size}, in {folder}")
+            recipe = self.recipe
+            what = f"{recipe.task_name} with {recipe.optimizer}, lr {recipe.lr:g}"
+            self._send(f"starts: {what}; {self.total_steps} steps of {recipe.batch_size}, in {folder}")
             return
         state, notes = checkpoint.load(path, self.training_step.state_dict())
         try:
             self.training_step.load_state_dict(state)
-            self.step, self.seconds_before = notes["step"], notes["seconds"]
+            self.step_count, self.seconds_before = notes["step"], notes["seconds"]
             self.nonfinite_in_a_row = notes["nonfinite_in_a_row"]
             self.evaluation_pending = notes["evaluation_pending"]
             self.environments = notes["environments"]
@@ -137,9 +141,9 @@ class Trainer:
         before = self.environments[-1]
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
         if changed or before.keys() - {"from_step"} != environment.keys():
-            self.environments.append({"from_step": self.step, **environment})
+            self.environments.append({"from_step": self.step_count, **environment})
         others = "".join(f"; {name} was {before.get(name)}, is {value}" for name, value in changed.items())
-        self._send(f"resumes after step {self.step} of {self.steps}{others}")
+        self._send(f"resumes after step {self.step_count} of {self.total_steps}{others}")
 
     @property
     def seconds(self) -> float:
@@ -159,8 +163,8 @@ class Trainer:
             if diverged_at is not None:
                 return self._diverged_result(diverged_at)
         metrics = self._evaluate(final=True) if self.final_metrics is None else self.final_metrics
-        if None in metrics.values():
-            return self._diverged_result(self.steps)
+        if nonfinite := [name for name, value in metrics.items() if value is None]:
+            return {**self._diverged_result(self.total_steps), "nonfinite_metrics": nonfinite}
         seconds = self.seconds  # without the last checkpoint
         if self.keep_last:
             self._save(keep=1)
@@ -179,7 +183,7 @@ class Trainer:
         return {
             "status": "finished",
             **metrics,
-            "steps": self.steps,
+            "steps": self.total_steps,
             "seconds": seconds,
             "parameters": sum(p.numel() for p in model.parameters()),
             "state_bytes": sum(value.nbytes for value in states if isinstance(value, Tensor)),
@@ -190,7 +194,7 @@ class Trainer:
         }
 
     def _diverged_result(self, step: int) -> dict[str, Any]:
-        result = {"status": "diverged", "step": step, "steps": self.steps, "seconds": self.seconds}
+        result = {"status": "diverged", "step": step, "steps": self.total_steps, "seconds": self.seconds}
         return result | self._common_result()
 
     def _common_result(self) -> dict[str, Any]:
@@ -213,38 +217,38 @@ class Trainer:
     def _train_epoch(self, epoch: int) -> int | None:
         """Train the rest of an epoch, evaluate and record it; returns the step at which the run diverged, if it did."""
         losses, norms, samples_per_second = self._take_steps(epoch)
-        steps = self._summarize_steps(epoch, losses, norms)
-        if steps.diverged_at is not None:
-            self.step = steps.diverged_at
-            if self.metrics is not None and steps.per_step:
-                self.metrics.add({**steps.row, "seconds": self.seconds, **steps.per_step})
-            return steps.diverged_at
-        if steps.nonfinite:
-            count = f"{len(steps.nonfinite)} of {self.steps_per_epoch}"
-            number = epoch * self.steps_per_epoch + steps.nonfinite[-1] + 1
+        epoch_steps = self._summarize_steps(epoch, losses, norms)
+        if epoch_steps.diverged_at is not None:
+            self.step_count = epoch_steps.diverged_at
+            if self.metrics is not None and epoch_steps.per_step:
+                self.metrics.add({**epoch_steps.row, "seconds": self.seconds, **epoch_steps.per_step})
+            return epoch_steps.diverged_at
+        if epoch_steps.nonfinite:
+            count = f"{len(epoch_steps.nonfinite)} of {self.steps_per_epoch}"
+            number = epoch * self.steps_per_epoch + epoch_steps.nonfinite[-1] + 1
             self._send(f"skipped, for a loss or gradient norm that was not finite: {count} steps, the last {number}")
-        metrics, seconds = self._evaluate_and_record(epoch, steps)
-        counts = epoch + 1, self.recipe.epochs, self.step, self.steps
+        metrics, seconds = self._evaluate_and_record(epoch, epoch_steps)
+        counts = epoch + 1, self.recipe.epochs, self.step_count, self.total_steps
         left = self._seconds_left()
-        event = EpochEnd(self.recipe.key, *counts, steps.row["loss"], samples_per_second, seconds, left, metrics)
-        self.on_event(event)
+        loss = epoch_steps.row["loss"]
+        self.on_event(EpochEnd(self.recipe.key, *counts, loss, samples_per_second, seconds, left, metrics))
         self.reported_at = time.perf_counter()
         if self.observe is not None:
             start = time.perf_counter()
             self.observe(epoch + 1, self.training_step)
             self.observer_seconds += time.perf_counter() - start
-        if self.step < self.steps:
+        if self.step_count < self.total_steps:
             self._between_steps()
         return None
 
     def _take_steps(self, epoch: int) -> tuple[list[float], list[float], float]:
         """Take the rest of an epoch's steps; returns the losses and gradient norms of all, and samples per second."""
-        training_step, start, first = self.training_step, time.perf_counter(), self.step
-        for at in range(self.step - epoch * self.steps_per_epoch, self.steps_per_epoch):
-            last = at + 1 == self.steps_per_epoch
-            seed_step(self.recipe.seed, self.step, parallel.get_rank(), training_step.step_index.device)
+        training_step, start, first = self.training_step, time.perf_counter(), self.step_count
+        for index in range(self.step_count - epoch * self.steps_per_epoch, self.steps_per_epoch):
+            last = index + 1 == self.steps_per_epoch
+            seed_step(self.recipe.seed, self.step_count, parallel.get_rank(), training_step.step_index.device)
             training_step.step(training_step.task.last_batch_size if last else 0)
-            self.step += 1
+            self.step_count += 1
             if not last:  # a checkpoint after the last step also contains its metrics
                 self._between_steps()
         self.plan = self._plan_epoch(epoch + 1)  # while the device is still busy
@@ -253,28 +257,29 @@ class Trainer:
         return losses, norms, max(0, samples) / (time.perf_counter() - start)
 
     def _summarize_steps(self, epoch: int, losses: list[float], norms: list[float]) -> EpochSteps:
-        nonfinite = [at for at, pair in enumerate(zip(losses, norms, strict=True)) if not all(map(math.isfinite, pair))]
+        pairs = zip(losses, norms, strict=True)
+        nonfinite = [index for index, pair in enumerate(pairs) if not all(map(math.isfinite, pair))]
         diverged_at, in_a_row = self._count_nonfinite(epoch, nonfinite)
         if diverged_at is not None:  # what the device computed after it is not part of the run
             end = diverged_at - epoch * self.steps_per_epoch
-            losses, norms, nonfinite = losses[:end], norms[:end], [at for at in nonfinite if at < end]
-        finite = [loss for at, loss in enumerate(losses) if at not in nonfinite]
+            losses, norms, nonfinite = losses[:end], norms[:end], [i for i in nonfinite if i < end]
+        finite = [loss for index, loss in enumerate(losses) if index not in nonfinite]
         loss = math.fsum(finite) / len(finite) if finite else None
-        row = {"step": self.step if diverged_at is None else diverged_at, "epoch": epoch + 1, "loss": loss}
+        row = {"step": self.step_count if diverged_at is None else diverged_at, "epoch": epoch + 1, "loss": loss}
         per_step: dict[str, Any] = {}
         if self.training_step.guarded:
             per_step = {"losses": _round_all(losses), "norms": _round_all(norms), "nonfinite": len(nonfinite)}
         return EpochSteps(row, per_step, nonfinite, in_a_row, diverged_at)
 
-    def _evaluate_and_record(self, epoch: int, steps: EpochSteps) -> tuple[dict[str, float | None], float]:
+    def _evaluate_and_record(self, epoch: int, epoch_steps: EpochSteps) -> tuple[dict[str, float | None], float]:
         """Evaluate if it is due, and write the epoch's row; returns the metrics and the training time so far."""
         final, self.evaluation_pending = epoch + 1 == self.recipe.epochs, True
         metrics = self._evaluate(final) if final or (epoch + 1) % self.recipe.eval_every == 0 else {}
         self.final_metrics = metrics if final else None
         seconds = self.seconds
         if self.metrics is not None:
-            self.metrics.add({**steps.row, **metrics, "seconds": seconds, **steps.per_step})
-        self.nonfinite_in_a_row, self.evaluation_pending = steps.nonfinite_in_a_row, False
+            self.metrics.add({**epoch_steps.row, **metrics, "seconds": seconds, **epoch_steps.per_step})
+        self.nonfinite_in_a_row, self.evaluation_pending = epoch_steps.nonfinite_in_a_row, False
         return metrics, seconds
 
     def _count_nonfinite(self, epoch: int, nonfinite: list[int]) -> tuple[int | None, int]:
@@ -282,10 +287,10 @@ class Trainer:
         the epoch. Steps are counted across epochs.
         """
         in_a_row, limit = self.nonfinite_in_a_row, self.recipe.nonfinite_limit
-        for at in range(self.steps_per_epoch):
-            in_a_row = in_a_row + 1 if at in nonfinite else 0
+        for index in range(self.steps_per_epoch):
+            in_a_row = in_a_row + 1 if index in nonfinite else 0
             if in_a_row == limit:
-                return epoch * self.steps_per_epoch + at + 1, in_a_row
+                return epoch * self.steps_per_epoch + index + 1, in_a_row
         return None, in_a_row
 
     def _plan_epoch(self, epoch: int) -> EpochPlan:
@@ -293,17 +298,17 @@ class Trainer:
 
     def _seconds_left(self) -> float:
         """Seconds to the end, at the pace so far."""
-        seconds, steps = self.seconds - self.seconds_before, self.step - self.first_step
-        if not steps:  # in this process
-            seconds, steps = self.seconds, self.step
-        return seconds / steps * (self.steps - self.step)
+        seconds, taken = self.seconds - self.seconds_before, self.step_count - self.first_step
+        if not taken:  # in this process
+            seconds, taken = self.seconds, self.step_count
+        return seconds / taken * (self.total_steps - self.step_count)
 
     def _evaluate(self, final: bool) -> dict[str, float | None]:
         """Metrics by name; None is not finite."""
         training_step = self.training_step
         training_step.model.eval()
         device = training_step.step_index.device.type
-        seeded = seed_evaluation(self.recipe.seed, self.step // self.steps_per_epoch)
+        seeded = seed_evaluation(self.recipe.seed, self.step_count // self.steps_per_epoch)
         with seeded, torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
             model = EvaluatedModel(training_step.model, self._stop_if_asked)
             metrics = training_step.task.evaluate(model, final) | training_step.train_metrics()
@@ -319,13 +324,13 @@ class Trainer:
         now, stop = time.perf_counter(), bool(self.signals)
         if now - self.reported_at >= PROGRESS_EVERY:
             self.reported_at = now
-            self.on_event(StepProgress(self.recipe.key, self.step, self.steps, self._seconds_left()))
+            self.on_event(StepProgress(self.recipe.key, self.step_count, self.total_steps, self._seconds_left()))
         due, stop = parallel.any_rank(stop or now - self.saved_at >= self.checkpoint_every, stop)
         if due:
             with suppress(Locked) if stop else nullcontext():  # a process that must stop does so in any case
                 self._save(CHECKPOINTS)
         if stop:
-            raise Interrupted(self.recipe.key, self.step, self.signals[0] if self.signals else signal.SIGTERM)
+            raise Interrupted(self.recipe.key, self.step_count, self.signals[0] if self.signals else signal.SIGTERM)
 
     def _save(self, keep: int) -> None:
         notes = {
@@ -334,7 +339,8 @@ class Trainer:
             "evaluation_pending": self.evaluation_pending,
             "environments": self.environments,
         }
-        checkpoint.save(self.checkpoints, self.step, notes, self.training_step.state_dict(), keep, self.check)
+        state = self.training_step.state_dict()
+        checkpoint.save(self.checkpoints, self.step_count, notes, state, keep, self.check_lock)
         self.saved_at = time.perf_counter()
 
     def _send(self, text: str) -> None:

@@ -29,8 +29,8 @@ OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
 
 
-class CompiledTask:
-    """A task's model on its device and the functions of its step, compiled or not, shared by several optimizers."""
+class DeviceTask:
+    """A task's model on its device and the functions of its step, which several optimizers share."""
 
     def __init__(
         self, task: Task, compiled: bool = False, mode: parallel.Mode | None = None, bfloat16: bool = False
@@ -56,12 +56,12 @@ class TrainingStep:
     contains the optimizer's own.
     """
 
-    def __init__(self, recipe: TrainingRecipe, compiled: CompiledTask, captured: bool) -> None:
-        task, device = compiled.task, compiled.task.device
-        self.compiled, self.task, self.model = compiled, task, compiled.model
+    def __init__(self, recipe: TrainingRecipe, device_task: DeviceTask, captured: bool) -> None:
+        task, device = device_task.task, device_task.task.device
+        self.device_task, self.task, self.model = device_task, task, device_task.model
         self.is_third_party = recipe.is_third_party
         self.captured = captured and task.capturable and not recipe.is_third_party
-        self.autocast = recipe.precision == "bf16" and compiled.mode != "fsdp"
+        self.autocast = recipe.precision == "bf16" and device_task.mode != "fsdp"
         self.micro_batch_size, self.guarded = recipe.micro_batch_size, is_guarded(recipe)
         self.clip = math.inf if recipe.clip is None else recipe.clip
         self.lr, self.peak_lr = torch.zeros((), device=device), recipe.lr
@@ -144,8 +144,9 @@ class TrainingStep:
 
     def plan_epoch(self, recipe: TrainingRecipe, epoch: int) -> EpochPlan:
         """The task's plan of an epoch, with the learning rates."""
-        first, steps = epoch * self.task.steps_per_epoch, self.task.steps_per_epoch
-        rates = [recipe.learning_rate(first + at, steps) for at in range(steps)]
+        steps_per_epoch = self.task.steps_per_epoch
+        first = epoch * steps_per_epoch
+        rates = [recipe.learning_rate(first + index, steps_per_epoch) for index in range(steps_per_epoch)]
         return {**self.task.plan_epoch(recipe, epoch), "lr": torch.tensor(rates)}
 
     def set_plan(self, plan: EpochPlan, at: int) -> None:
@@ -165,7 +166,7 @@ class TrainingStep:
             self.correct.zero_()
         if self.captured and self.graph is None:
             self.graph = self._capture()
-        if self.compiled.mode == "ddp" and not self.warmed_up:
+        if self.device_task.mode == "ddp" and not self.warmed_up:
             # DDP rebuilds its buckets after its first step, which changes the order of its sums. A resumed run must
             # reduce in the same order as an uninterrupted one.
             self._warm_up()
@@ -182,12 +183,12 @@ class TrainingStep:
         self.reset(recipe.seed)
         for epoch in count():
             self.set_plan(self.plan_epoch(recipe, epoch), at=0)
-            for at in range(self.task.steps_per_epoch):
-                self.step(self.task.last_batch_size if at + 1 == self.task.steps_per_epoch else 0)
-                yield self.losses[at].clone()
+            for index in range(self.task.steps_per_epoch):
+                self.step(self.task.last_batch_size if index + 1 == self.task.steps_per_epoch else 0)
+                yield self.losses[index].clone()
 
     def _step(self, samples: int = 0) -> None:
-        functions = self.compiled.make_batch, self.compiled.loss_and_correct
+        functions = self.device_task.make_batch, self.device_task.loss_and_correct
         row = {name: value.index_select(0, self.step_index).squeeze(0) for name, value in self.plan.items()}
         self.lr.copy_(row.pop("lr"))
         if self.is_third_party:
@@ -210,9 +211,9 @@ class TrainingStep:
         micro_batches = _split(row, self.micro_batch_size)
         losses = []
         for number, part in enumerate(micro_batches, start=1):
-            parallel.set_gradient_sync(self.compiled.parallel_model, last=number == len(micro_batches))
+            parallel.set_gradient_sync(self.device_task.parallel_model, last=number == len(micro_batches))
             with torch.autocast(self.lr.device.type, torch.bfloat16, enabled=self.autocast):
-                loss, correct = loss_and_correct(self.compiled.parallel_model, make_batch(part))
+                loss, correct = loss_and_correct(self.device_task.parallel_model, make_batch(part))
             if correct is not None:
                 self.correct += correct
             (loss if len(micro_batches) == 1 else loss / len(micro_batches)).backward()
@@ -322,7 +323,7 @@ def unflatten_optimizer_state(saved: Mapping[str, Tensor], template: dict[str, A
     return result
 
 
-_compiled_tasks: dict[Any, CompiledTask] = {}
+_device_tasks: dict[Any, DeviceTask] = {}
 _training_steps: dict[Any, TrainingStep] = {}
 
 
@@ -347,15 +348,13 @@ def get_training_step(
     key = task_key, optimizer_key(recipe), is_guarded(recipe), recipe.clip, captured
     if key not in _training_steps:
         _training_steps.clear()
-        for other in _compiled_tasks.values():
+        for other in _device_tasks.values():
             other.model.zero_grad()  # gradients are in the memory of the graph that computed them
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if task_key not in _compiled_tasks:
-            _compiled_tasks[task_key] = CompiledTask(
-                make(recipe, data, device), compiled, mode, recipe.precision == "bf16"
-            )
-        _training_steps[key] = TrainingStep(recipe, _compiled_tasks[task_key], captured)
+        if task_key not in _device_tasks:
+            _device_tasks[task_key] = DeviceTask(make(recipe, data, device), compiled, mode, recipe.precision == "bf16")
+        _training_steps[key] = TrainingStep(recipe, _device_tasks[task_key], captured)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # a run's peak excludes what earlier runs have freed
     return _training_steps[key]
@@ -364,4 +363,4 @@ def get_training_step(
 def clear_cache() -> None:
     """Free all that `get_training_step` has cached."""
     _training_steps.clear()
-    _compiled_tasks.clear()
+    _device_tasks.clear()

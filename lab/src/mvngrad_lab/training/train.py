@@ -88,7 +88,7 @@ def train(
         is_rank0 = distributed.get_rank() == 0
         if (finished := distributed.broadcast_from_rank0(folder.run)) is not None:
             return finished
-        check = stack.enter_context(lock_folder(folder.path)) if is_rank0 else lambda: None
+        check_lock = stack.enter_context(lock_folder(folder.path)) if is_rank0 else lambda: None
         stack.enter_context(configure_kernels(recipe, device))
         stack.enter_context(_explain_out_of_memory(recipe, device))
         signals = stack.enter_context(catch_signals())
@@ -103,19 +103,19 @@ def train(
         measured_on = _describe_environment(recipe, device, parallel)
         stamped = {**measured_on, "made": distributed.broadcast_from_rank0(timestamp())}
         if is_rank0:
-            check()
+            check_lock()
             folder.start(stamped, changes())
         else:
             on_event = lambda event: None  # noqa: E731
         distributed.barrier()
         trainer = Trainer(
             recipe=recipe, training_step=training_step, folder=folder.path, checkpoint_every=checkpoint_every,
-            keep_last=keep_last, on_event=on_event, observe=observe, signals=signals, check=check,
+            keep_last=keep_last, on_event=on_event, observe=observe, signals=signals, check_lock=check_lock,
             environment=measured_on,
         )  # fmt: skip
         result = {**trainer.train(), "setup_seconds": trainer.started - started}
         if is_rank0:
-            check()
+            check_lock()
             folder.finish(result)
             if not keep_last:
                 shutil.rmtree(trainer.checkpoints, ignore_errors=True)

@@ -15,7 +15,7 @@ from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.tasks.mnist import data as mnist
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 from mvngrad_lab.tasks.mnist.task import MnistTask
-from mvngrad_lab.training.step import CompiledTask, TrainingStep
+from mvngrad_lab.training.step import DeviceTask, TrainingStep
 
 OPTIMIZERS = {rule.name: name for name, rule in RULES.items()}
 """Names in recipes of the optimizers that are compared, by their names in figures."""
@@ -82,7 +82,7 @@ def make_training(
     optimizer = OPTIMIZERS[cell]
     eps_s = EPS_S if has_eps_s(optimizer) else None
     recipe = Mnist(optimizer=optimizer, eps_s=eps_s, seed=seed, **settings)
-    training_step = TrainingStep(recipe, CompiledTask(DigitsTask(recipe, digits, hidden)), captured=False)
+    training_step = TrainingStep(recipe, DeviceTask(DigitsTask(recipe, digits, hidden)), captured=False)
     for group in training_step.optimizer.param_groups:
         group["lr"] = recipe.lr  # constant, and a float32 tensor would round it
     return training_step, training_step.run(recipe)

@@ -15,6 +15,7 @@ from mvngrad_lab.report.figures.style import BOUND, Mark, cell_mark, number
 from mvngrad_lab.report.figures.svg import Figure, Table, make_panel
 from mvngrad_lab.report.statistics import quantile
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, Verdict
+from mvngrad_lab.sweep.grids import format_duration
 from mvngrad_lab.sweep.records import CODE, DONE, OPEN
 
 SETTINGS = {"lr": "learning rate", "beta1": "β₁", "beta2": "β₂", "eps_s": "ε_s"}
@@ -209,11 +210,11 @@ def _make_budget(export: SweepExport) -> Figure:
         seeds = [row for row in export.repeated if name in ("all", get_label(row))]
         counts = Counter(row["status"] for row in rows)
         left = sum(counts[status] for status in OPEN)
-        hours = sum(row.get("seconds") or 0.0 for row in (*rows, *seeds)) / 3600
+        seconds = sum(row.get("seconds") or 0.0 for row in (*rows, *seeds))
         statuses = (str(counts[status]) for status in DONE)
-        table.append((name, str(len(rows)), *statuses, str(left), str(len(seeds)), number(hours)))
-    head = ("optimizer", "configurations", "finished", "diverged", "failed", "to come", "more seeds", "hours")
-    notes = ["Hours are of one worker, all runs one after another."]
+        table.append((name, str(len(rows)), *statuses, str(left), str(len(seeds)), format_duration(seconds)))
+    head = ("optimizer", "configurations", "finished", "diverged", "failed", "to come", "more seeds", "time")
+    notes = ["Times are of one worker, all runs one after another."]
     if export.share_trained:
         notes.append(
             f"Workers trained {export.share_trained:.0%} of their time, from their first run to the end of their last."

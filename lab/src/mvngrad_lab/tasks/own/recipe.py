@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import COUNT, NOT_NEGATIVE, Bound, Preset, TrainingRecipe, warmup_cosine
 
 
@@ -32,6 +33,17 @@ class Own(TrainingRecipe):
     max_norm: float | None = None
     """Gradients with a larger norm are scaled down to it."""
     precision: Literal["bf16", "float32"] = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_epochs >= self.epochs:
+            raise InvalidInput(
+                f"warmup_epochs={self.warmup_epochs} does not fit epochs={self.epochs}; it must be at least 0 and less"
+            )
+
+    @property
+    def task_name(self) -> str:
+        return self.task
 
     @property
     def clip(self) -> float | None:

@@ -171,6 +171,7 @@ class OwnTaskTraining(Task):
         if recipe.code != hash_module(recipe.task.partition(":")[0]):
             raise InvalidInput(f"task={recipe.task!r}: its module has changed since; make the recipe again")
         self.own, self.device, self.source = own, device, f"{recipe.task}, code {recipe.code}"
+        self.path = recipe.task
         self.train = Samples("train", self.own.train, device)
         self.sets = {"validation": Samples("validation", self.own.validation, device)}
         if self.own.test is not None:
@@ -185,7 +186,14 @@ class OwnTaskTraining(Task):
     def build_model(self) -> nn.Module:
         model = self.own.model()
         if not isinstance(model, nn.Module):
-            raise InvalidInput(f"model() returned a {type(model).__name__}; it must return a torch.nn.Module")
+            raise InvalidInput(
+                f"model() of {self.path!r} returned a {type(model).__name__}; it must return a torch.nn.Module"
+            )
+        if next(model.parameters(), None) is None:
+            raise InvalidInput(
+                f"model() of {self.path!r} returned a {type(model).__name__} without parameters, so there is nothing "
+                "to train; register its weights as torch.nn.Parameter"
+            )
         return model
 
     def plan_epoch(self, recipe: Own, epoch: int) -> EpochPlan:
@@ -202,7 +210,17 @@ class OwnTaskTraining(Task):
             return self.train.read(row["order"])
 
     def loss(self, model: nn.Module, batch: tuple[Any, ...]) -> Tensor:
-        loss: Tensor = self.own.loss(model, *batch)
+        loss = self.own.loss(model, *batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise InvalidInput(
+                f"loss() of {self.path!r} returned {_describe(loss)}; it must return the mean loss of the batch, a "
+                "tensor with one number"
+            )
+        if not loss.requires_grad:
+            raise InvalidInput(
+                f"loss() of {self.path!r} does not depend on a parameter that requires a gradient; compute it from the "
+                "output of the model, without detach() or item()"
+            )
         return loss
 
     def evaluate(self, model: Callable[..., Any], final: bool) -> dict[str, float]:
@@ -217,9 +235,25 @@ class OwnTaskTraining(Task):
                 size = min(self.batch_size, samples.length - done)
                 done += size
                 for metric, function in functions.items():
-                    key = f"{name}_{metric}"
-                    totals[key] = totals.get(key, 0.0) + float(function(model, *batch)) * size / samples.length
+                    key, value = f"{name}_{metric}", self._make_number(metric, function(model, *batch))
+                    totals[key] = totals.get(key, 0.0) + value * size / samples.length
         return totals
+
+    def _make_number(self, metric: str, value: Any) -> float:
+        """What a metric returned, as a number; raises InvalidInput if it is none."""
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            name = "loss()" if metric == "loss" else f"metrics[{metric!r}]"
+            raise InvalidInput(
+                f"{name} of {self.path!r} returned {_describe(value)}; it must return one number, the mean over the "
+                "batch"
+            ) from None
+
+
+def _describe(value: Any) -> str:
+    """The type of a value, and of a tensor also the shape."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 TASK = OwnTaskTraining
