@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from family import each_cell, each_optimizer, parameters
+from family import each_cell, parameters
 from torch._dynamo.testing import CompileCounter
 
 import mvngrad
@@ -17,6 +17,11 @@ def _fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+each_cell_with_a_decay = pytest.mark.parametrize(
+    "make", [mvngrad.Adam, mvngrad.AdaBeliefW, mvngrad.LaProp, mvngrad.MVNGradW], ids=lambda make: make.__name__
+)
 
 
 def run_compiled(optimizer, backend, set_lr, steps=6):
@@ -42,14 +47,14 @@ def set_tensor(group, lr):
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@each_optimizer
+@each_cell_with_a_decay
 def test_a_tensor_lr_never_recompiles(make, foreach):
     optimizer = make(parameters((4, 3), (5,)), lr=torch.tensor(1e-2), foreach=foreach)
     assert run_compiled(optimizer, None, set_tensor) == [1] * 6
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@each_optimizer
+@each_cell_with_a_decay
 def test_a_float_lr_recompiles_once_when_it_first_changes(make, foreach):
     """As for torch.optim: at its second value torch.compile makes the number an input of the graph."""
     optimizer = make(parameters((4, 3), (5,)), lr=1e-2, foreach=foreach)
@@ -77,7 +82,7 @@ def count_graphs_of_torch(foreach):
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-@each_optimizer
+@each_cell_with_a_decay
 def test_a_schedule_of_betas_recompiles_no_more_than_torch(make, foreach):
     assert 0 < count_graphs(make, foreach) <= count_graphs_of_torch(foreach)
 

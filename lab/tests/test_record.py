@@ -6,10 +6,9 @@ from itertools import permutations
 from statistics import fmean, stdev
 
 import pytest
-from pages import ROOT, read
+from pages import ROOT, load_results, read
 
 from mvngrad_lab.experiments.language.records import RATES
-from mvngrad_lab.report import load_records
 from mvngrad_lab.report.statistics import adjust_by_holm, fewer, welch
 from mvngrad_lab.report.verdicts import find_judges
 
@@ -68,7 +67,7 @@ def test_the_numbers_of_mnist():
 
 
 def test_what_the_language_runs_show():
-    (table,) = (each.result for each in load_records(ROOT / "results", warn=pytest.fail) if each.name == "table2")
+    (table,) = (each.result for each in load_results() if each.name == "table2")
     page = read("results.md").partition("## What the language runs show")[2].partition("```{include}")[0]
     tried = {
         cell: {float(lr): row["validation_loss"][0] for lr, row in rows.items()}
@@ -112,7 +111,7 @@ def test_what_the_language_runs_show():
 
 
 def test_smaller_state_on_cifar100_at_30_epochs():
-    records = load_records(ROOT / "results", warn=pytest.fail)
+    records = load_results()
     result = next(each.result for each in records if each.name == "state-precision-images")
     log, state, settings = (read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md"))
     readme = " ".join((ROOT / "README.md").read_text().split())
@@ -134,7 +133,7 @@ def test_smaller_state_on_cifar100_at_30_epochs():
 
 
 def test_8_bit_adamw_on_a_language_model():
-    records = load_records(ROOT / "results", warn=pytest.fail)
+    records = load_results()
     result = next(each.result for each in records if each.name == "state-precision-adamw")
     log, state, settings, readme = (
         *(read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md")),

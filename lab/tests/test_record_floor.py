@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import product
 from statistics import fmean
 
-import pytest
-from pages import ROOT, read
+from pages import ROOT, load_results, read
 from scipy import stats
 
 from mvngrad.diagnostics import diagnose, read_records
@@ -19,7 +18,6 @@ from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
-from mvngrad_lab.report import load_records
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import estimate_contrast
 from mvngrad_lab.report.verdicts import find_judges, find_latest
@@ -40,7 +38,7 @@ def test_the_start_of_a_training_with_a_floor():
 
 def test_the_floor_runs_at_200_epochs():
     """If this fails after new runs: the log's table of them, and what the settings page says."""
-    tables = {name: each.result for name, each in find_latest(load_records(ROOT / "results", warn=pytest.fail)).items()}
+    tables = {name: each.result for name, each in find_latest(load_results()).items()}
     arms, log, settings = tables["floor-table"]["arms"], read("log.md"), read("how-to/settings.md")
     rows = json.loads((ROOT / "results" / "floor-table.json").read_text())["runs"]
     assert f"At 200 epochs {len(rows)} of 27 runs are done" in log
@@ -123,7 +121,7 @@ def make_grid_rows(queue, optimizers, coefficients):
 
 def test_the_floor_runs_with_decoupled_decay_and_without_decay():
     """If this fails after new runs: the log's entry about weight decay, and what the settings page and README say."""
-    records = load_records(ROOT / "results", warn=pytest.fail)
+    records = load_results()
     result = next(each.result for each in records if each.name == "floor-decay")
     log, settings, readme = read("log.md"), read("how-to/settings.md"), (ROOT / "README.md").read_text()
     names = {"adam": "Adam", "mvngrad": "MVN-Grad"}
@@ -164,7 +162,7 @@ def test_the_floor_runs_with_decoupled_decay_and_without_decay():
 
 def test_the_floor_runs_with_a_tuned_coupled_coefficient():
     """If this fails after new runs: the log's fourth part about the floor, and what settings page and README say."""
-    records = load_records(ROOT / "results", warn=pytest.fail)
+    records = load_results()
     result = next(each.result for each in records if each.name == "floor-decay")
     log, settings = read("log.md"), read("how-to/settings.md")
     arms = {name: list(values.values())[:3] for name, values in result["arms"].items() if values}
@@ -209,7 +207,7 @@ def format_rate(rate):
 
 def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
     """If this fails after new runs: the log's fifth part about the floor, and what the settings page says."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     part, log, settings = records["floor-dial"]["images"], read("log.md"), read("how-to/settings.md")
     cells = {
         name: {**part["cells"][name], **part["cells"]["sgd"]} for name in ("adam", "laprop", "adabelief", "mvngrad")
@@ -254,7 +252,7 @@ def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
 
 def test_the_dial_of_a_language_model():
     """If this fails after new runs: the log's seventh part about the floor, the settings page, index and README."""
-    dial = next(each.result for each in load_records(ROOT / "results", warn=pytest.fail) if each.name == "floor-dial")
+    dial = next(each.result for each in load_results() if each.name == "floor-dial")
     part, log, settings = dial["language"], read("log.md").replace("**", ""), read("how-to/settings.md")
     readme = " ".join((ROOT / "README.md").read_text().split())
     cells = {cell: part["cells"][cell] for cell in ("adam", "laprop", "adabelief", "mvngrad")}
@@ -298,7 +296,7 @@ def test_the_dial_of_a_language_model():
 
 
 def test_the_table_of_settings_for_images():
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     table, decay = records["floor-table"], records["floor-decay"]
     rows = re.findall(r"\| `(\w+)\(([^`]*)\)` \| ([\d.]+) \| (yes|no) \|", read("how-to/settings.md"))
     assert len(rows) == 7
@@ -331,7 +329,7 @@ def test_runs_to_come_are_those_that_are_missing():
 
 def test_a_floor_at_batch_128():
     """If this fails after new runs: the log's eighth part about the floor, the settings page, index and README."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     result, log, settings = records["floor-batch-128"], read("log.md").replace("**", ""), read("how-to/settings.md")
     accuracies = read_accuracies(ROOT / "results")
     titles = {
@@ -364,7 +362,7 @@ def test_a_floor_at_batch_128():
 
 def test_train_accuracy_on_mixed_images():
     """If this fails after new runs: the log's entry on it, and the page on training."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     log, batches = read("log.md"), records["floor-as-published"]["batches"]
     for batch, title in (("1024", "batch 1024"), ("128", "batch 128")):
         rows = (batches[batch][cell]["mixed"] for cell in ("adam", "laprop", "adabelief", "mvngrad"))
@@ -379,7 +377,7 @@ def test_train_accuracy_on_mixed_images():
 
 def test_decoupled_decay_with_a_floor_at_200_epochs():
     """If this fails after new runs: the log's sixth part about the floor, the settings page, index and README."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     result, log, settings = records["floor-decay"], read("log.md").replace("**", ""), read("how-to/settings.md")
     readme = " ".join((ROOT / "README.md").read_text().split())
     arms = {
@@ -425,7 +423,7 @@ SIGNS = {"floor": 1.0, "none": -1.0}
 
 
 def test_what_a_floor_costs_a_language_model_is_what_diagnose_says():
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     part = records["floor-dial"]["language"]
     cells = {name: rows for name, rows in part["cells"].items() if name != "sgd"}
     assert all(row["done"] == row["of"] for rows in cells.values() for row in rows.values())
@@ -439,7 +437,7 @@ def test_what_a_floor_costs_a_language_model_is_what_diagnose_says():
 
 
 def test_beta_mean():
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     pairs = [pair for kind, pair in records["floor-beta-mean"]["pairs"].items() if kind != "language"]
     best = [pair[which]["best"] for which in ("changed", "default") for pair in pairs]
     sentence = "{:.2f} with a floor and {:.2f} without, where the paper's faster mean has {:.2f} and {:.2f}"

@@ -5,10 +5,8 @@ import re
 from itertools import product
 from statistics import fmean, median
 
-import pytest
-from pages import ROOT, read
+from pages import ROOT, load_results, read
 
-from mvngrad_lab.report import load_records
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, UNDECIDED, find_judges
 
 RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
@@ -16,7 +14,7 @@ RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text
 
 def test_language_models_without_clipping():
     """If this fails after new runs: the log's entry, the settings page, the index and the README."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     result, log = records["spikes-text-unclipped"], " ".join(read("log.md").replace("**", "").split())
     settings, index, readme = (
         " ".join(text.split())
@@ -122,7 +120,7 @@ def test_bad_batches_on_mnist():
 
 def test_bad_batches_in_a_language_model():
     """If this fails after new runs: the log's entry, the settings page and the README."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     result, log, settings = records["spikes-text-short"], read("log.md").replace("**", ""), read("how-to/settings.md")
     readme = " ".join((ROOT / "README.md").read_text().split())
 
@@ -188,7 +186,7 @@ def test_bad_batches_in_a_language_model():
 
 def test_bad_batches_in_a_language_model_at_usual_betas():
     """If this fails after new runs: the log's entry, the settings page and the README."""
-    records = {each.name: each.result for each in load_records(ROOT / "results", warn=pytest.fail)}
+    records = {each.name: each.result for each in load_results()}
     result, log = records["spikes-text"], " ".join(read("log.md").replace("**", "").split())
     settings, readme = (
         " ".join(text.split()) for text in (read("how-to/settings.md"), (ROOT / "README.md").read_text())
@@ -271,9 +269,7 @@ def test_bad_batches_in_a_language_model_at_usual_betas():
 
 def test_bad_batches_on_cifar100():
     """If this fails after new runs: the log's entry, the settings page and the README."""
-    result = next(
-        each.result for each in load_records(ROOT / "results", warn=pytest.fail) if each.name == "spikes-images"
-    )
+    result = next(each.result for each in load_results() if each.name == "spikes-images")
     log, settings = read("log.md").replace("**", ""), read("how-to/settings.md")
     damages = {}
     for row in result["rows"]:

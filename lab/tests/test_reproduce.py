@@ -190,16 +190,18 @@ def has_started(root, target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_an_interruption_loses_only_the_unfinished_experiment(tmp_path, how):
-    process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)
-    assert has_started(tmp_path, "separation")
-    process.send_signal(how)
-    output, _ = process.communicate(timeout=1200)
-    assert process.returncode == (130 if how == signal.SIGINT else -9)
-    if how == signal.SIGINT:
-        assert "Finished results are stored" in output
-    assert [run.name for run in store.load_runs(tmp_path)] == ["spike"]
+def test_an_interruption_loses_only_the_unfinished_experiment(tmp_path):
+    """Ctrl-C, then kill -9 of the same command, which then runs to its end."""
+    for how, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        process = command("reproduce", "spike", "separation", root=tmp_path, wait=False)
+        assert has_started(tmp_path, "separation")
+        process.send_signal(how)
+        output, _ = process.communicate(timeout=1200)
+        assert process.returncode == code
+        assert ("Finished results are stored" in output) == (how == signal.SIGINT)
+        assert [run.name for run in store.load_runs(tmp_path)] == ["spike"]
+        for started in tmp_path.glob("separation-*/environment.json"):
+            started.unlink()  # so that the next start is seen
     output = command("reproduce", "spike", "separation", root=tmp_path)
     assert "stored spike" in output
     assert "separation: an earlier run did not finish" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -62,7 +63,7 @@ class Recipe:
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
         return values
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """`name`-hash: the name of the run in a store."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
