@@ -318,7 +318,7 @@ def build(
     targets = {claim.target for claim, _ in judged}
     own = {run.key for run in store.load_runs(Path(folders[0]))}
     replaced = {r.name for r in records if r.key in own and r.name in targets and by_name[r.name].key not in own}
-    if replaced:
+    if replaced and len(folders) > 1:
         say(
             f"{', '.join(sorted(replaced))}: the claims are judged by the larger runs in {folders[1]}; yours are at "
             "the end of the report, under Other runs."
