@@ -14,7 +14,7 @@ project_copyright = author
 version = release = mvngrad.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "mvngrad_docs"]
-myst_enable_extensions = ["amsmath", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "_ext", "examples"]
 default_role = "py:obj"

@@ -1,7 +1,7 @@
-"""Make the pictures of README.md in docs/img: `make pictures`, from the stored runs in results/ and, if there, runs/.
+"""Make the pictures of the pages in docs/img: `make pictures`, from the stored runs in results/ and, if there, runs/.
 
-Two SVG files of the report's first figure, for light and dark pages, and screenshots of the report and of a diagnosis,
-for which a Chromium must be installed.
+SVG files of the report's first figure and of the dial, for light and dark pages, and screenshots of the report and of
+a diagnosis, for which a Chromium must be installed.
 """
 
 from __future__ import annotations
@@ -51,15 +51,18 @@ def take_screenshot(html: Path, target: Path) -> None:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     folders = [folder for folder in (ROOT / "runs", ROOT / "results") if folder.is_dir()]
-    lead = draw_lead(find_latest(load_records(*folders, warn=store.print_warning)))
+    records = find_latest(load_records(*folders, warn=store.print_warning))
+    lead, (dial, *_) = draw_lead(records), page.draw(records["floor-dial"])
     assert lead is not None
+    panels = dict(zip(("floor", "dial-images", "dial-language"), (*lead.panels, *dial.panels), strict=True))
     for theme, colors in (("light", LIGHT | {"paper": "#ffffff"}), ("dark", DARK | {"paper": "#0d1117"})):  # GitHub's
-        (FOLDER / f"floor-{theme}.svg").write_text(make_figure(lead.panels[0].svg, colors), encoding="utf-8")
+        for name, panel in panels.items():
+            (FOLDER / f"{name}-{theme}.svg").write_text(make_figure(panel.svg, colors), encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         take_screenshot(report.build(*folders, out=Path(folder) / "report.html"), FOLDER / "report.png")
-        records = read_records(ROOT / "results" / MONITORED)
+        monitored = read_records(ROOT / "results" / MONITORED)
         diagnosis = Path(folder) / "diagnosis.html"
-        diagnosis.write_text(page.render_diagnosis(records, diagnose(records), source="monitor.jsonl"), "utf-8")
+        diagnosis.write_text(page.render_diagnosis(monitored, diagnose(monitored), source="monitor.jsonl"), "utf-8")
         take_screenshot(diagnosis, FOLDER / "diagnosis.png")
     for path in sorted(FOLDER.iterdir()):
         print(path.relative_to(ROOT), f"{path.stat().st_size:,} bytes")

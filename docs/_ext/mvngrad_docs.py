@@ -73,10 +73,10 @@ def draw_record(name: str) -> list[Any]:
 
 class RecordFigure(SphinxDirective):
     """`{record-figure} NAME` or `{record-figure} NAME START`: the figures of a stored result in the report's style, all
-    or that whose title starts so.
+    or that whose title starts so. The content is for readers of the source, such as on GitHub, and is not used here.
     """
 
-    required_arguments, optional_arguments, final_argument_whitespace = 1, 1, True
+    required_arguments, optional_arguments, final_argument_whitespace, has_content = 1, 1, True, True
 
     def run(self) -> list[nodes.Node]:
         from mvngrad_lab.report.page import TEMPLATES

@@ -11,6 +11,7 @@ from test_report import RESULTS, render, words
 from mvngrad_lab.report import load_records
 from mvngrad_lab.report.figures import style
 from mvngrad_lab.report.findings import draw_lead, summarize
+from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import find_latest, judge
 
 
@@ -83,17 +84,19 @@ def test_claims_and_findings_of_an_experiment_are_those_of_all_its_records(tmp_p
     assert mine.startswith(f"{sum(claim.target == 'spikes-mnist' for claim, _ in judged)} claims of spikes-mnist: ")
 
 
-def test_the_readmes_figure_and_sentence_are_those_of_results():
+def test_the_pictures_and_the_readmes_sentence_are_those_of_results():
     """If this fails after new runs: `make pictures`, and what the README says they found."""
-    lead = draw_lead(find_latest(load_records(RESULTS, warn=pytest.fail)))
+    records = find_latest(load_records(RESULTS, warn=pytest.fail))
+    lead, (dial,) = draw_lead(records), draw(records["floor-dial"])
     readme = " ".join((RESULTS.parent / "README.md").read_text().split())
     (runs,) = re.findall(r"CIFAR-100, (batch.*?)\. Filled", lead.caption)
     assert runs in readme
     for theme, colors in (("light", style.LIGHT), ("dark", style.DARK)):
-        stored = (RESULTS.parent / "docs" / "img" / f"floor-{theme}.svg").read_text()
-        assert len(stored) < 20_000
-        assert colors["mvngrad"] in stored
-        assert words_of(stored) == words_of(lead.panels[0].svg)
+        for name, panel in zip(("floor", "dial-images", "dial-language"), (*lead.panels, *dial.panels), strict=True):
+            stored = (RESULTS.parent / "docs" / "img" / f"{name}-{theme}.svg").read_text()
+            assert len(stored) < 20_000
+            assert colors["mvngrad"] in stored
+            assert words_of(stored) == words_of(panel.svg)
     for name in ("report.png", "diagnosis.png"):
         assert 0 < (RESULTS.parent / "docs" / "img" / name).stat().st_size < 150_000
 

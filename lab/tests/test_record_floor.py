@@ -411,7 +411,7 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
     adamw, mvngradw = (effect.estimate for effect in effects.values())
     assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
     assert f"added {mvngradw:.1f} points to MVNGradW, and {adamw:.1f} to AdamW, which three" in FLOOR_DECOUPLED
-    assert f", {adamw:.1f} for AdamW (undecided) and {mvngradw:.1f} for MVN-GradW." in readme
+    assert f"({adamw:.1f} for AdamW, undecided; {mvngradw:.1f} for MVN-GradW)" in readme
     by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
     p = stats.ttest_1samp(by_seed, 0, alternative="greater").pvalue
     sentence = "By seed it is {:+.2f}, {:+.2f} and {:+.2f}; a t-test on these three alone has p = {:.3f}"

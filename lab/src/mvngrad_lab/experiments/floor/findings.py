@@ -70,7 +70,7 @@ def describe(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
         f"1024, coupled decay, {runs})"
     )
     if "selected" not in result:
-        words = "**An epsilon floor, the least value of the divisor, seems to matter more than the optimizer**"
+        words = "**An epsilon floor, the smallest possible divisor, seems to matter more than the optimizer**"
         return f"{words}, but one seed decides nothing: {numbers}."
     lead, *others = _describe_effects(verdicts)
     if (strip := verdicts["floor-batch-128"].strip) is not None and (row := strip.rows[0]).interval is not None:
@@ -131,8 +131,10 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
         parts.append(_describe_estimates(verdicts, equal, different))
     if undecided:
         effects = {name: _get_estimate(verdicts[equal[name]]).value for name in undecided}
-        changes = " and ".join(f"{name} changes accuracy by {value:.2f} points" for name, value in effects.items())
-        parts.append(f"{changes}; whether that is less than {MARGIN} points is undecided")
+        change, sizes = "change" if len(effects) > 1 else "changes", " and ".join(f"{x:.2f}" for x in effects.values())
+        parts.append(
+            f"{' and '.join(effects)} {change} accuracy by {sizes} points, not yet shown to be less than {MARGIN}"
+        )
     if same and differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
         gains = [row.value for row in strip.rows]
         parts.append(f"the floor is not worth the same in all four, {min(gains):.1f} to {max(gains):.1f} points")
@@ -154,8 +156,8 @@ def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
     if not (shares := get_shares_closed(decoupled, strength)):
         return ""
     share, *tuned = (f"{share:.0%}" for share in shares)
-    text = f"**Decoupled weight decay alone gives {share} of what a floor adds**"
-    text += f", coupled decay with a tuned coefficient {tuned[0]}" if tuned else ""
+    text = f"**Tuned weight decay gives most of what a floor adds**: decoupled decay {share}"
+    text += f", coupled decay {tuned[0]}" if tuned else ""
     if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
         text += f"; with decoupled decay a floor still adds {floor.strip.rows[0].value:.1f} points, at other betas"
     return f"{text} (Adam and MVN-Grad)."
