@@ -11,6 +11,7 @@ from texts import write_text
 from tiny import killed_after
 from torch.nn.functional import cross_entropy
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.language import records
 from mvngrad_lab.store import read_rows
 from mvngrad_lab.tasks.language import recipe as language
@@ -227,10 +228,15 @@ def test_evaluation_of_some_windows_evenly_spaced(data):
     assert task.evaluate(model, final=False)["validation_loss"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_more_windows_than_the_text_has_are_refused(data):
+    with pytest.raises(InvalidInput, match="eval_windows=5 is more than the 4 windows of the validation text"):
+        LanguageTask(small(eval_windows=5), data, CPU)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_evaluation_calls_the_model_equally_often_on_every_rank(data, monkeypatch, ranks):
-    task = LanguageTask(small(eval_windows=5), data, CPU)
+    task = LanguageTask(small(eval_windows=3 if ranks == 2 else 4), data, CPU)  # which they cannot share evenly
     model, calls, parts = build_initial_model(task, 1).eval(), [], []
     whole = task.evaluate(model, final=False)["validation_loss"]
     monkeypatch.setattr(parallel, "all_reduce_mean", lambda total: total)  # it is taken below

@@ -351,3 +351,64 @@ def test_the_examples_sweep_selects(mvngrad):
     mvngrad("sweep", "init", "valley:valley")
     assert "12 of 12 done" in mvngrad("sweep", "work", "valley:valley")
     assert "by distance, lowest; 12 of 12 runs are done" in mvngrad("sweep", "select", "valley:valley")
+
+
+MODULE = """
+import torch
+from torch import nn
+from mvngrad_lab.tasks.own.task import OwnTask
+
+def data():
+    x = torch.randn(40, 4)
+    return x, x.sum(1, keepdim=True)
+
+def make(model=lambda: nn.Linear(4, 1), **settings):
+    loss = lambda model, x, y: (model(x) - y).square().mean()
+    return OwnTask(model=model, loss=loss, train=data(), validation=data(), settings={"batch_size": 20, **settings})
+
+class Features(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.directions, self.head = torch.ones(4), torch.randn(4, 8), nn.Linear(8, 1)
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {}
+
+def adam(): return make(optimizer="torch:Adam", beta1=0.5, beta2=0.6, eps=1e-3, epochs=1)
+def text(): return make(epochs="2")
+def share(): return make(epochs=2.5)
+def rate(): return make(lr="high")
+def features(): return make(Features, seed=1)
+def lazy(): return make(lambda: nn.LazyLinear(1))
+def extra(): return make(lambda: Extra(4, 1))
+def frozen(): return make(lambda: nn.Linear(4, 1).requires_grad_(False))
+"""
+
+
+@pytest.fixture
+def variants(tmp_path):
+    (tmp_path / "variants.py").write_text(MODULE)
+    yield "variants"
+    sys.modules.pop("variants", None)
+
+
+def test_settings_of_a_task_are_the_defaults_of_its_third_party_optimizer(mvngrad, variants):
+    recipe = load_recipe(mvngrad("train", "variants:adam", "--device", "cpu"))
+    assert (recipe["beta1"], recipe["beta2"], recipe["eps"]) == (0.5, 0.6, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("text", "epochs='2' is invalid; it must be a whole number"),
+        ("share", "epochs=2.5 is invalid; it must be a whole number"),
+        ("rate", "lr='high' is invalid; it must be a number"),
+        ("features", "has a tensor directions that is random, and neither a parameter nor a buffer"),
+        ("lazy", "returned a lazy module"),
+        ("extra", "_extra_state, which is no tensor"),
+        ("frozen", "all frozen"),
+    ],
+)
+def test_settings_and_models_that_cannot_be_trained_are_named(mvngrad, variants, name, problem):
+    assert problem in mvngrad("train", f"variants:{name}", "--device", "cpu", code=2)

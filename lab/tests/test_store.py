@@ -86,6 +86,12 @@ def test_files_have_the_default_permissions(tmp_path):
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "b.json").stat().st_mode
 
 
+def test_a_bundle_without_runs_can_be_read_and_written_again(tmp_path):
+    for _ in range(2):
+        store.write_bundle(tmp_path / store.BUNDLE, [])
+    assert store.load_runs(tmp_path, on_problem=pytest.fail) == []
+
+
 def test_a_bundle_keeps_its_runs_when_others_are_added(tmp_path):
     first, second = finished(tmp_path / "runs", loss=1.0).run, finished(tmp_path / "runs", lr=0.2, loss=2.0).run
     bundle = tmp_path / "kept" / store.BUNDLE

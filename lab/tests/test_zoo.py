@@ -5,7 +5,8 @@ import torch
 from tiny import Tiny, TinyTask, killed_after
 from torch import nn
 
-from mvngrad_lab.training import step
+from mvngrad_lab.errors import InvalidInput, NotPossible
+from mvngrad_lab.training import checkpoint, step
 from mvngrad_lab.training.optimizers import (
     NEEDS,
     check_options,
@@ -212,3 +213,49 @@ def test_every_other_optimizer_of_the_zoo_trains_as_it_is():
 )
 def test_weight_decay_0_overrides_another_default(optimizer, decay):
     assert third_party_options(tiny(optimizer, weight_decay=0.0))["weight_decay"] == decay
+
+
+# State and options of other forms
+
+
+@pytest.mark.parametrize("name", ["zoo:MADGRAD", "zoo:SPAM", "zoo:Scion"])
+def test_state_that_is_not_of_a_parameter_and_options_that_are_objects_are_resumed_exactly(tmp_path, name):
+    require_zoo(name)
+    recipe = tiny(name, lr=1e-2)
+    whole = run_alone(recipe, tmp_path / "whole")
+    with killed_after(9):
+        run_alone(recipe, tmp_path / "killed", checkpoint_every=0)
+    assert run_alone(recipe, tmp_path / "killed")["weights"] == whole["weights"]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("zoo:ScalableShampoo", "PreConditioner"), ("zoo:AdaShift", "deque")])
+def test_a_state_that_no_checkpoint_can_have_is_named_and_the_weights_are_kept(tmp_path, name, kind):
+    require_zoo(name)
+    recipe, messages = tiny(name, lr=1e-2), []
+    with killed_after(9):
+        run_alone(recipe, tmp_path, checkpoint_every=0, on_event=lambda event: messages.append(str(event)))
+    assert sum(f"cannot be resumed: its state has a {kind}" in text for text in messages) == 1
+    with pytest.raises(NotPossible, match=f"its state has a {kind}.*delete .*{recipe.key}"):
+        run_alone(recipe, tmp_path)
+    assert run_alone(recipe, tmp_path / "other")["status"] == "finished"
+    assert checkpoint.load_weights(tmp_path / "other" / recipe.key)
+
+
+def test_the_bytes_of_a_state_include_those_in_queues(tmp_path):
+    pytest.importorskip("pytorch_optimizer")
+    result = run_alone(tiny("zoo:AdaShift,keep_num=2", lr=1e-2), tmp_path)
+    assert result["state_bytes"] == 4 * 4 * result["parameters"]  # two moments, two gradients
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("torch:SGD,momentum=0.9,momentum=0.8", "given twice"),
+        ("torch:Adam,foreach=True,fused=True", "cannot be `True` together"),
+        ("torch:Adam,capturable=True", "capturable is for another training loop"),
+        ("torch:Adam,differentiable=True", "differentiable is for another training loop"),
+    ],
+)
+def test_options_that_torch_would_refuse_later_are_refused(name, problem):
+    with pytest.raises(InvalidInput, match=problem):
+        make_third_party_optimizer(name, [nn.Parameter(torch.ones(2))])

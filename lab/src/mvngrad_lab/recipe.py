@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from mvngrad.rule import CELLS
 from mvngrad_lab.errors import InvalidInput
@@ -215,7 +216,12 @@ class TrainingRecipe(Recipe, ABC):
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
                 raise InvalidInput(f"{name}={value!r} is invalid; choose from {', '.join(get_args(kind))}")
-            if isinstance(value, int) and float in (kind, *get_args(kind)):
+            types = {kind} if get_origin(kind) not in (Union, UnionType) else {*get_args(kind)}
+            if float in types and not isinstance(value, int | float | None):
+                raise InvalidInput(f"{name}={value!r} is invalid; it must be a number")
+            if types <= {int, NoneType} and int in types and type(value) not in types:
+                raise InvalidInput(f"{name}={value!r} is invalid; it must be a whole number")
+            if isinstance(value, int) and float in types:
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are equal and must have the same key
             if isinstance(value, int) and abs(value) >= 2**31 and name != "seed":
                 raise InvalidInput(f"{name}={value!r} is invalid; it must be less than 2**31")

@@ -67,6 +67,7 @@ class Train(Generic[R]):
         if first:
             make_runs_folder(self.runs)
             self._say_if_finished(recipe)
+            self._say_if_partly_monitored(recipe)
             if recipe.optimizer in DECOUPLED and recipe.weight_decay == 0:
                 name = recipe.optimizer
                 print(f"weight_decay=0: {name} is the same as {name.removesuffix('w')}; set --weight-decay")
@@ -127,6 +128,12 @@ class Train(Generic[R]):
                 f"{folder} is finished, without {store.MONITOR}; train it again with another --runs FOLDER"
             )
         print(f"{recipe.key}  already finished")
+
+    def _say_if_partly_monitored(self, recipe: TrainingRecipe) -> None:
+        """Say so if the run was begun without a Monitor: its file will lack the first epochs."""
+        folder = self.runs / recipe.key
+        if self.monitored and (folder / "metrics.jsonl").exists() and not (folder / store.MONITOR).exists():
+            print(f"{recipe.key}  was begun without --monitored: {store.MONITOR} lacks the epochs before this")
 
     @contextmanager
     def _open_listeners(self, recipe: TrainingRecipe, first: bool) -> Iterator[list[Any]]:
@@ -239,6 +246,8 @@ def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None 
     """The preset's settings for an optimizer. An unknown name is left for the recipe to refuse."""
     optimizer = optimizer or preset.optimizer
     cell = optimizer.removesuffix("w")
+    if ":" in optimizer and optimizer == preset.optimizer:  # of a user's task, whose settings may have its options
+        return preset.make(optimizer, batch_size)  # type: ignore[arg-type]
     if ":" in optimizer:
         recipe = preset.make(preset.optimizer, batch_size)
         return replace(recipe, optimizer=optimizer, beta1=None, beta2=None, eps=None, eps_s=None)

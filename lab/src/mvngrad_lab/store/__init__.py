@@ -192,7 +192,7 @@ def write_bundle(path: Path, runs: list[FinishedRun]) -> None:
 
     merged = {run.key: run for run in [*_read_bundle(path, refuse), *runs]}
     lines = [json.dumps(vars(merged[key]), allow_nan=False) for key in sorted(merged)]
-    write_atomic(path, "\n".join(lines) + "\n")
+    write_atomic(path, "".join(f"{line}\n" for line in lines))
 
 
 # Metrics

@@ -6,6 +6,7 @@ import hashlib
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor
 
 from mvngrad.diagnostics import find_spikes
-from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import MetricsFile, read_rows
 from mvngrad_lab.store.lock import Check, Locked
 from mvngrad_lab.training import checkpoint, parallel
 from mvngrad_lab.training.events import EpochEnd, Event, Message, StepProgress
-from mvngrad_lab.training.step import TrainingStep
+from mvngrad_lab.training.step import NOT_SAVED, TrainingStep
 from mvngrad_lab.training.task import EpochPlan, seed_evaluation, seed_generators, seed_step
 
 Observer: TypeAlias = Callable[[int, TrainingStep], Any]
@@ -94,6 +95,7 @@ class Trainer:
         self.total_steps = recipe.epochs * self.steps_per_epoch
         training_step.reset(recipe.seed)
         self.step_count, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
+        self.warned_of_state = False
         self.evaluation_pending = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
         environment = {**environment, "data": training_step.task.source}
@@ -127,6 +129,8 @@ class Trainer:
             self._send(f"starts: {what}; {self.total_steps} steps of {recipe.batch_size}, in {folder}")
             return
         state, notes = checkpoint.load(path, self.training_step.state_dict())
+        if kind := state.get("optimizer", {}).get(NOT_SAVED):
+            raise NotPossible(f"{self._describe_not_saved(kind)}; delete {folder} to train it from its start")
         try:
             self.training_step.load_state_dict(state)
             self.step_count, self.seconds_before = notes["step"], notes["seconds"]
@@ -175,7 +179,6 @@ class Trainer:
         model, optimizer = self.training_step.model, self.training_step.optimizer
         device = self.training_step.step_index.device
         memory = {"memory_bytes": torch.cuda.max_memory_reserved(device)} if device.type == "cuda" else {}
-        states = [value for state in optimizer.state.values() for value in state.values()]
         weights = {
             f"{checkpoint.MODEL_PREFIX}{name}": parallel.full_tensor(value)
             for name, value in model.state_dict().items()
@@ -186,7 +189,7 @@ class Trainer:
             "steps": self.total_steps,
             "seconds": seconds,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "state_bytes": sum(value.nbytes for value in states if isinstance(value, Tensor)),
+            "state_bytes": sum(value.nbytes for value in _find_tensors(list(optimizer.state.values()))),
             **self._common_result(),
             "data": self.training_step.task.source,
             **memory,
@@ -340,11 +343,25 @@ class Trainer:
             "environments": self.environments,
         }
         state = self.training_step.state_dict()
+        if (kind := state.get("optimizer", {}).get(NOT_SAVED)) and not self.warned_of_state:
+            self.warned_of_state = True
+            self._send(f"{self._describe_not_saved(kind)}; its checkpoints have the weights only")
         checkpoint.save(self.checkpoints, self.step_count, notes, state, keep, self.check_lock)
         self.saved_at = time.perf_counter()
 
+    def _describe_not_saved(self, kind: str) -> str:
+        return f"a run with {self.recipe.optimizer} cannot be resumed: its state has a {kind}, which is not a tensor"
+
     def _send(self, text: str) -> None:
         self.on_event(Message(self.recipe.key, text))
+
+
+def _find_tensors(value: Any) -> list[Tensor]:
+    """All tensors in an optimizer's state, also those in lists and queues."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else ()
+    return [tensor for part in parts for tensor in _find_tensors(part)]
 
 
 def _round_all(values: list[float]) -> list[float | None]:

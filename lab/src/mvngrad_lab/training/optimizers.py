@@ -55,6 +55,8 @@ NEEDS = {
     "zoo:schedulefreesgd": SWITCHED,
 }
 """What some optimizers need beyond loss.backward() and step()."""
+UNUSED_OPTIONS = {"capturable": "with CUDA graphs", "differentiable": "which differentiates its steps"}
+"""Options of torch's optimizers that fail here, after the run has started."""
 MUONS = ("zoo:adago", "zoo:adamuon", "zoo:muon", "zoo:muonclip", "zoo:normuon")
 """Optimizers for matrices, which step other parameters like AdamW if their groups say which are which."""
 ZOO_NAMES = {"sophia": "sophiah"}
@@ -121,7 +123,7 @@ def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: 
     groups = _split_matrices(params) if name.lower() in MUONS else params
     try:
         return cast(torch.optim.Optimizer, _find_class(name)(groups, **chosen))
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
         values = ", ".join(f"{option}={value!r}" for option, value in chosen.items())
         raise InvalidInput(f"{name} cannot be made with {values}: {error}") from error
 
@@ -176,6 +178,8 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
     if (need := NEEDS.get(name.lower())) is not None:
         raise InvalidInput(f"{name} needs {need}, which this training does not have; choose another optimizer")
     for option, value in chosen.items():
+        if not own and value and option in UNUSED_OPTIONS:
+            raise InvalidInput(f"{name}: {option} is for another training loop, {UNUSED_OPTIONS[option]}; leave it out")
         if option not in names:
             if takes_all:  # a user's class passes them on; those of pytorch-optimizer ignore what they do not know
                 continue
@@ -222,6 +226,8 @@ def parse_name(name: str) -> tuple[str, dict[str, Any]]:
         if any(word.arg is None for word in call.keywords):  # **
             raise ValueError("options have names and values")
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        if len(options) < len(call.keywords):
+            raise ValueError("an option is given twice")
     except (SyntaxError, ValueError) as error:
         raise InvalidInput(f"optimizer={name!r} cannot be read ({error}); write torch:SGD,momentum=0.9") from None
     return name.partition(",")[0], options

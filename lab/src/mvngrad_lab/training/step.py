@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import count
@@ -27,6 +28,10 @@ OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every", "clip")
 """Recipe fields that no compiled function depends on; a task adds its own, see `Task.outside_step`."""
 OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
+NOT_SAVED = "not saved"
+"""The key in a checkpoint that replaces optimizer state which cannot be saved."""
+PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+"""What `torch.load(..., weights_only=True)` reads besides tensors and containers."""
 
 
 class DeviceTask:
@@ -100,7 +105,7 @@ class TrainingStep:
         """
         optimizer = self.optimizer.state_dict()
         if self.is_third_party:
-            return {**self._own_tensors(), "optimizer": optimizer}
+            return {**self._own_tensors(), "optimizer": make_plain_state(optimizer)}
         return self._own_tensors() | flatten_optimizer_state(optimizer)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -114,7 +119,9 @@ class TrainingStep:
         rest = {name: value for name, value in saved.items() if name not in own}
         pairs = [(value, saved[name]) for name, value in own.items()]
         if self.is_third_party:
-            optimizer.load_state_dict(rest["optimizer"])
+            groups = zip(optimizer.state_dict()["param_groups"], rest["optimizer"]["param_groups"], strict=True)
+            merged = [{**own_group, **group} for own_group, group in groups]
+            optimizer.load_state_dict({**rest["optimizer"], "param_groups": merged})
             self.optimizer = optimizer
         else:
             optimizer.load_state_dict(unflatten_optimizer_state(rest, optimizer.state_dict()))
@@ -286,6 +293,29 @@ def _split(row: StepPlan, size: int) -> list[StepPlan]:
         {name: value[first : first + size] if value.dim() else value for name, value in row.items()}
         for first in range(0, samples, size)
     ]
+
+
+def make_plain_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A third-party optimizer's state dict with tensors and plain values only, which is what a checkpoint can hold.
+
+    Options that are objects are left out: a new optimizer has the same ones. State that has an object cannot be saved;
+    the result is then {NOT_SAVED: its type}.
+    """
+    if kind := _find_object(state_dict["state"]):
+        return {NOT_SAVED: kind}
+    groups = [
+        {name: value for name, value in group.items() if not _find_object(value)}
+        for group in state_dict["param_groups"]
+    ]
+    return {**state_dict, "param_groups": groups}
+
+
+def _find_object(value: Any) -> str:
+    """The type of the first part of a value that is neither a tensor nor plain; "" if there is none."""
+    if type(value) in (list, tuple, dict, OrderedDict):
+        parts = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_find_object, parts)), "")
+    return "" if isinstance(value, Tensor) or type(value) in PLAIN_TYPES else type(value).__qualname__
 
 
 def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:

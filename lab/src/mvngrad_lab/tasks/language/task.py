@@ -50,6 +50,11 @@ class LanguageTask(Task):
                     f"text={recipe.text!r} has {len(part)} tokens in {split}.bin, and model={recipe.model!r} needs "
                     f"{self.shape.context + 1}; prepare more text, or put what to validate on into its validation.txt"
                 )
+        if (recipe.eval_windows or 0) > (available := self._count_windows(self.validation["validation"])):
+            raise InvalidInput(
+                f"eval_windows={recipe.eval_windows} is more than the {available} windows of the validation text "
+                f"{recipe.text!r}; make it at most {available}, or None for all"
+            )
         manifest = self.train.manifest
         self.source = f"{manifest.source} ({len(self.train):,} tokens, sha256 {manifest.train.sha256[:12]})"
 
@@ -104,9 +109,13 @@ class LanguageTask(Task):
             metrics["train_loss"] = self._mean_loss(model, self.train, starts).item()
         return metrics
 
+    def _count_windows(self, part: Tokens) -> int:
+        """Windows of a text that do not overlap."""
+        return (len(part) - 1) // self.shape.context
+
     def _evaluation_starts(self, part: Tokens) -> Tensor:
         """Where the windows to evaluate begin: all that do not overlap, or `eval_windows` of them, evenly spaced."""
-        available = (len(part) - 1) // self.shape.context
+        available = self._count_windows(part)
         count = min(available, self.eval_windows or available)
         return torch.arange(count) * available // count * self.shape.context
 

@@ -194,7 +194,33 @@ class OwnTaskTraining(Task):
                 f"model() of {self.path!r} returned a {type(model).__name__} without parameters, so there is nothing "
                 "to train; register its weights as torch.nn.Parameter"
             )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InvalidInput(f"model() of {self.path!r} returned a model whose parameters are all frozen")
+        if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+            raise InvalidInput(
+                f"model() of {self.path!r} returned a lazy module; call it with a batch in model() first"
+            )
+        for name, value in model.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise InvalidInput(f"the model of {self.path!r} has {name}, which is no tensor, in its state_dict")
+        self._check_plain_tensors(model)
         return model
+
+    def _check_plain_tensors(self, model: nn.Module) -> None:
+        """Raise if a tensor that is neither a parameter nor a buffer depends on the seed: runs share the first one."""
+        plain = {
+            f"{name}.{attribute}".removeprefix("."): value
+            for name, module in model.named_modules()
+            for attribute, value in vars(module).items()
+            if isinstance(value, Tensor)
+        }
+        self.plain_tensors = getattr(self, "plain_tensors", plain)
+        for name, value in plain.items():
+            if not torch.equal(value, self.plain_tensors[name]):
+                raise InvalidInput(
+                    f"the model of {self.path!r} has a tensor {name} that is random, and neither a parameter nor a "
+                    "buffer, so that it would be the same for all seeds; use register_buffer"
+                )
 
     def plan_epoch(self, recipe: Own, epoch: int) -> EpochPlan:
         draw, generator = make_generators(recipe.seed, epoch)
