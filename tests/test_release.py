@@ -235,6 +235,27 @@ def test_a_batch_cannot_be_skipped_by_zero_grad():
             model(X).mean().backward()
 
 
+def test_a_tensor_lr_changed_in_place_after_backward_is_refused():
+    model, lr = torch.nn.Linear(3, 2), torch.tensor(0.1)
+    optimizer = mvngrad.MVNGradW(model.parameters(), lr=lr)
+    release_gradients(optimizer)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    lr.fill_(0.05)
+    model(torch.ones(3)).sum().backward()
+    lr.fill_(0.01)
+    with pytest.raises(RuntimeError, match="lr was changed in place between backward and step"):
+        optimizer.step()
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = mvngrad.MVNGradW(embedding.parameters())
+    release_gradients(optimizer)
+    with pytest.raises(ValueError, match="MVNGradW needs dense gradients"):
+        embedding(torch.tensor([1])).sum().backward()
+
+
 def test_gradients_and_options_set_after_backward_are_refused():
     def set_gradient(optimizer, *_):
         model[0].weight.grad = torch.ones_like(model[0].weight)

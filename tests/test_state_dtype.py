@@ -364,6 +364,20 @@ def test_state_of_another_dtype_is_refused_with_the_remedy(one, other):
     assert equal(everything(target), before)
 
 
+def test_groups_of_different_state_dtypes_load_what_the_error_names():
+    a, b = parameters((4,), (3,))
+    source = mvngrad.MVNGradW([{"params": [a]}, {"params": [b]}])
+    target = mvngrad.MVNGradW([{"params": [a], "state_dtype": "int8"}, {"params": [b]}])
+    source.init_state()
+    with pytest.raises(ValueError, match=r"convert_state_dict\(state_dict, \['int8', None\]\)$"):
+        target.load_state_dict(source.state_dict())
+    target.load_state_dict(mvngrad.convert_state_dict(source.state_dict(), ["int8", None]))
+    assert (target.state[a]["m"].dtype, target.state[b]["m"].dtype) == (torch.uint8, torch.float32)
+    target.step()
+    with pytest.raises(ValueError, match="has 1 dtypes for 2 groups"):
+        mvngrad.convert_state_dict(source.state_dict(), ["int8"])
+
+
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize(("before", "after"), [*PAIRS, *(pair[::-1] for pair in PAIRS)])
 def test_changing_the_state_dtype_of_a_group_with_state_is_refused(before, after, lean):

@@ -128,6 +128,20 @@ def test_there_and_back(options):
     train(adamw, 2)
 
 
+@pytest.mark.parametrize(("beta1", "beta_mean"), [(0.99, 0.5), (0.9, 0.99)])
+def test_back_to_adamw_if_the_mean_has_a_decay_of_its_own(beta1, beta_mean):
+    p, q = parameters((5000,), (5000,))
+    ours = MVNGradW([p], lr=0.0, betas=(beta1, 0.999), beta_mean=beta_mean)
+    adamw = torch.optim.AdamW([q], lr=0.0, betas=(beta1, 0.999))
+    for _ in range(200):
+        p.grad = q.grad = torch.randn(5000)
+        ours.step()
+        adamw.step()
+    got, true = to_adamw(ours)["state"][0], adamw.state[q]
+    assert got["exp_avg"].square().mean().item() == pytest.approx(true["exp_avg"].square().mean().item(), rel=0.05)
+    assert got["exp_avg_sq"].mean().item() == pytest.approx(true["exp_avg_sq"].mean().item(), rel=0.05)
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: make.__name__)
 def test_back_to_torch_and_to_our_own_class(make):
     params = parameters((40,), (3, 4), dtype=torch.complex64)
@@ -187,7 +201,6 @@ def test_weight_decay_keeps_its_size_where_only_one_is_decoupled_from_lr():
     train(ours, 2)
     load(optimizer := MVNGradW(params), ours.state_dict())
     assert optimizer.param_groups[0]["weight_decay"] == pytest.approx(4e-3)
-    assert "max_lr" not in optimizer.param_groups[0]
 
 
 @pytest.mark.parametrize("state_dtype", [None, "int8"])
@@ -202,8 +215,9 @@ def test_master_weights_are_kept(state_dtype):
     train(optimizer, 1)
     load(optimizer, through_disk(to_adamw(optimizer)))  # masters begin at the parameters
     assert not optimizer.state[params[0]]["low"].any()
-    with pytest.raises(ValueError, match="low"):
-        load(MVNGradW(params), adamw.state_dict())
+    for bits in (24, None):
+        with pytest.raises(ValueError, match=f"has master_bits={bits}: make the optimizer with master_bits=32"):
+            load(MVNGradW(params, master_bits=bits), adamw.state_dict())
 
 
 def test_what_does_not_fit_is_refused():
@@ -247,12 +261,13 @@ def test_what_is_not_a_state_dict_or_optimizer_is_named():
         ours.load_state_dict(other.state_dict())
 
 
-def test_a_one_cycle_schedule_goes_on_after_a_switch():
+@pytest.mark.parametrize("decouple_lr", [False, True])
+def test_a_one_cycle_schedule_goes_on_after_a_switch(decouple_lr):
     """It keeps its max_lr in the groups, as decouple_lr keeps one of its own."""
     param = torch.nn.Parameter(torch.ones(3))
 
     def start(make, **options):
-        optimizer = make([param])
+        optimizer = make([param], **({"decouple_lr": decouple_lr} if make is mvngrad.MVNGradW else {}))
         return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20, **options)
 
     def take_step(optimizer, scheduler):

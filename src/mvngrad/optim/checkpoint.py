@@ -178,8 +178,8 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
             )
     saved_dtype, own_dtype = _get_family(saved.get("state_dtype")), _get_family(own["state_dtype"])
     if saved_dtype != own_dtype:
-        sharded = own["state_dtype"] == "int8" and any(map(is_sharded, own["params"]))
-        target = AS_FLOATS if sharded else own["state_dtype"]
+        targets = [_get_target(group) for group in optimizer.param_groups]
+        target = targets[0] if all(each == targets[0] for each in targets) else targets
         raise ValueError(
             f"the state_dict has its state in {saved_dtype}, this optimizer in {own_dtype}: make the optimizer with "
             f"that state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
@@ -187,6 +187,12 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
     filled = {**own, "decouple_lr": False, **saved} | {name: own[name] for name in ("state_dtype", "master_bits")}
     check_group(filled, rule, optimizer.decoupled, name)
     return filled
+
+
+def _get_target(group: Group) -> Any:
+    """The `state_dtype` of `convert_state_dict` with which a group can load state."""
+    sharded = group["state_dtype"] == "int8" and any(map(is_sharded, group["params"]))
+    return AS_FLOATS if sharded else group["state_dtype"]
 
 
 def _get_family(state_dtype: Any) -> str:
@@ -370,11 +376,14 @@ def _make_sharded(part: Tensor, param: Any) -> Tensor:
     return DTensor.from_local(part, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride)
 
 
-def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | str | None) -> dict[str, Any]:
+def convert_state_dict(
+    state_dict: dict[str, Any], state_dtype: torch.dtype | str | list[torch.dtype | str | None] | None
+) -> dict[str, Any]:
     """A copy of an optimizer's state_dict with its state in another dtype, rounded to the nearest.
 
-    "int8 as float32" is for optimizers with 8-bit state and sharded parameters, which cannot load "int8".
-    One of torch.optim.Adam or AdamW becomes one of `mvngrad.Adam` or `AdamW`, which continue as torch's would.
+    `state_dtype` is one for all groups, or a list with one for each group. "int8 as float32" is for optimizers with
+    8-bit state and sharded parameters, which cannot load "int8". A state_dict of torch.optim.Adam or AdamW becomes one
+    of `mvngrad.Adam` or `AdamW`, which continue as torch's would.
 
     >>> import mvngrad, torch
     >>> x = torch.nn.Parameter(torch.ones(3))
@@ -390,16 +399,29 @@ def convert_state_dict(state_dict: dict[str, Any], state_dtype: torch.dtype | st
             "not an optimizer's state_dict: it has no state and param_groups; a flattened one cannot be converted, get "
             "it without flatten_optimizer_state_dict"
         )
-    state_dtype, state_dict = formats.parse_state_dtype(state_dtype), rename_torch_state(state_dict)
+    state_dict = rename_torch_state(state_dict)
+    groups = state_dict["param_groups"]
+    dtypes = state_dtype if isinstance(state_dtype, list) else [state_dtype] * len(groups)
+    if len(dtypes) != len(groups):
+        raise ValueError(f"state_dtype={state_dtype!r} has {len(dtypes)} dtypes for {len(groups)} groups")
+    flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
+    sharded = any(is_sharded(value) for saved in flat.values() for value in saved.values())
+    targets = [_parse_target(dtype, sharded) for dtype in dtypes]
+    target_of = {key: target for group, target in zip(groups, targets, strict=True) for key in group["params"]}
+    states = {key: _convert_state(saved, *target_of[key]) for key, saved in flat.items()}
+    names = [get_dtype_name(*target) for target in targets]
+    groups = [{**group, "state_dtype": name} for group, name in zip(groups, names, strict=True)]
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _parse_target(state_dtype: Any, sharded: bool) -> tuple[Any, bool]:
+    """A dtype to convert to, and whether 8-bit state is to be saved as floats. Raises a ValueError if it is invalid."""
+    state_dtype = formats.parse_state_dtype(state_dtype)
     as_floats = state_dtype == AS_FLOATS
     state_dtype = "int8" if as_floats else state_dtype
     if state_dtype not in formats.STATE_DTYPES:
         raise ValueError(formats.invalid_state_dtype_message(state_dtype))
-    flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
-    as_floats |= any(is_sharded(value) for saved in flat.values() for value in saved.values())
-    states = {key: _convert_state(saved, state_dtype, as_floats) for key, saved in flat.items()}
-    groups = [{**group, "state_dtype": get_dtype_name(state_dtype, as_floats)} for group in state_dict["param_groups"]]
-    return {**state_dict, "state": states, "param_groups": groups}
+    return state_dtype, as_floats or sharded
 
 
 def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class GradientRelease:
         """The members that backward has stepped, until `step` ends the step. By position: tensors hash in Python."""
         self._groups_used: list[Group] = []
         """The groups as they were when the first bucket of this step was stepped."""
+        self._versions_used: list[dict[str, int]] = []
+        """The version of each option that is a tensor then: schedulers change lr in place."""
         self._bucket: dict[int, None] = {}
         """The members in the bucket, in order. A failed backward leaves some, which the next may add again."""
         self._bytes = 0
@@ -114,17 +116,23 @@ class GradientRelease:
                 "release_gradients: a gradient was set between backward and step(), but backward has stepped its "
                 "parameter already; change gradients by hooks of the parameters, or call remove()"
             )
-        self._released, self._groups_used = set(), []
+        self._released, self._groups_used, self._versions_used = set(), [], []
 
     def _check_options_unchanged(self) -> None:
         names = {*self.optimizer.defaults, "max_lr"} - {"rounding_seed"}
-        for used, group in zip(self._groups_used, self.optimizer.param_groups, strict=False):  # others were added since
+        all_used = zip(self._groups_used, self._versions_used, self.optimizer.param_groups, strict=False)
+        for used, versions, group in all_used:  # without groups that were added since
             for name in names & group.keys() & used.keys():
                 old, new = used[name], group[name]
-                if old is not new and (isinstance(new, Tensor) or isinstance(old, Tensor) or old != new):
+                if old is new:
+                    changed, how = isinstance(new, Tensor) and new._version != versions[name], "in place"
+                else:
+                    has_tensor = isinstance(old, Tensor) or isinstance(new, Tensor)
+                    changed, how = has_tensor or old != new, f"from {old} to {new}"
+                if changed:
                     raise RuntimeError(
-                        f"release_gradients: {name} was changed from {old} to {new} between backward and step(), but "
-                        f"backward has stepped the parameters already; set {name} before backward"
+                        f"release_gradients: {name} was changed {how} between backward and step(), but backward has "
+                        f"stepped the parameters already; set {name} before backward"
                     )
 
     def _drop_placeholders(self) -> bool:
@@ -163,7 +171,8 @@ class GradientRelease:
                 placeholder = member.param.grad = ReleasedGradient(member.param)
                 self._members[position] = member._replace(placeholder=placeholder)
         self._released.update(positions)
-        self._groups_used = self._groups_used or groups
+        if not self._groups_used:
+            self._groups_used, self._versions_used = groups, list(map(_get_versions, groups))
 
     def _get_inputs(self, positions: tuple[int, ...]) -> list[StepInputs]:
         """The inputs of a bucket; forget those of the bucket that was not used for longest, if there are too many."""
@@ -207,13 +216,19 @@ class GradientRelease:
                 "call optimizer.step() after every backward: zero_grad() cannot take a step back"
             )
         self._bucket[position] = None
-        self._bytes += get_local(param.grad).nbytes  # type: ignore[arg-type]
+        grad = get_local(param.grad)  # type: ignore[arg-type]
+        self._bytes += grad.nbytes if grad.layout == torch.strided else 0  # `flush` refuses a sparse one
         backward = get_backward_id()
         if backward is None or backward != self._backward:
             self._backward = backward
             queue_callback(self.flush)
         if self._bytes >= self.bucket_bytes:
             self.flush()
+
+
+def _get_versions(group: Group) -> dict[str, int]:
+    """How often each option that is a tensor was changed in place."""
+    return {name: value._version for name, value in group.items() if isinstance(value, Tensor)}
 
 
 def _on_gradient(release: weakref.ref[GradientRelease], position: int, param: Tensor) -> None:

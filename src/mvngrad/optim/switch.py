@@ -97,8 +97,7 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     state_dict = optimizer.state_dict()
     states, groups = {}, []
     for saved, own in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
-        dropped = (*optimizer.defaults, "max_lr") if own["decouple_lr"] else tuple(optimizer.defaults)
-        extra = {name: value for name, value in saved.items() if name not in dropped}
+        extra = {name: value for name, value in saved.items() if name not in optimizer.defaults}
         hyper, rule = make_hyper(own, 0.0), optimizer.get_rule(own)
         shared = {name: saved[name] for name in (*SHARED, "maximize", "capturable", "decoupled_weight_decay")}
         shared["weight_decay"] = hyper.weight_decay  # over max_lr with decouple_lr, which torch does not have
@@ -111,7 +110,7 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
 
 
 def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> None:
-    """Raise a ValueError if AdamW averaged other gradients than this optimizer does."""
+    """Raise a ValueError if AdamW averaged other gradients than this optimizer does, or has other master weights."""
     name = type(optimizer).__name__
     decoupled = saved.get("decoupled_weight_decay", optimizer.decoupled)
     if decoupled != optimizer.decoupled and saved["weight_decay"]:
@@ -125,14 +124,17 @@ def _check_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> None:
     if maximize != own["maximize"]:
         both = f"the state_dict has maximize={maximize}, and {name} has maximize={own['maximize']}"
         raise ValueError(f"{both}: make the optimizer with maximize={maximize}")
+    bits = saved.get("master_bits") or own["master_bits"]
+    if bits != own["master_bits"]:
+        both = f"the state_dict has master_bits={bits}, and {name} has master_bits={own['master_bits']}"
+        raise ValueError(f"{both}: make the optimizer with master_bits={bits}")
 
 
 def _make_group(saved: Group, own: Group) -> Group:
     """The optimizer's own group with the options, the parameters and any extra keys of AdamW's."""
     group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
     group |= {name: saved[name] for name in (*SHARED, "params")}
-    dropped = ("amsgrad", "max_lr") if saved.get("decouple_lr") else ("amsgrad",)  # OneCycleLR has a max_lr too
-    group |= {name: value for name, value in saved.items() if name not in (*own, *dropped)}
+    group |= {name: value for name, value in saved.items() if name not in (*own, "amsgrad")}
     decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)  # of x, at lr = 1
     group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
     return group
@@ -171,10 +173,10 @@ def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tenso
     values = checkpoint.load_wide(rule.state_names, checkpoint.unpack_blocks(saved))
     m = v = torch.zeros_like(values[rule.state_names[0]])
     if t:
-        c_m, c_v, c_mean = (1 - beta**t for beta in (hyper.beta1, hyper.beta2, hyper.mean_decay))
-        if "m" in values:
-            m = values["m"] if hyper.mean_decay == hyper.beta1 else values["m"] * (c_m / c_mean)
-        else:
+        c_m, c_v = 1 - hyper.beta1**t, 1 - hyper.beta2**t
+        if "m" in values and hyper.mean_decay == hyper.beta1:
+            m = values["m"]
+        else:  # u decays with beta1, as AdamW's m does
             m = values["u"] * ((values[rule.normalizer] / c_v).sqrt() + hyper.eps)
         if "v" in values:
             v = values["v"]

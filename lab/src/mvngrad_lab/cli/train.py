@@ -247,7 +247,7 @@ def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None 
     optimizer = optimizer or preset.optimizer
     cell = optimizer.removesuffix("w")
     if ":" in optimizer and optimizer == preset.optimizer:  # of a user's task, whose settings may have its options
-        return preset.make(optimizer, batch_size)  # type: ignore[arg-type]
+        return preset.make(optimizer, batch_size)
     if ":" in optimizer:
         recipe = preset.make(preset.optimizer, batch_size)
         return replace(recipe, optimizer=optimizer, beta1=None, beta2=None, eps=None, eps_s=None)
