@@ -105,8 +105,7 @@ class Page:
         self.session = browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        size = {"width": width, "height": 844 if width < 600 else 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.resize(width)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         self.load(path)
 
@@ -116,6 +115,10 @@ class Page:
         self.forget_events()
         self.call("Page.navigate", url=self.url)
         self.browser.wait("Page.loadEventFired", self.session)
+
+    def resize(self, width):
+        size = {"width": width, "height": 844 if width < 600 else 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def call(self, method, **parameters):
         return self.browser.call(method, self.session, **parameters)

@@ -53,16 +53,17 @@ def test_the_site_builds_without_a_warning_and_every_page_is_whole_in_a_browser(
     pages = sorted(site.rglob("*.html"))
     problems = []
     with Browser(tmp_path / "browser") as browser:
-        for width in WIDTHS:
-            page = Page(browser, pages[0], width)
-            for path in pages:
-                page.load(path)
-                where = f"{path.relative_to(site)} at {width}"
-                problems += [f"{where}: {problem}" for problem in page.evaluate(PROBLEMS)]
-                problems += [f"{where}: {str(complaint)[:200]}" for complaint in page.complaints]
-                others = [url for url in page.requests if not url.startswith((site.as_uri(), "data:"))]
-                problems += [f"{where}: asks {url}" for url in others]
-            page.close()
+        page = Page(browser, pages[0])
+        for path in pages:
+            page.load(path)
+            where = path.relative_to(site)
+            for width in WIDTHS:
+                page.resize(width)
+                problems += [f"{where} at {width}: {problem}" for problem in page.evaluate(PROBLEMS)]
+            problems += [f"{where}: {str(complaint)[:200]}" for complaint in page.complaints]
+            others = [url for url in page.requests if not url.startswith((site.as_uri(), "data:"))]
+            problems += [f"{where}: asks {url}" for url in others]
+        page.close()
         assert not problems, "\n".join(problems)
         settings = [Page(browser, site / "how-to" / "settings.html", theme=theme) for theme in ("light", "dark")]
         inks = [page.evaluate("getComputedStyle(document.body).getPropertyValue('--ink')") for page in settings]
