@@ -13,8 +13,9 @@ import torch
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, variance_gap
-from mvngrad.diagnostics.diagnosis import _judge_spikes, _remove_start
+from mvngrad.diagnostics.diagnosis import _judge_spikes
 from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
+from mvngrad.diagnostics.signal_to_noise import _remove_start
 from mvngrad.diagnostics.spikes import SpikeTracker
 
 CLASSES = {"Adam": mvngrad.Adam, "AdaBelief": mvngrad.AdaBelief, "LaProp": mvngrad.LaProp, "MVN-Grad": mvngrad.MVNGrad}

@@ -11,11 +11,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mvngrad.diagnostics.floor import LARGER_EPS, advise_on_floor, cite_measurements, compare_floor_with_root
+from mvngrad.diagnostics.floor import (
+    FLOOR_SHARE,
+    LARGER_EPS,
+    advise_on_floor,
+    cite_measurements,
+    compare_floor_with_root,
+)
 from mvngrad.diagnostics.records import Record, check_not_mixed, drop_repeated_steps, read_records
+from mvngrad.diagnostics.signal_to_noise import CENTERED, get_hidden, judge_signal
 from mvngrad.diagnostics.spikes import RECOVERED
-from mvngrad.diagnostics.statements import CANNOT_TELL, CHOICE, ENOUGH, Diagnosis, GroupDiagnosis, Statement
-from mvngrad.rule import ADABELIEF, ADAM, LAPROP, LEAN, MVNGRAD
+from mvngrad.diagnostics.statements import (
+    CANNOT_TELL,
+    CHOICE,
+    ENOUGH,
+    Diagnosis,
+    GroupDiagnosis,
+    Statement,
+    format_range,
+    too_few_records,
+)
+from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD
 
 if TYPE_CHECKING:
     from mvngrad.diagnostics.gap import VarianceGap
@@ -23,27 +39,9 @@ if TYPE_CHECKING:
 JUDGED_RECORDS = 20
 """The number of records that are judged, the most recent ones: the regime changes during a training."""
 
-SETTLED = 3.0
-"""Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
-contains the first deviations from m = 0, which are signal and not noise. An earlier answer is provisional."""
-
-SIGNAL_FROM = 1.0
-"""Median |mu|/sigma from which a group is signal-dominated: half of its coordinates have more signal than noise. Then
-mu^2 is the larger part of v = mu^2 + sigma^2, so that the two normalizers differ by more than sqrt(2)."""
-
-NOISE_MULTIPLE = 2.0
-"""Multiple of the median |m|/sigma of pure noise, 0.67 sqrt((1-beta)/(1+beta)), up to which a group is noise-dominated.
-At beta = 0.9 that is 0.31, where v and s differ by 5% and their roots by less."""
-
-HALF_NORMAL = 0.6745
-"""The median of |xi| for a standard normal xi."""
-
 COLLAPSE_SHARE = 0.1
 """Share of coordinates in sign collapse from which it is reported as present. Chance does not produce it: with noise
 alone, an update near lr is 4 standard deviations of m away."""
-
-FLOOR_SHARE = 0.1
-"""Share of coordinates at the floor of epsilon that counts as active. Their steps are lr |m| / epsilon."""
 
 MAJORITY = 0.5
 """Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum."""
@@ -59,8 +57,6 @@ LEAST_GAP = 0.02
 GAP_ERRORS = 2.0
 """Number of standard errors by which a measured gap must differ from 0."""
 
-MEASURED_SIGNAL = "|mean|/std of the gradient"
-
 BY_LR = "move by almost exactly lr at each step, whatever the size of their gradient"
 
 ONLY_THEORY = (
@@ -69,8 +65,6 @@ ONLY_THEORY = (
 )
 
 NO_GRADIENT = "No coordinate has had a gradient."
-
-CENTERED = (ADABELIEF.name, MVNGRAD.name, LEAN.name)
 
 
 def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGap | None = None) -> Diagnosis:
@@ -108,7 +102,7 @@ def _diagnose_group(
     number: int, training: Sequence[Record], judged: Sequence[Record], gap: VarianceGap | None
 ) -> GroupDiagnosis:
     entries = _find_entries(number, judged)
-    signal = _judge_signal(entries)
+    signal = judge_signal(entries)
     collapse = _judge_collapse(entries)
     floor = _judge_floor(entries)
     spikes = _judge_spikes(_find_entries(number, training))  # spikes are rare, so the whole training counts
@@ -136,7 +130,7 @@ def _find_entries(number: int, records: Sequence[Record]) -> list[Record]:
 def _explain_floor(entries: Sequence[Record], optimizer: str, groups: Sequence[Record]) -> tuple[str, tuple[str, ...]]:
     """What to do about the floor of a group, and sentences on its size and on what floors did in our runs."""
     with_root = [entry for entry in entries if entry.get("root")]  # early records do not have it
-    roots = [entry["root"] for entry in with_root if _get_hidden(entry) < MAJORITY]
+    roots = [entry["root"] for entry in with_root if get_hidden(entry) < MAJORITY]
     upper_bounds = [entry["root"] for entry in with_root]  # of the roots that the floor hides
     size = compare_floor_with_root(entries[-1], roots or upper_bounds, is_hidden=not roots)
     action = advise_on_floor(entries[-1], median(roots) if roots else math.inf)
@@ -191,85 +185,11 @@ def _summarize(
     return finding, tune if signal.verdict == "noise-dominated" else measure
 
 
-def _judge_signal(entries: Sequence[Record]) -> Statement:
-    last = entries[-1]
-    if last["m"] is None:
-        return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
-    if len(entries) < ENOUGH:
-        return _too_few_records("signal", "the signal", entries)
-    known = [entry for entry in entries if entry["snr"] and entry["ratio"] and entry["ratio"]["0.5"] is not None]
-    if not known:
-        return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
-    # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
-    medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
-    snr = median(medians)
-    noise_to = NOISE_MULTIPLE * HALF_NORMAL * last["mean_noise"]
-    numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": median(map(_get_hidden, known))}
-    thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
-    or_more = " or more" if numbers["hidden"] >= FLOOR_SHARE else ""
-    if or_more and snr < SIGNAL_FROM:
-        because = (
-            f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates. "
-            f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
-        )
-        return Statement("signal", CANNOT_TELL, because, numbers)
-    if last["t"] >= SETTLED / (1 - last["beta2"]):
-        because = f"Median {MEASURED_SIGNAL}: {snr:.3g}{or_more}. {thresholds}"
-        return Statement("signal", _name_regime(snr, noise_to), because, numbers)
-    corrected = median(map(_remove_start, medians, known))
-    numbers |= {"snr_corrected": corrected, "t": last["t"]}
-    low, high = sorted((snr, corrected))
-    values = _format_range(low, high, 3)
-    because = f"Median {MEASURED_SIGNAL} after {last['t']} steps: {values}{or_more}. {thresholds}"
-    if last["m"] == "rebuilt":
-        because += " With lean=True the mean is rebuilt from the updates, so these values may be too low."
-    if _name_regime(low, noise_to) != _name_regime(high, noise_to):
-        needed = SETTLED / (1 - last["beta2"])
-        because += f" The averages still contain too much of the first steps; they need {needed:.0f} steps."
-        return Statement("signal", CANNOT_TELL, because, numbers | {"needed": needed})
-    return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
-
-
-def _get_hidden(entry: Record) -> float:
-    """The share of coordinates whose noise is hidden by the floor; of early records, all of those at the floor."""
-    hidden = entry.get("noise_hidden", entry["epsilon_floor"] if entry["floor"] > entry["eps"] else 0.0)
-    return hidden or 0.0
-
-
-def _name_regime(snr: float, noise_to: float) -> str:
-    if snr >= SIGNAL_FROM:
-        return "signal-dominated"
-    return "noise-dominated" if snr <= noise_to else "between signal and noise"
-
-
-def _remove_start(snr: float, entry: Record) -> float:
-    """The largest |mu|/sigma if s or v is too large by what it still has from its start.
-
-    The first steps of a training are unlike the later ones: the weight of the first third of them is taken as the
-    error of both. s has one more: m starts at 0, so that g - m has a mean of mu beta^i at step i, and s an excess of
-    mu^2 times the average of beta^(2i), if mu has not changed. The larger of the two counts.
-    """
-    beta2, t = entry["beta2"], entry["t"]
-    first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
-    from_first = snr * math.sqrt(1 + first)
-    if entry["cell"] not in CENTERED:
-        return from_first
-    noise = entry["mean_noise"] ** 2
-    beta = (1 - noise) / (1 + noise)
-    q = beta * beta
-    # The sum of beta2^(t-i) q^i over i = 1 ... t
-    total = t * q**t if math.isclose(beta2, q, rel_tol=1e-6) else q * (beta2**t - q**t) / (beta2 - q)
-    excess = total * (1 - beta2) / (1 - beta2**t)
-    ratio = snr / (beta * math.sqrt(2 / (1 + beta)))
-    left = 1 - excess * ratio * ratio
-    return max(from_first, snr / math.sqrt(left)) if left > 0 else math.inf
-
-
 def _judge_collapse(entries: Sequence[Record]) -> Statement:
     """Judge the share of coordinates in sign collapse, or that would be if the cell did not divide by the variance."""
     topic = "sign collapse"
     if len(entries) < ENOUGH:
-        return _too_few_records(topic, topic, entries)
+        return too_few_records(topic, topic, len(entries))
     share = _get_median_share(entries, "sign_collapse")
     if share is None:
         return Statement(topic, CANNOT_TELL, NO_GRADIENT)
@@ -277,7 +197,7 @@ def _judge_collapse(entries: Sequence[Record]) -> Statement:
     if entries[-1]["sign_collapse_is"] == "measured":
         because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE_SHARE:.0%} or more is a problem."
         return Statement(topic, "present" if share >= COLLAPSE_SHARE else "absent", because, numbers)
-    hidden = median(map(_get_hidden, entries))
+    hidden = median(map(get_hidden, entries))
     if share < COLLAPSE_SHARE and hidden >= FLOOR_SHARE:
         because = f"It is computed from the noise, which the floor of eps_s hides for {hidden:.0%} of the coordinates."
         return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})
@@ -312,12 +232,8 @@ def _get_median_share(entries: Sequence[Record], name: str) -> float | None:
 
 def _format_rates(rates: tuple[float, float]) -> str:
     """`rate 10`, or `rates 3 to 10` if they differ in two digits."""
-    text = _format_range(*rates, 2)
+    text = format_range(*rates, 2)
     return f"rates {text}" if " to " in text else f"rate {text}"
-
-
-def _format_range(low: float, high: float, digits: int) -> str:
-    return " to ".join(dict.fromkeys((f"{low:.{digits}g}", f"{high:.{digits}g}")))
 
 
 def _judge_spikes(entries: Sequence[Record]) -> Statement:
@@ -421,8 +337,3 @@ def _pick_optimizer(normalizer: Statement, order: Statement) -> Statement:
     else:
         because = "The records decide the order of momentum, but not the normalizer."
     return Statement(CHOICE, " or ".join(names), f"{because} {ONLY_THEORY}")
-
-
-def _too_few_records(topic: str, what: str, entries: Sequence[Record]) -> Statement:
-    because = f"Too few records to judge {what}: {len(entries)} of at least {ENOUGH}."
-    return Statement(topic, CANNOT_TELL, because, {"records": len(entries)})

@@ -8,6 +8,9 @@ from statistics import median
 
 from mvngrad.diagnostics.records import Record
 
+FLOOR_SHARE = 0.1
+"""Share of coordinates at the floor of epsilon that counts as active. Their steps are lr |m| / epsilon."""
+
 MEASURED_FLOOR = (
     "On CIFAR-100 the floor was 1e-3, 2.1 times the root mean square of the gradient, and 8 times the median root in "
     "the first 24 steps."

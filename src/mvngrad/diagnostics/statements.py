@@ -92,3 +92,14 @@ class Diagnosis:
             lines += [f"Group {group.group}, trained with {group.optimizer}: {group.finding} {group.action}"]
             lines += [f"  {line}" for line in (*group.measured, *group.printed)]
         return "\n".join(lines)
+
+
+def too_few_records(topic: str, what: str, count: int) -> Statement:
+    """The statement on a topic that `count` records do not suffice for."""
+    because = f"Too few records to judge {what}: {count} of at least {ENOUGH}."
+    return Statement(topic, CANNOT_TELL, because, {"records": count})
+
+
+def format_range(low: float, high: float, digits: int) -> str:
+    """`3`, or `3 to 10` if the two differ in these digits."""
+    return " to ".join(dict.fromkeys((f"{low:.{digits}g}", f"{high:.{digits}g}")))

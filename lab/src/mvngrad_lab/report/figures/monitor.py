@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
-from mvngrad.diagnostics.diagnosis import FLOOR_SHARE
+from mvngrad.diagnostics.floor import FLOOR_SHARE
 from mvngrad_lab.report.figures.style import (
     ADAM,
     BOUND,

@@ -1,0 +1,105 @@
+"""Judge from a Monitor's records whether the gradients of a group are mostly signal or mostly noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from mvngrad.diagnostics.floor import FLOOR_SHARE
+from mvngrad.diagnostics.records import Record
+from mvngrad.diagnostics.statements import CANNOT_TELL, ENOUGH, Statement, format_range, too_few_records
+from mvngrad.rule import ADABELIEF, LEAN, MVNGRAD
+
+SETTLED = 3.0
+"""Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
+contains the first deviations from m = 0, which are signal and not noise. An earlier answer is provisional."""
+
+SIGNAL_FROM = 1.0
+"""Median |mu|/sigma from which a group is signal-dominated: half of its coordinates have more signal than noise. Then
+mu^2 is the larger part of v = mu^2 + sigma^2, so that the two normalizers differ by more than sqrt(2)."""
+
+NOISE_MULTIPLE = 2.0
+"""Multiple of the median |m|/sigma of pure noise, 0.67 sqrt((1-beta)/(1+beta)), up to which a group is noise-dominated.
+At beta = 0.9 that is 0.31, where v and s differ by 5% and their roots by less."""
+
+HALF_NORMAL = 0.6745
+"""The median of |xi| for a standard normal xi."""
+
+MEASURED_SIGNAL = "|mean|/std of the gradient"
+
+CENTERED = (ADABELIEF.name, MVNGRAD.name, LEAN.name)
+
+
+def judge_signal(entries: Sequence[Record]) -> Statement:
+    last = entries[-1]
+    if last["m"] is None:
+        return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
+    if len(entries) < ENOUGH:
+        return too_few_records("signal", "the signal", len(entries))
+    known = [entry for entry in entries if entry["snr"] and entry["ratio"] and entry["ratio"]["0.5"] is not None]
+    if not known:
+        return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
+    # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
+    medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
+    snr = median(medians)
+    noise_to = NOISE_MULTIPLE * HALF_NORMAL * last["mean_noise"]
+    numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": median(map(get_hidden, known))}
+    thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
+    or_more = " or more" if numbers["hidden"] >= FLOOR_SHARE else ""
+    if or_more and snr < SIGNAL_FROM:
+        because = (
+            f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates. "
+            f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
+        )
+        return Statement("signal", CANNOT_TELL, because, numbers)
+    if last["t"] >= SETTLED / (1 - last["beta2"]):
+        because = f"Median {MEASURED_SIGNAL}: {snr:.3g}{or_more}. {thresholds}"
+        return Statement("signal", _name_regime(snr, noise_to), because, numbers)
+    corrected = median(map(_remove_start, medians, known))
+    numbers |= {"snr_corrected": corrected, "t": last["t"]}
+    low, high = sorted((snr, corrected))
+    values = format_range(low, high, 3)
+    because = f"Median {MEASURED_SIGNAL} after {last['t']} steps: {values}{or_more}. {thresholds}"
+    if last["m"] == "rebuilt":
+        because += " With lean=True the mean is rebuilt from the updates, so these values may be too low."
+    if _name_regime(low, noise_to) != _name_regime(high, noise_to):
+        needed = SETTLED / (1 - last["beta2"])
+        because += f" The averages still contain too much of the first steps; they need {needed:.0f} steps."
+        return Statement("signal", CANNOT_TELL, because, numbers | {"needed": needed})
+    return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
+
+
+def get_hidden(entry: Record) -> float:
+    """The share of coordinates whose noise is hidden by the floor; of early records, all of those at the floor."""
+    hidden = entry.get("noise_hidden", entry["epsilon_floor"] if entry["floor"] > entry["eps"] else 0.0)
+    return hidden or 0.0
+
+
+def _name_regime(snr: float, noise_to: float) -> str:
+    if snr >= SIGNAL_FROM:
+        return "signal-dominated"
+    return "noise-dominated" if snr <= noise_to else "between signal and noise"
+
+
+def _remove_start(snr: float, entry: Record) -> float:
+    """The largest |mu|/sigma if s or v is too large by what it still has from its start.
+
+    The first steps of a training are unlike the later ones: the weight of the first third of them is taken as the
+    error of both. s has one more: m starts at 0, so that g - m has a mean of mu beta^i at step i, and s an excess of
+    mu^2 times the average of beta^(2i), if mu has not changed. The larger of the two counts.
+    """
+    beta2, t = entry["beta2"], entry["t"]
+    first = beta2 ** (t * 2 / 3) * (1 - beta2 ** (t / 3)) / (1 - beta2**t)
+    from_first = snr * math.sqrt(1 + first)
+    if entry["cell"] not in CENTERED:
+        return from_first
+    noise = entry["mean_noise"] ** 2
+    beta = (1 - noise) / (1 + noise)
+    q = beta * beta
+    # The sum of beta2^(t-i) q^i over i = 1 ... t
+    total = t * q**t if math.isclose(beta2, q, rel_tol=1e-6) else q * (beta2**t - q**t) / (beta2 - q)
+    excess = total * (1 - beta2) / (1 - beta2**t)
+    ratio = snr / (beta * math.sqrt(2 / (1 + beta)))
+    left = 1 - excess * ratio * ratio
+    return max(from_first, snr / math.sqrt(left)) if left > 0 else math.inf
