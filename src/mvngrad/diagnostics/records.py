@@ -163,7 +163,7 @@ GROUP = {
     "weight_decay": _is_number,
     "decoupled_weight_decay": lambda value: isinstance(value, bool),
     "t": lambda value: _is_count(value) and value > 0,
-    "mean_noise": lambda value: _is_share(value) and value < 1,
+    "mean_noise": _is_share,
     "m": _optional(_is_text),
     "dead": _optional(_is_share),
     "ratio": _optional(_has_numbers("0.5")),

@@ -96,6 +96,8 @@ def _remove_start(snr: float, entry: Record) -> float:
         return from_first
     noise = entry["mean_noise"] ** 2
     beta = (1 - noise) / (1 + noise)
+    if not beta:
+        return from_first
     q = beta * beta
     # The sum of beta2^(t-i) q^i over i = 1 ... t
     total = t * q**t if math.isclose(beta2, q, rel_tol=1e-6) else q * (beta2**t - q**t) / (beta2 - q)
