@@ -19,7 +19,7 @@ from mvngrad.diagnostics.floor import (
     compare_floor_with_root,
 )
 from mvngrad.diagnostics.records import Record, check_not_mixed, drop_repeated_steps, read_records
-from mvngrad.diagnostics.signal_to_noise import CENTERED, get_hidden, judge_signal
+from mvngrad.diagnostics.signal_to_noise import CENTERED, drop_first_steps, get_hidden, judge_signal
 from mvngrad.diagnostics.spikes import RECOVERED
 from mvngrad.diagnostics.statements import (
     CANNOT_TELL,
@@ -177,6 +177,8 @@ def _summarize(
         return "Nothing can be judged yet.", floor.because
     if too_few := next((each for each in (signal, collapse) if "records" in each.numbers), None):
         return too_few.because, "Record more often (Monitor(every=...)) or train longer."
+    if "stale_below" in signal.numbers:
+        return signal.because, "Diagnose again later, or look at the layers in the records."
     if signal.verdict == CANNOT_TELL:
         more = f"Whether noise or signal dominates cannot be told. {signal.because}"
         return "Nothing in these records calls for a change.", more
@@ -187,17 +189,17 @@ def _summarize(
 
 def _judge_collapse(entries: Sequence[Record]) -> Statement:
     """Judge the share of coordinates in sign collapse, or that would be if the cell did not divide by the variance."""
-    topic = "sign collapse"
-    if len(entries) < ENOUGH:
-        return too_few_records(topic, topic, len(entries))
-    share = _get_median_share(entries, "sign_collapse")
+    topic, judged = "sign collapse", drop_first_steps(entries)
+    if len(judged) < ENOUGH:
+        return too_few_records(topic, topic, len(judged), len(entries) - len(judged))
+    share = _get_median_share(judged, "sign_collapse")
     if share is None:
         return Statement(topic, CANNOT_TELL, NO_GRADIENT)
     numbers = {"share": share, "bound": COLLAPSE_SHARE}
     if entries[-1]["sign_collapse_is"] == "measured":
         because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE_SHARE:.0%} or more is a problem."
         return Statement(topic, "present" if share >= COLLAPSE_SHARE else "absent", because, numbers)
-    hidden = median(map(get_hidden, entries))
+    hidden = median(map(get_hidden, judged))
     if share < COLLAPSE_SHARE and hidden >= FLOOR_SHARE:
         because = f"It is computed from the noise, which the floor of eps_s hides for {hidden:.0%} of the coordinates."
         return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})

@@ -8,7 +8,7 @@ from statistics import median
 
 from mvngrad.diagnostics.floor import FLOOR_SHARE
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.statements import CANNOT_TELL, ENOUGH, Statement, format_range, too_few_records
+from mvngrad.diagnostics.statements import CANNOT_TELL, EARLIEST, ENOUGH, Statement, format_range, too_few_records
 from mvngrad.rule import ADABELIEF, LEAN, MVNGRAD
 
 SETTLED = 3.0
@@ -23,6 +23,10 @@ NOISE_MULTIPLE = 2.0
 """Multiple of the median |m|/sigma of pure noise, 0.67 sqrt((1-beta)/(1+beta)), up to which a group is noise-dominated.
 At beta = 0.9 that is 0.31, where v and s differ by 5% and their roots by less."""
 
+STALE_SHARE = 0.25
+"""Share of the median |m|/sigma of pure noise below which the divisor is too large for the present gradients, so that
+nothing can be told. Heavy tails lower the median, too, but less: to a half in a language model (`results/monitors`)."""
+
 HALF_NORMAL = 0.6745
 """The median of |xi| for a standard normal xi."""
 
@@ -35,16 +39,22 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     last = entries[-1]
     if last["m"] is None:
         return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
-    if len(entries) < ENOUGH:
-        return too_few_records("signal", "the signal", len(entries))
-    known = [entry for entry in entries if entry["snr"] and entry["ratio"] and entry["ratio"]["0.5"] is not None]
+    judged = drop_first_steps(entries)
+    if len(judged) < ENOUGH:
+        return too_few_records("signal", "the signal", len(judged), len(entries) - len(judged))
+    known = [entry for entry in judged if entry["snr"] and entry["ratio"] and entry["ratio"]["0.5"] is not None]
     if not known:
         return Statement("signal", CANNOT_TELL, "No coordinate has had a gradient, or half of the state is not finite.")
     # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
     medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
     snr = median(medians)
-    noise_to = NOISE_MULTIPLE * HALF_NORMAL * last["mean_noise"]
+    noise_to = NOISE_MULTIPLE * HALF_NORMAL * median(map(_find_mean_noise, known))
     numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": median(map(get_hidden, known))}
+    if noise_to >= SIGNAL_FROM:
+        because = (
+            f"With little momentum noise alone can give a median {MEASURED_SIGNAL} of {noise_to:.2g}; it is {snr:.3g}."
+        )
+        return Statement("signal", CANNOT_TELL, because, numbers)
     thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
     or_more = " or more" if numbers["hidden"] >= FLOOR_SHARE else ""
     if or_more and snr < SIGNAL_FROM:
@@ -53,10 +63,17 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
             f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
-    if last["t"] >= SETTLED / (1 - last["beta2"]):
+    is_settled = last["t"] >= SETTLED / (1 - last["beta2"])
+    corrected = snr if is_settled else median(map(_remove_start, medians, known))
+    if corrected < (stale := STALE_SHARE / NOISE_MULTIPLE * noise_to):
+        because = (
+            f"Median {MEASURED_SIGNAL}: {snr:.2g}, where noise alone gives {noise_to / NOISE_MULTIPLE:.2g}: the "
+            "divisor still contains larger gradients, as after a spike, or most coordinates have no gradient now."
+        )
+        return Statement("signal", CANNOT_TELL, because, numbers | {"stale_below": stale})
+    if is_settled:
         because = f"Median {MEASURED_SIGNAL}: {snr:.3g}{or_more}. {thresholds}"
         return Statement("signal", _name_regime(snr, noise_to), because, numbers)
-    corrected = median(map(_remove_start, medians, known))
     numbers |= {"snr_corrected": corrected, "t": last["t"]}
     low, high = sorted((snr, corrected))
     values = format_range(low, high, 3)
@@ -70,6 +87,11 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
 
 
+def drop_first_steps(entries: Sequence[Record]) -> list[Record]:
+    """The entries of a group from `EARLIEST` on."""
+    return [entry for entry in entries if entry["t"] >= EARLIEST]
+
+
 def get_hidden(entry: Record) -> float:
     """The share of coordinates whose noise is hidden by the floor; of early records, all of those at the floor."""
     hidden = entry.get("noise_hidden", entry["epsilon_floor"] if entry["floor"] > entry["eps"] else 0.0)
@@ -80,6 +102,13 @@ def _name_regime(snr: float, noise_to: float) -> str:
     if snr >= SIGNAL_FROM:
         return "signal-dominated"
     return "noise-dominated" if snr <= noise_to else "between signal and noise"
+
+
+def _find_mean_noise(entry: Record) -> float:
+    """The deviation of the bias-corrected m of pure noise after the entry's steps, in deviations of the gradient."""
+    noise, t = entry["mean_noise"] ** 2, entry["t"]
+    power = ((1 - noise) / (1 + noise)) ** t  # beta^t
+    return math.sqrt(noise * (1 + power) / (1 - power) if power < 1 else 1 / t)
 
 
 def _remove_start(snr: float, entry: Record) -> float:

@@ -8,6 +8,10 @@ from typing import Any
 ENOUGH = 3
 """The smallest number of records that are judged: a single one may come from an unusual batch."""
 
+EARLIEST = 5
+"""The first step that is judged. The averages of fewer gradients are too close to each other: at step 2, a fifth of the
+coordinates of pure noise move by lr within 5%; from 5 on, less than a tenth do, even if all gradients are 1 and -1."""
+
 CANNOT_TELL = "cannot tell"
 
 CHOICE = "choice of optimizer"
@@ -94,9 +98,10 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def too_few_records(topic: str, what: str, count: int) -> Statement:
-    """The statement on a topic that `count` records do not suffice for."""
-    because = f"Too few records to judge {what}: {count} of at least {ENOUGH}."
+def too_few_records(topic: str, what: str, count: int, dropped: int) -> Statement:
+    """The statement on a topic that `count` records do not suffice for, after some of early steps were dropped."""
+    from_step = f" from step {EARLIEST} on" if dropped else ""
+    because = f"Too few records{from_step} to judge {what}: {count} of at least {ENOUGH}."
     return Statement(topic, CANNOT_TELL, because, {"records": count})
 
 

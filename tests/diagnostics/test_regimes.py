@@ -1,0 +1,90 @@
+"""The verdict on signal and noise where records of one regime can look like another."""
+
+import math
+
+import pytest
+import torch
+from test_diagnosis import noise, signal, train_with_monitor
+
+import mvngrad
+from mvngrad.diagnostics import Monitor, diagnose
+from mvngrad.diagnostics.signal_to_noise import _find_mean_noise
+
+
+def uniform_noise(t, size):
+    return 2 * torch.rand(size) - 1
+
+
+def sign_noise(t, size):
+    return uniform_noise(t, size).sign()
+
+
+def noise_after_spike(t, size):
+    return noise(t, size) * (1000 if t == 200 else 1)
+
+
+def noise_of_few(t, size):
+    return noise(t, size) * (torch.arange(size) < 0.4 * size if t > 100 else 1)
+
+
+def large_at_first(t, size):
+    return noise(t, size) * (1000 if t < 10 else 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "gradient", "options"),
+    [
+        (torch.optim.AdamW, noise_after_spike, {}),
+        (mvngrad.MVNGradW, noise_after_spike, {}),
+        (torch.optim.AdamW, noise_of_few, {}),
+        (torch.optim.AdamW, large_at_first, {"amsgrad": True}),
+    ],
+    ids=["spike-AdamW", "spike-MVNGradW", "no gradient now", "amsgrad"],
+)
+def test_a_divisor_that_noise_cannot_explain_is_not_called_noise(make, gradient, options):
+    (group,) = diagnose(train_with_monitor(make, gradient, steps=620, betas=(0.9, 0.99), **options)[2]).groups
+    assert group["signal"].verdict == "cannot tell"
+    assert group.finding == group["signal"].because
+    assert ", where noise alone gives 0.15: the divisor still contains larger gradients, as after" in group.finding
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, mvngrad.Adam, mvngrad.AdaBelief, mvngrad.MVNGrad])
+@pytest.mark.parametrize("gradient", [noise, uniform_noise])
+@pytest.mark.parametrize("betas", [(0.0, 0.99), (0.1, 0.99), (0.35, 0.99), (0.999, 0.7)], ids=str)
+def test_noise_is_never_called_signal_at_any_beta1(make, gradient, betas):
+    if not betas[0] and make in (mvngrad.AdaBelief, mvngrad.MVNGrad):
+        betas = (0.01, betas[1])  # they need one above 0
+    statement = diagnose(train_with_monitor(make, gradient, betas=betas)[2]).groups[0]["signal"]
+    assert statement.verdict == ("cannot tell" if betas[0] < 0.3 else "noise-dominated")
+
+
+@pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.LaProp, mvngrad.AdaBelief, mvngrad.MVNGrad])
+@pytest.mark.parametrize("gradient", [noise, uniform_noise, sign_noise])
+def test_noise_is_no_signal_in_the_first_steps(make, gradient):
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    optimizer, records = make([weight]), []
+    with Monitor(optimizer, every=1, sink=records.append):
+        for t in range(1, 31):
+            weight.grad = gradient(t, 1000)
+            optimizer.step()
+    for steps in range(1, 31):
+        (group,) = diagnose(records[:steps]).groups
+        assert group["signal"].verdict in ("noise-dominated", "cannot tell"), steps
+        assert group["sign collapse"].verdict in ("absent", "cannot tell"), steps
+    assert group["signal"].provisional or make is mvngrad.LaProp
+    (group,) = diagnose(records[:6]).groups
+    assert group["sign collapse"].because == "Too few records from step 5 on to judge sign collapse: 2 of at least 3."
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 1 - 1e-9])
+def test_the_noise_of_the_mean_is_that_of_its_steps(beta):
+    entry = {"mean_noise": math.sqrt((1 - beta) / (1 + beta))}
+    for t in (1, 2, 40):
+        weights = torch.tensor([beta**i for i in range(t)], dtype=torch.float64)
+        assert _find_mean_noise({**entry, "t": t}) == pytest.approx((weights / weights.sum()).norm().item(), rel=1e-5)
+    assert _find_mean_noise({"mean_noise": 0.0, "t": 4}) == 0.5
+
+
+def test_signal_is_told_from_noise_with_little_momentum():
+    statement = diagnose(train_with_monitor(mvngrad.Adam, signal, betas=(0.35, 0.99))[2]).groups[0]["signal"]
+    assert statement.verdict == "signal-dominated"
