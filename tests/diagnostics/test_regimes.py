@@ -1,6 +1,8 @@
 """The verdict on signal and noise where records of one regime can look like another."""
 
+import json
 import math
+import re
 
 import pytest
 import torch
@@ -83,6 +85,45 @@ def test_the_noise_of_the_mean_is_that_of_its_steps(beta):
         weights = torch.tensor([beta**i for i in range(t)], dtype=torch.float64)
         assert _find_mean_noise({**entry, "t": t}) == pytest.approx((weights / weights.sum()).norm().item(), rel=1e-5)
     assert _find_mean_noise({"mean_noise": 0.0, "t": 4}) == 0.5
+
+
+def constant(t, size):
+    return torch.logspace(-3, -1, size)
+
+
+@pytest.mark.parametrize("options", [{}, {"lean": True}, {"state_dtype": "int8"}], ids=str)
+def test_a_clipped_step_is_not_called_sgd(tmp_path, options):
+    records = train_with_monitor(mvngrad.MVNGrad, constant, steps=3000, betas=(0.9, 0.99), z_clip=3.0, **options)[2]
+    entry = records[-1]["groups"][0]
+    assert (entry["z_clip"], entry["clipped"], entry["epsilon_floor"]) == (3.0, 1.0, 0.0)
+    assert entry["update"]["0.5"] == pytest.approx(3, rel=0.05)
+    text = str(diagnose(records))
+    assert "SGD" not in text
+    (group,) = diagnose(records).groups
+    assert group.finding == (
+        "100% of the coordinates move by z_clip * lr at each step, whatever the size of their gradient."
+    )
+    assert group.action == "If that is not intended, raise z_clip, and lower lr with it."
+    assert group["sign collapse"].verdict == "present"
+    assert group["signal"].verdict == "signal-dominated"
+    assert "or more" in group["signal"].because or "lean" not in options
+    for record in records:  # as an early version wrote it
+        del record["groups"][0]["z_clip"], record["groups"][0]["clipped"]
+    (path := tmp_path / "early.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert diagnose(path).groups[0].finding != group.finding
+
+
+def test_a_mean_rebuilt_from_clipped_updates_is_a_lower_bound():
+    options = {"steps": 600, "betas": (0.9, 0.99), "z_clip": 1.0}
+    for lean in (False, True):
+        (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, signal, lean=lean, **options)[2]).groups
+        assert group["signal"].verdict == ("cannot tell" if lean else "signal-dominated")
+    assert re.match(r"With lean=True the mean is rebuilt .* z_clip bounds \d+% of them\.", group["signal"].because)
+
+
+def test_noise_is_not_clipped():
+    (group,) = diagnose(train_with_monitor(mvngrad.LaProp, noise, z_clip=1.0)[2]).groups
+    assert group["sign collapse"].verdict == "absent"
 
 
 def test_signal_is_told_from_noise_with_little_momentum():

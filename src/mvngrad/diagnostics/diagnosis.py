@@ -19,7 +19,7 @@ from mvngrad.diagnostics.floor import (
     compare_floor_with_root,
 )
 from mvngrad.diagnostics.records import Record, check_not_mixed, drop_repeated_steps, read_records
-from mvngrad.diagnostics.signal_to_noise import CENTERED, drop_first_steps, get_hidden, judge_signal
+from mvngrad.diagnostics.signal_to_noise import CENTERED, drop_first_steps, get_clipped, get_hidden, judge_signal
 from mvngrad.diagnostics.spikes import RECOVERED
 from mvngrad.diagnostics.statements import (
     CANNOT_TELL,
@@ -44,7 +44,8 @@ COLLAPSE_SHARE = 0.1
 alone, an update near lr is 4 standard deviations of m away."""
 
 MAJORITY = 0.5
-"""Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum."""
+"""Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum, or of
+clipped coordinates from which it works like SGD on the sign."""
 
 CARRIED_MULTIPLE = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
@@ -58,6 +59,8 @@ GAP_ERRORS = 2.0
 """Number of standard errors by which a measured gap must differ from 0."""
 
 BY_LR = "move by almost exactly lr at each step, whatever the size of their gradient"
+
+BY_Z_CLIP = "move by z_clip * lr at each step, whatever the size of their gradient"
 
 ONLY_THEORY = (
     "This is the theory of the paper, and does not predict which optimizer reaches the lowest loss: on a language "
@@ -158,6 +161,9 @@ def _summarize(
     like_sgd = f"{share:.0%} of the coordinates are stepped as by SGD with momentum{rates}"
     if share >= MAJORITY:
         return f"{like_sgd}, because their divisor is mostly epsilon.", floor_action
+    if "z_clip" in collapse.numbers:
+        finding = f"{collapse.numbers['share']:.0%} of the coordinates {BY_Z_CLIP}."
+        return finding, "If that is not intended, raise z_clip, and lower lr with it."
     if spikes.verdict == "carried over":
         return (
             f"{spikes.numbers['carried_over']} of {spikes.numbers['count']} spikes of the gradient came back in later "
@@ -195,6 +201,11 @@ def _judge_collapse(entries: Sequence[Record]) -> Statement:
     share = _get_median_share(judged, "sign_collapse")
     if share is None:
         return Statement(topic, CANNOT_TELL, NO_GRADIENT)
+    if (clipped := median(map(get_clipped, judged))) >= MAJORITY:
+        because = f"{clipped:.1%} of the coordinates {BY_Z_CLIP}."
+        return Statement(
+            topic, "present", because, {"share": clipped, "bound": MAJORITY, "z_clip": judged[-1].get("z_clip")}
+        )
     numbers = {"share": share, "bound": COLLAPSE_SHARE}
     if entries[-1]["sign_collapse_is"] == "measured":
         because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE_SHARE:.0%} or more is a problem."
@@ -275,6 +286,8 @@ def _judge_normalizer(signal: Statement, collapse: Statement, floor: Statement) 
         )
         if floor.verdict == "active":
             because += " But many divisors are mostly epsilon, which then sets the size of a step: choose it with care."
+        if "z_clip" in collapse.numbers:
+            because += " But z_clip bounds most steps, which then have one size: choose it with care."
         return Statement("normalizer", "variance", because)
     if signal.verdict == "noise-dominated":
         because = (

@@ -26,6 +26,10 @@ smaller bound would be lost in the noise of m, whose deviation at beta1 = 0.9 an
 AT_FLOOR = 2.0
 """A coordinate is at the floor of eps_s if s is at most this multiple of it: at least half of s is epsilon."""
 
+CLIPPED = 0.95
+"""A coordinate is clipped if its update is at least this share of z_clip: almost every recent gradient was clipped, to
+the same sign."""
+
 NEAR_FLOOR = 10.0
 """If no root is below this multiple of the floor, epsilon is at most 1% of each s and is not subtracted."""
 
@@ -104,6 +108,11 @@ def measure_sample(
         if rule.centered:
             saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
     at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
+    clipped_share = None
+    if hyper.z_clip is not None:
+        clipped = update >= CLIPPED * hyper.z_clip
+        clipped_share = _share(clipped)
+        at_floor &= ~clipped  # they are divided by |g| / z_clip
     floor_share = _share(at_floor)
     sizes, *ratios = find_quantiles(rows)
     return {
@@ -115,6 +124,7 @@ def measure_sample(
         "sign_collapse": _share((saturation - 1).abs() <= SATURATION),
         "sign_collapse_is": "implied" if rule.centered else "measured",
         "epsilon_floor": floor_share,
+        "clipped": clipped_share,
         "floor_divisor": _median(root[at_floor] + hyper.eps) if floor_share else None,
         "root": _median(deviation),
         "update": _name_quantiles(sizes),

@@ -353,6 +353,7 @@ class _GroupMonitor:
             "beta2": hyper.beta2,
             "eps": hyper.eps,
             "floor": hyper.floor if rule.centered else 0.0,
+            "z_clip": None if hyper.z_clip is None else finite_or_none(hyper.z_clip),
             "weight_decay": float(hyper.weight_decay),
             "decoupled_weight_decay": hyper.decoupled,
             "t": int(steps.min()),

@@ -160,6 +160,7 @@ GROUP = {
     "beta2": lambda value: _is_share(value) and value < 1,
     "eps": _is_number,
     "floor": _is_number,
+    "z_clip": _optional(_is_number),
     "weight_decay": _is_number,
     "decoupled_weight_decay": lambda value: isinstance(value, bool),
     "t": lambda value: _is_count(value) and value > 0,
@@ -172,6 +173,7 @@ GROUP = {
     "sign_collapse": _optional(_is_share),
     "sign_collapse_is": _is_text,
     "epsilon_floor": _optional(_is_share),
+    "clipped": _optional(_is_share),
     "floor_divisor": _optional(_is_number),
     "root": _optional(_is_number),
     "update": _optional(_has_numbers("0.5")),
@@ -199,7 +201,7 @@ RECORD = {
 }
 OPTIONAL_FIELDS = (
     "monitor", "optimizer", "logged", "logged_not_finite", "weight_decay", "decoupled_weight_decay", "noise_hidden",
-    "floor_divisor", "root", "recovered", "layers",
+    "z_clip", "clipped", "floor_divisor", "root", "recovered", "layers",
 )  # fmt: skip
 """Fields that early versions did not write, or that only some records have."""
 

@@ -49,19 +49,20 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
     snr = median(medians)
     noise_to = NOISE_MULTIPLE * HALF_NORMAL * median(map(_find_mean_noise, known))
-    numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": median(map(get_hidden, known))}
+    hidden, clipped = median(map(get_hidden, known)), median(map(get_clipped, known)) if last["m"] == "rebuilt" else 0.0
+    numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": hidden}
     if noise_to >= SIGNAL_FROM:
         because = (
             f"With little momentum noise alone can give a median {MEASURED_SIGNAL} of {noise_to:.2g}; it is {snr:.3g}."
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
     thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
-    or_more = " or more" if numbers["hidden"] >= FLOOR_SHARE else ""
+    or_more = " or more" if max(hidden, clipped) >= FLOOR_SHARE else ""
     if or_more and snr < SIGNAL_FROM:
-        because = (
-            f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {numbers['hidden']:.0%} of the coordinates. "
-            f"Median {MEASURED_SIGNAL}: {snr:.3g} or more."
-        )
+        reason = f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {hidden:.0%} of the coordinates."
+        if hidden < FLOOR_SHARE:
+            reason = f"With lean=True the mean is rebuilt from the updates, and z_clip bounds {clipped:.0%} of them."
+        because = f"{reason} Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         return Statement("signal", CANNOT_TELL, because, numbers)
     is_settled = last["t"] >= SETTLED / (1 - last["beta2"])
     corrected = snr if is_settled else median(map(_remove_start, medians, known))
@@ -96,6 +97,11 @@ def get_hidden(entry: Record) -> float:
     """The share of coordinates whose noise is hidden by the floor; of early records, all of those at the floor."""
     hidden = entry.get("noise_hidden", entry["epsilon_floor"] if entry["floor"] > entry["eps"] else 0.0)
     return hidden or 0.0
+
+
+def get_clipped(entry: Record) -> float:
+    """The share of coordinates that move by z_clip * lr; early records do not have it."""
+    return entry.get("clipped") or 0.0
 
 
 def _name_regime(snr: float, noise_to: float) -> str:

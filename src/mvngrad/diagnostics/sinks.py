@@ -99,8 +99,8 @@ def named_scalars(record: Record) -> dict[str, float]:
         prefix = f"mvngrad/group{entry['group']}"
         for name in ("ratio", "snr", "update", "gradient_norm"):
             numbers |= {f"{prefix}/{name}/{key}": value for key, value in (entry[name] or {}).items()}
-        for name in ("lr", "dead", "noise_hidden", "sign_collapse", "epsilon_floor"):
-            numbers[f"{prefix}/{name}"] = entry.get(name)  # early records have no noise_hidden
+        for name in ("lr", "dead", "noise_hidden", "sign_collapse", "epsilon_floor", "clipped"):
+            numbers[f"{prefix}/{name}"] = entry.get(name)  # early records do not have all
         numbers[f"{prefix}/spikes"] = float(len(entry["spikes"]))
     return {name: number for name, number in numbers.items() if number is not None}
 
