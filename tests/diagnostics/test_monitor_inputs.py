@@ -65,6 +65,23 @@ def test_names_that_no_longer_match_the_parameters_are_not_used():
     assert gap.coordinates == 900
 
 
+@pytest.mark.parametrize("make", [mvngrad.MVNGrad, torch.optim.AdamW])
+def test_steps_are_counted_from_a_checkpoint_loaded_after_the_monitor_is_made(make):
+    def take_steps(optimizer, first, last):
+        for t in range(first, last + 1):
+            optimizer.param_groups[0]["params"][0].grad = torch.randn(100) * (100 if t == 560 else 1)
+            optimizer.step()
+
+    trained, resumed = (make([torch.nn.Parameter(torch.zeros(100))]) for _ in range(2))
+    take_steps(trained, 1, 500)
+    with Monitor(resumed, every=100, sink=(records := []).append):
+        resumed.load_state_dict(trained.state_dict())
+        take_steps(resumed, 501, 600)
+    assert [(record["start"], record["step"]) for record in records] == [(500, 600)]
+    assert records[0]["groups"][0]["spikes"][0]["step"] == 560
+    assert not resumed._optimizer_load_state_dict_post_hooks
+
+
 @pytest.mark.parametrize("wrong", [{"spike": None}, {"spike": "5"}, {"recovered": 0}, {"spike": math.inf}])
 def test_bounds_of_spikes_are_checked_when_a_monitor_is_made(wrong):
     ((name, value),) = wrong.items()

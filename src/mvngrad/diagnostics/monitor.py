@@ -105,13 +105,15 @@ class Monitor:
         self.spike, self.recovered = spike, recovered
         self._groups: list[_GroupMonitor] = []
         self._logged: dict[str, list[Tensor]] = {}
-        counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
-        self.start = self.step = int(max(counts, default=0))
-        """The number of steps so far, including those in a loaded state."""
+        self.start = self.step = 0
+        """The number of steps so far, including those in a loaded state; `start` is that before its own first."""
+        self._has_recorded = False
+        self._count_loaded_steps(optimizer)
         self.id = uuid4().hex[:8]
         """In each record, so that records of several Monitors in one file are noticed."""
         self.closed = self._in_hook = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
+        self._load_handle = optimizer.register_load_state_dict_post_hook(self._count_loaded_steps)
         self._sums_source: RuleOptimizer | None = None
         """The optimizer, if its kernel can write the sums that spikes are found by."""
         if follow and isinstance(optimizer, RuleOptimizer):
@@ -142,6 +144,7 @@ class Monitor:
         the optimizer is going through its hooks, and this one stays, without effect, until the next `close`.
         """
         self.closed = True
+        self._load_handle.remove()
         if not self._in_hook:
             self._handle.remove()
         if self._sums_source is not None:
@@ -154,6 +157,13 @@ class Monitor:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _count_loaded_steps(self, optimizer: Optimizer) -> None:
+        """Start from the step counts in the state, unless there is a record: then `record` takes them into account."""
+        counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+        count = int(max(counts, default=0))
+        if count > self.step and not self._has_recorded:
+            self.start = self.step = count
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.closed or torch.compiler.is_compiling() or _is_capturing():
@@ -192,6 +202,7 @@ class Monitor:
             "groups": entries,
         }
         record |= self._pop_logged()
+        self._has_recorded = True
         self.sink(record)
         return record
 
