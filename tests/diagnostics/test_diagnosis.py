@@ -204,6 +204,26 @@ def test_only_unbounded_spikes_decide_the_order():
         assert "Remark 3.1" not in group["order"].because
 
 
+@pytest.mark.parametrize("make", [mvngrad.Adam, torch.optim.Adam])
+def test_a_step_that_gradscaler_skips_does_not_decide_the_order(make):
+    groups = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        weight, records = torch.nn.Parameter(torch.zeros(100)), []
+        optimizer, scaler = make([weight], betas=(0.99, 0.9), fused=fused), torch.amp.GradScaler("cpu")
+        with Monitor(optimizer, every=20, sink=records.append):
+            for t in range(1, 201):
+                optimizer.zero_grad()
+                scaler.scale((weight * torch.randn(100)).sum() * (math.inf if t == 105 else 1)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        groups += diagnose(records).groups
+        assert optimizer.state[weight]["step"] == 199
+    assert groups[0]["choice of optimizer"] == groups[1]["choice of optimizer"]
+    assert groups[0]["order"].verdict == groups[1]["order"].verdict == "either"
+    assert groups[1]["spikes"].because.startswith("1 found, 1 of them not finite; updates rose")
+
+
 @pytest.mark.parametrize("make", [mvngrad.LaProp, mvngrad.MVNGradW, torch.optim.AdamW])
 def test_a_floor_is_found_in_the_first_record_and_named_before_what_is_unknown(make):
     floor = {"eps_s": 1.0} if make is mvngrad.MVNGradW else {"eps": 100.0}

@@ -255,9 +255,11 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
         if not any(entry["gradient_norm"] for entry in entries):
             return Statement("spikes", CANNOT_TELL, "Gradients were not followed.")
         return Statement("spikes", "none", "No gradient norm was far above its running median.", {"count": 0})
-    numbers: dict[str, Any] = {"count": len(spikes), "steps": sorted(spikes)}
     multiples = [spike["multiple"] for spike in spikes.values() if spike["multiple"] is not None]
-    text = f"{len(spikes)} found" + (f", the largest {max(multiples):.3g} times the median" if multiples else "")
+    not_finite = len(spikes) - len(multiples)
+    numbers: dict[str, Any] = {"count": len(spikes), "not_finite": not_finite, "steps": sorted(spikes)}
+    text = f"{len(spikes)} found" + (f", {not_finite} of them not finite" if not_finite else "")
+    text += f", the largest {max(multiples):.3g} times the median" if multiples else ""
     followed = [spike for spike in spikes.values() if spike["update_during"] is not None]
     if not followed:
         return Statement("spikes", CANNOT_TELL, f"{text}; updates were not followed.", numbers)
@@ -305,7 +307,8 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
     if spikes.verdict == "carried over":
         because = "A gradient that is normalized first enters momentum at a bounded size, however large (Theorem 3.3)."
         return Statement("order", "after", because)
-    if spikes.numbers.get("count") and beta1**2 >= beta2:
+    # One that is not finite cannot be bounded: GradScaler skips it, or the state is lost.
+    if spikes.numbers.get("count", 0) > spikes.numbers.get("not_finite", 0) and beta1**2 >= beta2:
         because = (
             "There were spikes, and Adam bounds the updates after one only if beta1^2 < beta2 (Remark 3.1); here "
             f"beta1^2 = {beta1**2:.3g} and beta2 = {beta2:.3g}."
