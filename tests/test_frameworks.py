@@ -104,8 +104,8 @@ def test_monitor_callback_logs_where_the_trainer_logs(tmp_path):
     trainer.add_callback(MonitorCallback(trainer, every=4, sink=tmp_path / "monitor.jsonl"))
     trainer.train()
     logged = [row for row in trainer.state.log_history if "mvngrad/group0/snr/0.5" in row]
-    assert [row["step"] for row in logged] == [3, 7]  # logged inside the step, before the Trainer counts it
-    assert [record["step"] for record in read_records(tmp_path / "monitor.jsonl")] == [4, 8]
+    records = read_records(tmp_path / "monitor.jsonl")
+    assert [row["step"] for row in logged] == [record["step"] for record in records] == [4, 8]
     optimizer = trainer.optimizer.optimizer
     assert not optimizer._optimizer_step_post_hooks
 
@@ -140,7 +140,7 @@ def test_monitor_callback_is_closed_by_another_callback_and_after_a_failure(tmp_
     class CloseOnLog(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
             if "mvngrad/group0/snr/0.5" in logs:
-                watched.close()  # inside the hook that logs
+                watched.close()
 
     trainer = make_trainer(tmp_path, {})
     watched = MonitorCallback(trainer, every=2, sink=(records := []).append)
@@ -363,6 +363,28 @@ def test_monitor_callback_records_the_losses_of_lightning(tmp_path, accumulated)
     ends = range(2 * accumulated - 1, 8, 2 * accumulated)  # the batch of a recorded step ends after the record
     means = [torch.stack(losses[max(0, end - 2 * accumulated) : end]).mean().item() for end in ends]
     assert [record["logged"]["loss"] for record in records] == pytest.approx(means)
+
+
+def test_monitor_callback_writes_one_file_for_each_optimizer_of_lightning(tmp_path):
+    from mvngrad.diagnostics import diagnose
+    from mvngrad.integrations.lightning import MonitorCallback
+
+    callback = MonitorCallback(every=2, sink=tmp_path / "deep" / "monitor.jsonl")
+    model, trainer = make_lightning(tmp_path, {}, [callback], max_epochs=2)
+    model.automatic_optimization, trainer.gradient_clip_val = False, None
+    model.configure_optimizers = lambda: [MVNGradW([model.layer.weight]), torch.optim.AdamW([model.layer.bias])]
+
+    def step_both(batch, batch_idx):
+        for optimizer in model.optimizers():
+            optimizer.zero_grad()
+            model.manual_backward(model.layer(batch).square().mean())
+            optimizer.step()
+
+    model.training_step = step_both
+    trainer.fit(model)
+    files = sorted((tmp_path / "deep").iterdir())
+    assert [file.name for file in files] == ["monitor.optimizer0.jsonl", "monitor.optimizer1.jsonl"]
+    assert [diagnose(file).groups[0].optimizer for file in files] == ["MVNGradW", "AdamW"]
 
 
 def test_monitor_callback_ignores_outputs_of_lightning_that_are_no_loss(tmp_path):

@@ -16,7 +16,7 @@ except ImportError as error:
 
 from mvngrad.diagnostics import Monitor
 from mvngrad.diagnostics.records import Record
-from mvngrad.diagnostics.sinks import Sink, check_sink, close_sink, make_sink, named_scalars
+from mvngrad.diagnostics.sinks import JSONLines, Sink, check_sink, close_sink, make_sink, named_scalars
 
 
 class MonitorCallback(Callback):
@@ -25,8 +25,9 @@ class MonitorCallback(Callback):
         trainer = Trainer(callbacks=[MonitorCallback()])
 
     A Monitor is attached to each optimizer when training starts, and closed when it ends or fails. With several
-    optimizers, the logged names begin with `optimizer0/`, `optimizer1/` and so on. A record has the mean of the losses
-    that `training_step` returned in this process since the last record, without that of its own step.
+    optimizers, the logged names begin with `optimizer0/`, `optimizer1/` and so on, and a path `monitor.jsonl` becomes
+    `monitor.optimizer0.jsonl` and so on, because the records of a file must be of one optimizer. A record has the mean
+    of the losses that `training_step` returned in this process since the last record, without that of its own step.
 
     Args:
         every: steps between records.
@@ -38,20 +39,26 @@ class MonitorCallback(Callback):
         self.every, self.options = every, options
         self.sink = None if sink is None else make_sink(sink)
         self.monitors: list[Monitor] = []
+        self._sinks: list[Sink | None] = []
+        """One for each optimizer."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.close()
-        if trainer.is_global_zero:
-            check_sink(self.sink)
+        several = len(trainer.optimizers) > 1
         for number, optimizer in enumerate(trainer.optimizers):
-            prefix = f"optimizer{number}/" if len(trainer.optimizers) > 1 else ""
-            write = partial(self._write, trainer, prefix)
+            sink = self.sink
+            if several and isinstance(sink, JSONLines):
+                sink = JSONLines(sink.path.with_suffix(f".optimizer{number}{sink.path.suffix}"))
+            if trainer.is_global_zero:
+                check_sink(sink)
+            self._sinks.append(sink)
+            write = partial(self._write, trainer, sink, f"optimizer{number}/" if several else "")
             self.monitors.append(Monitor(optimizer, self.every, write, **self.options))
 
-    def _write(self, trainer: Trainer, prefix: str, record: Record) -> None:
+    def _write(self, trainer: Trainer, sink: Sink | None, prefix: str, record: Record) -> None:
         if trainer.is_global_zero:
-            if self.sink is not None:
-                self.sink(record)
+            if sink is not None:
+                sink(record)
             numbers = {prefix + name: value for name, value in named_scalars(record).items()}
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, step=record["step"])
@@ -71,7 +78,8 @@ class MonitorCallback(Callback):
         self.close()
 
     def close(self) -> None:
-        """Close every Monitor and the sink, at any time, also from another callback. Lightning calls it at the end."""
+        """Close every Monitor and sink, at any time, also from another callback. Lightning calls it at the end."""
         while self.monitors:
             self.monitors.pop().close()
-        close_sink(self.sink)
+        while self._sinks:
+            close_sink(self._sinks.pop())

@@ -37,6 +37,8 @@ class MonitorCallback(TrainerCallback):
         self.trainer, self.every, self.options = trainer, every, options
         self.sink = None if sink is None else make_sink(sink)
         self.monitor: Monitor | None = None
+        self._scalars: dict[str, float] = {}
+        """Those of the last record, until the Trainer has counted its step and `on_step_end` logs them."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.close()
@@ -50,7 +52,14 @@ class MonitorCallback(TrainerCallback):
         if self.trainer.is_world_process_zero():
             if self.sink is not None:
                 self.sink(record)
-            self.trainer.log(named_scalars(record))
+            self._scalars = named_scalars(record)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        scalars, self._scalars = self._scalars, {}
+        if scalars:
+            should_log = control.should_log
+            self.trainer.log(scalars)
+            control.should_log = should_log  # log unsets it, and the Trainer would not log its own numbers
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         loss = (logs or {}).get("loss")
