@@ -82,6 +82,24 @@ def test_steps_are_counted_from_a_checkpoint_loaded_after_the_monitor_is_made(ma
     assert not resumed._optimizer_load_state_dict_post_hooks
 
 
+def test_a_group_of_which_some_gradients_are_released_has_no_norm():
+    early, late, other = (torch.nn.Parameter(torch.ones(10)) for _ in range(3))
+    optimizer = mvngrad.MVNGrad([{"params": [early, late]}], fused=False)
+    late.requires_grad_(False)
+    mvngrad.release_gradients(optimizer)
+    late.requires_grad_(True)
+    optimizer.add_param_group({"params": [other]})
+    with Monitor(optimizer, every=2, sink=(records := []).append):
+        for _ in range(2):
+            (3 * (early + late + other)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    partly, not_released = records[0]["groups"]
+    assert partly["t"] == not_released["t"] == 2
+    assert partly["gradient_norm"] is None
+    assert not_released["gradient_norm"]["max"] == pytest.approx(3 * math.sqrt(10))
+
+
 @pytest.mark.parametrize("wrong", [{"spike": None}, {"spike": "5"}, {"recovered": 0}, {"spike": math.inf}])
 def test_bounds_of_spikes_are_checked_when_a_monitor_is_made(wrong):
     ((name, value),) = wrong.items()

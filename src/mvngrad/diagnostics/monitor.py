@@ -305,6 +305,9 @@ class _GroupMonitor:
     @torch.no_grad()
     def _note_without_sums(self) -> None:
         optimizer = self.monitor.optimizer
+        release = getattr(optimizer, "gradient_release", None)
+        if release is not None and release.has_member_in(self.number):
+            return  # the gradients that are left are not all
         if not self.params or not self.followed.is_current(optimizer):
             self.refresh_samples()
         grads = [param.grad for param in self.group["params"] if param.grad is not None]

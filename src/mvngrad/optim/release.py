@@ -95,6 +95,10 @@ class GradientRelease:
         assert optimizer is not None  # it owns self
         return optimizer
 
+    def has_member_in(self, group_index: int) -> bool:
+        """Whether the gradient of a parameter of this group is released."""
+        return any(member.group_index == group_index for member in self._members)
+
     def remove(self) -> None:
         """Remove the hooks: gradients stay until `zero_grad`, as without them."""
         for handle in self._handles:
