@@ -126,6 +126,16 @@ def test_noise_is_not_clipped():
     assert group["sign collapse"].verdict == "absent"
 
 
+@pytest.mark.parametrize("make", [mvngrad.MVNGrad, mvngrad.LaProp])
+def test_a_state_that_overflowed_is_not_called_dead(make):
+    records = train_with_monitor(make, lambda t, size: 1e25 * noise(t, size), steps=60)[2]
+    entry = records[-1]["groups"][0]
+    assert (entry["dead"], entry["overflowed"], entry["update"]) == (0, 1, None)
+    (group,) = diagnose(records).groups
+    assert group["epsilon floor"].because == "The state overflowed: divisors are infinite."
+    assert group.finding == "From step 20 on at least 5% of the state is not finite: the training is lost."
+
+
 def test_signal_is_told_from_noise_with_little_momentum():
     statement = diagnose(train_with_monitor(mvngrad.Adam, signal, betas=(0.35, 0.99))[2]).groups[0]["signal"]
     assert statement.verdict == "signal-dominated"

@@ -47,6 +47,9 @@ MAJORITY = 0.5
 """Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum, or of
 clipped coordinates from which it works like SGD on the sign."""
 
+NOT_FINITE_SHARE = 0.05
+"""Share of coordinates whose state is not finite from which a training is lost."""
+
 CARRIED_MULTIPLE = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
 bound for recovery. Momentum on normalized gradients only decays after a spike; Adam's update rises again if v forgets
@@ -66,8 +69,6 @@ ONLY_THEORY = (
     "This is the theory of the paper, and does not predict which optimizer reaches the lowest loss: on a language "
     "model none was shown to be ahead of all others (GPT-2 30M, three seeds)."
 )
-
-NO_GRADIENT = "No coordinate has had a gradient."
 
 
 def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGap | None = None) -> Diagnosis:
@@ -141,11 +142,12 @@ def _explain_floor(entries: Sequence[Record], optimizer: str, groups: Sequence[R
 
 
 def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
-    """The step of the first record from which on 5% of the updates are not finite; None if the last one is finite."""
+    """The step of the first record from which on 5% of the state is not finite; None if the last one is finite."""
     lost = None
     for record in training:
         for entry in _find_entries(number, [record]):
-            if not entry["update"] or entry["update"].get("0.95", 0.0) is not None:
+            not_finite = entry["update"] and entry["update"].get("0.95", 0.0) is None
+            if not not_finite and (entry.get("overflowed") or 0.0) < NOT_FINITE_SHARE:
                 lost = None
             elif lost is None:
                 lost = record["step"]
@@ -200,7 +202,7 @@ def _judge_collapse(entries: Sequence[Record]) -> Statement:
         return too_few_records(topic, topic, len(judged), len(entries) - len(judged))
     share = _get_median_share(judged, "sign_collapse")
     if share is None:
-        return Statement(topic, CANNOT_TELL, NO_GRADIENT)
+        return Statement(topic, CANNOT_TELL, _explain_no_share(judged))
     if (clipped := median(map(get_clipped, judged))) >= MAJORITY:
         because = f"{clipped:.1%} of the coordinates {BY_Z_CLIP}."
         return Statement(
@@ -225,7 +227,7 @@ def _judge_floor(entries: Sequence[Record]) -> Statement:
     """Judge the share of coordinates at the floor of epsilon, which a single record shows."""
     share, last = _get_median_share(entries, "epsilon_floor"), entries[-1]
     if share is None:
-        return Statement("epsilon floor", CANNOT_TELL, NO_GRADIENT)
+        return Statement("epsilon floor", CANNOT_TELL, _explain_no_share(entries))
     numbers: dict[str, Any] = {"share": share, "bound": FLOOR_SHARE}
     of_eps_s = f", floor of eps_s {last['floor']:.2g}" if last["cell"] in CENTERED else ""
     because = f"For {share:.1%} of the coordinates the divisor is mostly epsilon (eps {last['eps']:.2g}{of_eps_s})"
@@ -241,6 +243,12 @@ def _judge_floor(entries: Sequence[Record]) -> Statement:
 def _get_median_share(entries: Sequence[Record], name: str) -> float | None:
     shares = [entry[name] for entry in entries if entry[name] is not None]
     return median(shares) if shares else None
+
+
+def _explain_no_share(entries: Sequence[Record]) -> str:
+    if any(entry.get("overflowed") for entry in entries):
+        return "The state overflowed: divisors are infinite."
+    return "No coordinate has had a gradient."
 
 
 def _format_rates(rates: tuple[float, float]) -> str:

@@ -89,9 +89,10 @@ def measure_sample(
     be read beside the floor; smaller variances are replaced by this bound, so `snr` is underestimated.
     """
     average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
-    live_counts, sampled = list(counts), average.numel()
+    live_counts, sampled, overflowed = list(counts), average.numel(), 0
     if int(average.count_nonzero()) < sampled:
         live = average != 0
+        overflowed = int((averages[rule.normalizer][~live] == math.inf).count_nonzero())  # 0 because of the division
         averages = {letter: values[live] for letter, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
@@ -117,7 +118,8 @@ def measure_sample(
     sizes, *ratios = find_quantiles(rows)
     return {
         "sampled": sampled,
-        "dead": (sampled - len(root)) / sampled,
+        "dead": (sampled - len(root) - overflowed) / sampled,
+        "overflowed": overflowed / sampled,
         "ratio": _name_quantiles(ratios[0]) if ratios else None,
         "snr": _name_quantiles(signal_to_noise(rule, hyper, ratios[-1])) if ratios else None,  # grows with the ratio
         "noise_hidden": hidden if len(root) else None,

@@ -167,6 +167,7 @@ GROUP = {
     "mean_noise": _is_share,
     "m": _optional(_is_text),
     "dead": _optional(_is_share),
+    "overflowed": _optional(_is_share),
     "ratio": _optional(_has_numbers("0.5")),
     "snr": _optional(_has_numbers("0.5")),
     "noise_hidden": _optional(_is_share),
@@ -201,7 +202,7 @@ RECORD = {
 }
 OPTIONAL_FIELDS = (
     "monitor", "optimizer", "logged", "logged_not_finite", "weight_decay", "decoupled_weight_decay", "noise_hidden",
-    "z_clip", "clipped", "floor_divisor", "root", "recovered", "layers",
+    "overflowed", "z_clip", "clipped", "floor_divisor", "root", "recovered", "layers",
 )  # fmt: skip
 """Fields that early versions did not write, or that only some records have."""
 
