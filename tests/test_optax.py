@@ -141,6 +141,20 @@ def test_inject_hyperparams_changes_a_beta_between_steps(float64):
     assert not np.allclose(changed, same)
 
 
+@pytest.mark.parametrize("make", [ours.mvn_grad, optax.adamw])
+def test_inject_hyperparams_needs_static_args_for_a_mask(make):
+    x = {"w": jnp.ones(2), "b": jnp.ones(())}
+    options = {"weight_decay": 0.5, "mask": lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 0, tree)}
+    zeros = jax.tree.map(jnp.zeros_like, x)
+    for static, decayed in (((), 0.0), (("mask", "mu_dtype"), -0.05)):
+        injected = optax.inject_hyperparams(make, static_args=static)(0.1, **options)
+        updates, _ = injected.update(zeros, injected.init(x), x)
+        assert updates["w"] == pytest.approx(decayed)
+        assert updates["b"] == 0
+    with pytest.raises(TypeError):
+        optax.inject_hyperparams(make)(0.1, mu_dtype=jnp.bfloat16).init(x)
+
+
 def test_multi_steps_averages_the_gradients_of_micro_batches(float64):
     x, (a, b) = jnp.array([1.0, 2.0]), jnp.array([[1.0, -1.0], [3.0, 5.0]])
     whole = ours.mvn_grad(0.1)
