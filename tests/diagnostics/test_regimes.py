@@ -120,6 +120,13 @@ def test_a_mean_rebuilt_from_clipped_updates_is_a_lower_bound():
         assert group["signal"].verdict == ("cannot tell" if lean else "signal-dominated")
     assert re.match(r"With lean=True the mean is rebuilt .* z_clip bounds \d+% of them\.", group["signal"].because)
 
+    def signal_of_few(t, size):
+        return 6.0 * (torch.arange(size) < 0.3 * size) + noise(t, size)
+
+    for lean in (False, True):
+        (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, signal_of_few, lean=lean, **options)[2]).groups
+        assert group["sign collapse"].verdict == ("cannot tell" if lean else "avoided")
+
 
 def test_noise_is_not_clipped():
     (group,) = diagnose(train_with_monitor(mvngrad.LaProp, noise, z_clip=1.0)[2]).groups

@@ -19,7 +19,15 @@ from mvngrad.diagnostics.floor import (
     compare_floor_with_root,
 )
 from mvngrad.diagnostics.records import Record, check_not_mixed, drop_repeated_steps, read_records
-from mvngrad.diagnostics.signal_to_noise import CENTERED, drop_first_steps, get_clipped, get_hidden, judge_signal
+from mvngrad.diagnostics.signal_to_noise import (
+    CENTERED,
+    MEASURED_SIGNAL,
+    drop_first_steps,
+    find_lower_bounds,
+    get_clipped,
+    get_hidden,
+    judge_signal,
+)
 from mvngrad.diagnostics.spikes import RECOVERED
 from mvngrad.diagnostics.statements import (
     CANNOT_TELL,
@@ -212,9 +220,9 @@ def _judge_collapse(entries: Sequence[Record]) -> Statement:
     if entries[-1]["sign_collapse_is"] == "measured":
         because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE_SHARE:.0%} or more is a problem."
         return Statement(topic, "present" if share >= COLLAPSE_SHARE else "absent", because, numbers)
-    hidden = median(map(get_hidden, judged))
+    hidden, reason = find_lower_bounds(judged)
     if share < COLLAPSE_SHARE and hidden >= FLOOR_SHARE:
-        because = f"It is computed from the noise, which the floor of eps_s hides for {hidden:.0%} of the coordinates."
+        because = f"It is computed from {MEASURED_SIGNAL}. {reason}"
         return Statement(topic, CANNOT_TELL, because, numbers | {"hidden": hidden})
     because = (
         f"With the second moment (Adam, LaProp) {share:.1%} of the coordinates would {BY_LR}; dividing by the "

@@ -49,7 +49,7 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
     snr = median(medians)
     noise_to = NOISE_MULTIPLE * HALF_NORMAL * median(map(_find_mean_noise, known))
-    hidden, clipped = median(map(get_hidden, known)), median(map(get_clipped, known)) if last["m"] == "rebuilt" else 0.0
+    hidden, reason = find_lower_bounds(known)
     numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": hidden}
     if noise_to >= SIGNAL_FROM:
         because = (
@@ -57,11 +57,8 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
     thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
-    or_more = " or more" if max(hidden, clipped) >= FLOOR_SHARE else ""
+    or_more = " or more" if hidden >= FLOOR_SHARE else ""
     if or_more and snr < SIGNAL_FROM:
-        reason = f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {hidden:.0%} of the coordinates."
-        if hidden < FLOOR_SHARE:
-            reason = f"With lean=True the mean is rebuilt from the updates, and z_clip bounds {clipped:.0%} of them."
         because = f"{reason} Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         return Statement("signal", CANNOT_TELL, because, numbers)
     is_settled = last["t"] >= SETTLED / (1 - last["beta2"])
@@ -91,6 +88,15 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
 def drop_first_steps(entries: Sequence[Record]) -> list[Record]:
     """The entries of a group from `EARLIEST` on."""
     return [entry for entry in entries if entry["t"] >= EARLIEST]
+
+
+def find_lower_bounds(entries: Sequence[Record]) -> tuple[float, str]:
+    """The share of coordinates whose snr is only a lower bound, and why."""
+    last, hidden = entries[-1], median(map(get_hidden, entries))
+    clipped = median(map(get_clipped, entries)) if last["m"] == "rebuilt" else 0.0
+    if clipped > hidden:
+        return clipped, f"With lean=True the mean is rebuilt from the updates, and z_clip bounds {clipped:.0%} of them."
+    return hidden, f"The floor of eps_s ({last['floor']:.2g}) hides the noise of {hidden:.0%} of the coordinates."
 
 
 def get_hidden(entry: Record) -> float:
