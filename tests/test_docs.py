@@ -197,6 +197,30 @@ def test_readme_is_at_most_two_screens_long_and_has_the_two_commands():
     assert "(docs/how-to/settings.md)" in README.partition("<picture>")[0], "on the first screen"
 
 
+def test_the_logs_second_measurement_of_a_step_is_that_of_results():
+    def read_ratios(name):
+        steps = json.loads((ROOT / "results" / f"step-cuda{name}.json").read_text())["models"]["gpt2-124m"]["decoupled"]
+        memory = json.loads((ROOT / "results" / f"memory-cuda{name}.json").read_text())["steps"]
+        pairs = {row["name"]: (row["ratio_to_fused"], row["graph_milliseconds"]) for row in steps}
+        pairs |= {row["name"]: (row["of_torch"], row["graph_milliseconds"]) for row in memory}
+        return pairs
+
+    log, before, after = (ROOT / "docs" / "log.md").read_text(), read_ratios(""), read_ratios("-again")
+    for name in ("AdamW", "AdamW int8", "MVNGradW", "MVNGradW bf16", "MVNGradW int8", "MVNGradW lean int8"):
+        cls, _, options = name.partition(" ")
+        check = f"{cls} fused {options}".strip(), "torch AdamW fused", f"{cls}, {options}".rstrip(", ")
+        assert format_step_row(*check, before, after) in log
+    for name in ("AdamW int8", "MVNGradW int8", "FlashAdamW"):
+        masters = f"{name}, 24-bit masters"
+        assert format_step_row(masters, "torch AdamW fused, float32", masters, before, after) in log
+
+
+def format_step_row(name, reference, title, *runs):
+    """A row of the log: each run's ratio to torch's step, then each run's ratio on the GPU alone."""
+    ratios = [run[name][0] for run in runs] + [run[name][1] / run[reference][1] for run in runs]
+    return f"| {title} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |"
+
+
 def test_the_settings_pages_accuracies_by_betas_are_those_of_results():
     best_of_betas = {}
     for name in ("floor-grid", "floor-double-rate", "sweep-cifar100-bs1024-scaled"):

@@ -46,7 +46,7 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
         value = next(row.value for row in by_claim[f"cifar-test-{batch}"].strip.rows if row.label == "MVN-Grad")
         assert f"{value:.2f}% at batch {batch}" in table
     statuses = {by_claim[f"cifar-order-{batch}"].status for batch in ("128", "1024")}
-    assert ("too few seeds to decide" in table) == (statuses == {"undecided"})
+    assert ("too few seeds to decide" in table) == ("undecided" in statuses)
     assert "no optimizer is shown to be ahead" in summary
     for claim, status, said in (
         ("stand-in-order", "reproduced", "MVN-Grad is ahead"),
