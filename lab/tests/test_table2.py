@@ -213,6 +213,11 @@ def test_runs_on_the_papers_texts_are_judged():
     assert verdicts["wikitext-deviation-validation"].status == NOT_REPRODUCED
     assert verdicts["openwebtext-order"].status == NOT_RUN
     assert get_verdicts([make(recipe, 5.0) for recipe in official])["wikitext-validation"].status == NOT_REPRODUCED
+    for lost, expected in (("laprop", UNDECIDED), ("mvngrad", NOT_REPRODUCED)):
+        some = [run(r, status="diverged") if (r.optimizer, r.seed) == (lost, 0) else make(r) for r in official]
+        verdict = get_verdicts(some)["wikitext-order"]
+        assert verdict.status == expected
+        assert f"Adam {perplexity['adam']:.2f}" in verdict.measured, "perplexity, not loss"
 
 
 # The tables and the figure

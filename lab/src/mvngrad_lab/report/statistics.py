@@ -121,7 +121,7 @@ def variance_above(values: Sequence[float], others: Sequence[Sequence[float]]) -
     freedom = sum(len(other) - 1 for other in others)
     shared = sum(stdev(other) ** 2 * (len(other) - 1) for other in others) / freedom
     if shared == 0:
-        return 0.0 if stdev(values) > 0 else 1.0
+        return 0.0 if stdev(values) > 0 else 0.5
     return float(stats.f.sf(stdev(values) ** 2 / shared, len(values) - 1, freedom))
 
 

@@ -38,7 +38,7 @@ def check_rows(rows: Mapping[str, Row], metric: str, link: str = "of") -> tuple[
     if left := describe_counts(rows, "to_come", link):
         return values, Verdict(NOT_RUN, describe(values), f"Runs to come: {left}.")
     if lost := describe_counts(rows, "diverged", link):
-        return values, decide(False, f"{describe(values)}; diverged: {lost}")
+        return values, Verdict(UNDECIDED, f"{describe(values)}; diverged: {lost}")
     return values, None
 
 

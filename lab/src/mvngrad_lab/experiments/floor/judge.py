@@ -177,7 +177,8 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     excess = estimate_contrast(values, {arm: rest.get(arm, 0.0) - gap.get(arm, 0.0) / 2 for arm in values})
     epsilon, decay = excess.p_above(0), open_part.p_below(MARGIN)
     text = (
-        f"p that decoupled decay leaves more than half {epsilon:.2g}, less than {MARGIN} points {decay:.2g}; "
+        f"p that decoupled decay leaves more than half {epsilon:.2g}, less than half {excess.p_below(0):.2g}, "
+        f"less than {MARGIN} points {decay:.2g}; "
         f"n = {len(seeds)} seeds ({', '.join(seeds)}), {excess.freedom} and {open_part.freedom} degrees of freedom"
     )
     strip = make_effect_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))

@@ -143,10 +143,14 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
 
 def check_official(result: dict[str, Any], text: str, metric: str) -> tuple[dict[str, list[float]], Verdict | None]:
     """The values of a table on the paper's text, and the verdict if runs are missing or have diverged."""
-    values, verdict = check_rows(result[text], metric)
-    if text == "openwebtext":
-        return values, verdict
-    return {cell: [math.exp(loss) for loss in row] for cell, row in values.items()}, verdict  # perplexity
+    rows = result[text]
+    if text == "wikitext103":
+        rows = {cell: {**row, metric: list(map(_to_perplexity, row[metric]))} for cell, row in rows.items()}
+    return check_rows(rows, metric)
+
+
+def _to_perplexity(loss: float | None) -> float | None:
+    return None if loss is None else math.exp(loss)
 
 
 def judge_official(result: dict[str, Any], claim: str, text: str, metric: str) -> Verdict:
@@ -174,7 +178,8 @@ def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verd
     """Whether MVN-Grad has a lower mean than each other."""
     values, verdict = check_official(result, text, metric)
     if verdict:
-        return verdict
+        lost = any(row["diverged"] for cell, row in result[text].items() if cell.startswith("MVN-Grad"))
+        return replace(verdict, status=NOT_REPRODUCED) if lost and verdict.status == UNDECIDED else verdict
     ours, *others = sorted(values, key=lambda cell: not cell.startswith("MVN-Grad"))
     p_for = max(welch(values[ours], values[other]) for other in others)
     p_against = min(adjust_by_holm([welch(values[other], values[ours]) for other in others]))

@@ -94,13 +94,15 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str, *caveats: str) -> Ver
             rows.append(Estimate(label, middle, (low, high), len(pairs)))
     strip = Strip(f"{what}, median over pairs and quartiles", tuple(rows), None)
     p_values = (f"{name} {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
-    text = f"p for less and for more (Holm): {'; '.join(p_values)}"
+    differ = [f"{sum(a != b for a, b in pairs)} of {len(pairs)}" for pairs in all_pairs.values()]
+    text = f"p for less and for more (Holm): {'; '.join(p_values)}; pairs that differ: {', '.join(differ)}"
     if shown := [name for name in all_pairs if for_it[name] < OUR_LEVEL]:
         partly = [] if len(shown) == len(all_pairs) else [f"Shown only for {', '.join(shown)}."]
         partly += [f"The other way round for {name}." for name in all_pairs if against[name] < OUR_LEVEL]
         notes = [*partly, *caveats]
         return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
-    return Verdict(NOT_REPRODUCED if min(against.values()) < OUR_LEVEL else UNDECIDED, text, strip=strip)
+    status = NOT_REPRODUCED if min(against.values()) < OUR_LEVEL else UNDECIDED
+    return Verdict(status, text, " ".join(caveats), strip)
 
 
 def judge_order(result: Mapping[str, Any], measure: str, what: str, by_seed: bool = False) -> Verdict:
@@ -161,7 +163,7 @@ def judge_divergence(result: Mapping[str, Any]) -> Verdict:
     )
     if p_for < OUR_LEVEL:
         return Verdict(CAVEAT, text, NOMINAL, strip)
-    return Verdict(NOT_REPRODUCED if p_against < OUR_LEVEL else UNDECIDED, text, strip=strip)
+    return Verdict(NOT_REPRODUCED if p_against < OUR_LEVEL else UNDECIDED, text, NOMINAL, strip)
 
 
 def judge_unclipped(result: Mapping[str, Any], gain: bool) -> Verdict:

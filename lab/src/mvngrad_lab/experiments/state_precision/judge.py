@@ -31,6 +31,7 @@ from mvngrad_lab.report.verdicts import (
     NOT_RUN,
     REPRODUCED,
     UNDECIDED,
+    UNDERPOWERED,
     Estimate,
     Strip,
     Verdict,
@@ -48,17 +49,20 @@ LOSS_MARGIN = 0.02
 def judge_state_precision(result: dict[str, Any]) -> Verdict:
     values, verdict = check_rows(result["states"], "test_accuracy", link="with")
     if verdict:
-        both_lost = verdict.status == NOT_REPRODUCED and result["states"]["float32"]["diverged"]
-        return replace(verdict, status=UNDECIDED) if both_lost else verdict
-    texts, reference, within, widths = list[str](), values["float32"], list[str](), list[float]()
+        small_lost = verdict.status == UNDECIDED and not result["states"]["float32"]["diverged"]
+        return replace(verdict, status=NOT_REPRODUCED) if small_lost else verdict
+    texts, reference, within, beyond, widths = list[str](), values["float32"], list[str](), list[str](), list[float]()
     for state in ("bf16", "int8"):
-        bound, loss = worse_by_at_most(values[state], reference), fmean(reference) - fmean(values[state])
-        texts.append(f"{state} worse by {loss:+.2f}, at most {bound:+.2f}")
-        widths.append(bound - loss)
-        if bound <= MARGIN:
-            within.append(state)
+        most, least = worse_by_at_most(values[state], reference), -worse_by_at_most(reference, values[state])
+        loss = fmean(reference) - fmean(values[state])
+        texts.append(f"{state} worse by {loss:+.2f}, at most {most:+.2f}")
+        widths.append(most - loss)
+        within += [state] if most <= MARGIN else []
+        beyond += [state] if least > MARGIN else []
     caveat, strip = f"Only {within[0]}." if len(within) == 1 else "", make_mean_strip("test accuracy, %", values)
-    return decide(bool(within), "; ".join(texts), caveat, strip, could_hold=min(widths) <= MARGIN)
+    if within or beyond:
+        return decide(bool(within), "; ".join(texts), caveat, strip)
+    return Verdict(UNDECIDED, "; ".join(texts), UNDERPOWERED if min(widths) > MARGIN else "", strip)
 
 
 # The queues
