@@ -133,9 +133,11 @@ def test_noise_is_not_clipped():
     assert group["sign collapse"].verdict == "absent"
 
 
-@pytest.mark.parametrize("make", [mvngrad.MVNGrad, mvngrad.LaProp])
-def test_a_state_that_overflowed_is_not_called_dead(make):
-    records = train_with_monitor(make, lambda t, size: 1e25 * noise(t, size), steps=60)[2]
+@pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.AdaBelief, mvngrad.LaProp, mvngrad.MVNGrad, torch.optim.Adam])
+@pytest.mark.parametrize("last", [10, 60])
+def test_a_state_that_overflowed_is_not_called_dead(make, last):
+    """Also if later gradients are small: what is infinite stays so."""
+    records = train_with_monitor(make, lambda t, size: (1e25 if t <= last else 1) * noise(t, size), steps=60)[2]
     entry = records[-1]["groups"][0]
     assert (entry["dead"], entry["overflowed"], entry["update"]) == (0, 1, None)
     (group,) = diagnose(records).groups

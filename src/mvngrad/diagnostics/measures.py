@@ -89,10 +89,11 @@ def measure_sample(
     be read beside the floor; smaller variances are replaced by this bound, so `snr` is underestimated.
     """
     average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
-    live_counts, sampled, overflowed = list(counts), average.numel(), 0
-    if int(average.count_nonzero()) < sampled:
-        live = average != 0
-        overflowed = int((averages[rule.normalizer][~live] == math.inf).count_nonzero())  # 0 because of the division
+    live_counts, sampled = list(counts), average.numel()
+    is_infinite = averages[rule.normalizer] == math.inf
+    overflowed = int(is_infinite.count_nonzero())
+    if overflowed or int(average.count_nonzero()) < sampled:
+        live = (average != 0) & ~is_infinite
         averages = {letter: values[live] for letter, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
