@@ -371,6 +371,11 @@ class Features(nn.Module):
         super().__init__()
         self.scale, self.directions, self.head = torch.ones(4), torch.randn(4, 8), nn.Linear(8, 1)
 
+class Masked(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+        self.mask = torch.eye(4).to_sparse()
+
 class Extra(nn.Linear):
     def get_extra_state(self):
         return {}
@@ -379,6 +384,9 @@ def adam(): return make(optimizer="torch:Adam", beta1=0.5, beta2=0.6, eps=1e-3, 
 def text(): return make(epochs="2")
 def share(): return make(epochs=2.5)
 def rate(): return make(lr="high")
+def normed(): return make(lambda: nn.utils.weight_norm(nn.Linear(4, 1)), epochs=1)
+def spectral(): return make(lambda: nn.utils.spectral_norm(nn.Linear(4, 1)), epochs=1)
+def masked(): return make(Masked, epochs=1)
 def features(): return make(Features, seed=1)
 def lazy(): return make(lambda: nn.LazyLinear(1))
 def extra(): return make(lambda: Extra(4, 1))
@@ -398,15 +406,25 @@ def test_settings_of_a_task_are_the_defaults_of_its_third_party_optimizer(mvngra
     assert (recipe["beta1"], recipe["beta2"], recipe["eps"]) == (0.5, 0.6, 1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("name", ["normed", "spectral", "masked"])
+def test_models_with_weights_that_hooks_compute_and_with_sparse_tensors_are_trained(mvngrad, variants, name):
+    for seed in (0, 1):
+        assert "results: " in mvngrad("train", f"variants:{name}", "--device", "cpu", "--seed", seed)
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
         ("text", "epochs='2' is invalid; it must be a whole number"),
         ("share", "epochs=2.5 is invalid; it must be a whole number"),
         ("rate", "lr='high' is invalid; it must be a number"),
-        ("features", "has a tensor directions that is random, and neither a parameter nor a buffer"),
+        (
+            "features",
+            "has a tensor directions that is random or changed by training, and neither a parameter nor a buffer",
+        ),
         ("lazy", "returned a lazy module"),
-        ("extra", "_extra_state, which is no tensor"),
+        ("extra", "_extra_state, which is not a tensor"),
         ("frozen", "all frozen"),
     ],
 )

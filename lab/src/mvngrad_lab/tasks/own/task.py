@@ -159,6 +159,19 @@ def _move(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
+def _find_plain_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The dense tensors of a model that are neither a parameter nor a buffer, nor computed from one, by name."""
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    return {
+        f"{name}.{attribute}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor) and value.layout == torch.strided
+        # weight_norm, spectral_norm and pruning keep the weight that they compute from parameters as such a tensor.
+        if value.grad_fn is None and value.data_ptr() not in parameters
+    }
+
+
 class OwnTaskTraining(Task):
     """Batches in a new order each epoch, without the last partial one."""
 
@@ -172,6 +185,8 @@ class OwnTaskTraining(Task):
             raise InvalidInput(f"task={recipe.task!r}: its module has changed since; make the recipe again")
         self.own, self.device, self.source = own, device, f"{recipe.task}, code {recipe.code}"
         self.path = recipe.task
+        self.plain_tensors: dict[str, Tensor] = {}
+        """Those of the first model that are neither a parameter nor a buffer."""
         self.train = Samples("train", self.own.train, device)
         self.sets = {"validation": Samples("validation", self.own.validation, device)}
         if self.own.test is not None:
@@ -195,31 +210,29 @@ class OwnTaskTraining(Task):
                 "to train; register its weights as torch.nn.Parameter"
             )
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise InvalidInput(f"model() of {self.path!r} returned a model whose parameters are all frozen")
+            raise InvalidInput(
+                f"model() of {self.path!r} returned a model whose parameters are all frozen; at least "
+                "one must have requires_grad=True"
+            )
         if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
             raise InvalidInput(
                 f"model() of {self.path!r} returned a lazy module; call it with a batch in model() first"
             )
         for name, value in model.state_dict().items():
             if not isinstance(value, Tensor):
-                raise InvalidInput(f"the model of {self.path!r} has {name}, which is no tensor, in its state_dict")
+                raise InvalidInput(f"the model of {self.path!r} has {name}, which is not a tensor, in its state_dict")
         self._check_plain_tensors(model)
         return model
 
     def _check_plain_tensors(self, model: nn.Module) -> None:
-        """Raise if a tensor that is neither a parameter nor a buffer depends on the seed: runs share the first one."""
-        plain = {
-            f"{name}.{attribute}".removeprefix("."): value
-            for name, module in model.named_modules()
-            for attribute, value in vars(module).items()
-            if isinstance(value, Tensor)
-        }
-        self.plain_tensors = getattr(self, "plain_tensors", plain)
+        """Raise if a tensor that is neither parameter nor buffer differs from the first model's, which all runs use."""
+        plain = _find_plain_tensors(model)
+        self.plain_tensors = self.plain_tensors or plain
         for name, value in plain.items():
             if not torch.equal(value, self.plain_tensors[name]):
                 raise InvalidInput(
-                    f"the model of {self.path!r} has a tensor {name} that is random, and neither a parameter nor a "
-                    "buffer, so that it would be the same for all seeds; use register_buffer"
+                    f"the model of {self.path!r} has a tensor {name} that is random or changed by training, and "
+                    "neither a parameter nor a buffer, so that all runs would share it; use register_buffer"
                 )
 
     def plan_epoch(self, recipe: Own, epoch: int) -> EpochPlan:
