@@ -384,6 +384,7 @@ def adam(): return make(optimizer="torch:Adam", beta1=0.5, beta2=0.6, eps=1e-3, 
 def text(): return make(epochs="2")
 def share(): return make(epochs=2.5)
 def rate(): return make(lr="high")
+def no_rate(): return make(lr=None)
 def normed(): return make(lambda: nn.utils.weight_norm(nn.Linear(4, 1)), epochs=1)
 def spectral(): return make(lambda: nn.utils.spectral_norm(nn.Linear(4, 1)), epochs=1)
 def masked(): return make(Masked, epochs=1)
@@ -416,9 +417,10 @@ def test_models_with_weights_that_hooks_compute_and_with_sparse_tensors_are_trai
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("text", "epochs='2' is invalid; it must be a whole number"),
-        ("share", "epochs=2.5 is invalid; it must be a whole number"),
+        ("text", "epochs='2' is invalid; it must be an integer"),
+        ("share", "epochs=2.5 is invalid; it must be an integer"),
         ("rate", "lr='high' is invalid; it must be a number"),
+        ("no_rate", "lr=None is invalid; it must be a number"),
         (
             "features",
             "has a tensor directions that is random or changed by training, and neither a parameter nor a buffer",

@@ -45,8 +45,8 @@ class Tiny(TrainingRecipe):
     optimizer: str = "mvngrad"
     batch_size: int = 16
     lr: float = 1e-2
-    beta1: float = 0.9
-    beta2: float = 0.99
+    beta1: float | None = 0.9
+    beta2: float | None = 0.99
     eps_s: float | None = 1e-8
     epochs: int = 3
     precision: str = "float32"

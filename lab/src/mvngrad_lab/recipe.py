@@ -216,11 +216,12 @@ class TrainingRecipe(Recipe, ABC):
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
                 raise InvalidInput(f"{name}={value!r} is invalid; choose from {', '.join(get_args(kind))}")
-            types = {kind} if get_origin(kind) not in (Union, UnionType) else {*get_args(kind)}
-            if float in types and not isinstance(value, int | float | None):
-                raise InvalidInput(f"{name}={value!r} is invalid; it must be a number")
-            if types <= {int, NoneType} and int in types and type(value) not in types:
-                raise InvalidInput(f"{name}={value!r} is invalid; it must be a whole number")
+            types = {*get_args(kind)} if get_origin(kind) in (Union, UnionType) else {kind}
+            if float in types:
+                types.add(int)
+            if types <= {int, float, NoneType} and (not isinstance(value, tuple(types)) or isinstance(value, bool)):
+                wanted = "a number" if float in types else "an integer"
+                raise InvalidInput(f"{name}={value!r} is invalid; it must be {wanted}")
             if isinstance(value, int) and float in types:
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are equal and must have the same key
             if isinstance(value, int) and abs(value) >= 2**31 and name != "seed":
