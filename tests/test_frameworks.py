@@ -160,6 +160,28 @@ def test_monitor_callback_is_closed_by_another_callback_and_after_a_failure(tmp_
     assert watched.monitor.closed
 
 
+def test_monitor_callback_does_not_log_the_record_of_a_training_that_failed(tmp_path):
+    from transformers import TrainerCallback
+
+    from mvngrad.integrations.transformers import MonitorCallback
+
+    class FailOnce(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, **kwargs):
+            if len(records) == 1:
+                records.clear()
+                raise RuntimeError
+
+    trainer = make_trainer(tmp_path, {})
+    trainer.add_callback(MonitorCallback(trainer, every=4, sink=(records := []).append))
+    trainer.add_callback(failing := FailOnce())
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    trainer.remove_callback(failing)
+    trainer.train()
+    logged = [row["step"] for row in trainer.state.log_history if "mvngrad/group0/snr/0.5" in row]
+    assert logged == [record["step"] - records[0]["start"] for record in records]
+
+
 # peft
 
 

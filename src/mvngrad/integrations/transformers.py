@@ -42,6 +42,7 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.close()
+        self._scalars = {}  # a training that failed may have left some
         if self.trainer.is_world_process_zero():
             check_sink(self.sink)
         while hasattr(optimizer, "optimizer"):
