@@ -145,6 +145,6 @@ def test_a_state_that_overflowed_is_not_called_dead(make, last):
     assert group.finding == "From step 20 on at least 5% of the state is not finite: the training is lost."
 
 
-def test_signal_is_told_from_noise_with_little_momentum():
+def test_signal_is_recognized_with_little_momentum():
     statement = diagnose(train_with_monitor(mvngrad.Adam, signal, betas=(0.35, 0.99))[2]).groups[0]["signal"]
     assert statement.verdict == "signal-dominated"

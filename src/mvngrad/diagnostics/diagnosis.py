@@ -154,8 +154,9 @@ def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
     lost = None
     for record in training:
         for entry in _find_entries(number, [record]):
-            not_finite = entry["update"] and entry["update"].get("0.95", 0.0) is None
-            if not not_finite and (entry.get("overflowed") or 0.0) < NOT_FINITE_SHARE:
+            not_finite = bool(entry["update"]) and entry["update"].get("0.95", 0.0) is None
+            is_lost = not_finite or (entry.get("overflowed") or 0.0) >= NOT_FINITE_SHARE
+            if not is_lost:
                 lost = None
             elif lost is None:
                 lost = record["step"]
@@ -213,9 +214,8 @@ def _judge_collapse(entries: Sequence[Record]) -> Statement:
         return Statement(topic, CANNOT_TELL, _explain_no_share(judged))
     if (clipped := median(map(get_clipped, judged))) >= MAJORITY:
         because = f"{clipped:.1%} of the coordinates {BY_Z_CLIP}."
-        return Statement(
-            topic, "present", because, {"share": clipped, "bound": MAJORITY, "z_clip": judged[-1].get("z_clip")}
-        )
+        numbers = {"share": clipped, "bound": MAJORITY, "z_clip": judged[-1].get("z_clip")}
+        return Statement(topic, "present", because, numbers)
     numbers = {"share": share, "bound": COLLAPSE_SHARE}
     if entries[-1]["sign_collapse_is"] == "measured":
         because = f"{share:.1%} of the coordinates {BY_LR}; {COLLAPSE_SHARE:.0%} or more is a problem."
@@ -323,7 +323,7 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
     if spikes.verdict == "carried over":
         because = "A gradient that is normalized first enters momentum at a bounded size, however large (Theorem 3.3)."
         return Statement("order", "after", because)
-    # One that is not finite cannot be bounded: GradScaler skips it, or the state is lost.
+    # Spikes that are not finite do not count: GradScaler skips them, or the state is lost with any order.
     if spikes.numbers.get("count", 0) > spikes.numbers.get("not_finite", 0) and beta1**2 >= beta2:
         because = (
             "There were spikes, and Adam bounds the updates after one only if beta1^2 < beta2 (Remark 3.1); here "

@@ -25,7 +25,8 @@ At beta = 0.9 that is 0.31, where v and s differ by 5% and their roots by less."
 
 STALE_SHARE = 0.25
 """Share of the median |m|/sigma of pure noise below which the divisor is too large for the present gradients, so that
-nothing can be told. Heavy tails lower the median, too, but less: to a half in a language model (`results/monitors`)."""
+the signal cannot be judged. Heavy tails lower the median, too, but less: to a half in a language model
+(`results/monitors`)."""
 
 HALF_NORMAL = 0.6745
 """The median of |xi| for a standard normal xi."""
@@ -36,6 +37,7 @@ CENTERED = (ADABELIEF.name, MVNGRAD.name, LEAN.name)
 
 
 def judge_signal(entries: Sequence[Record]) -> Statement:
+    """Judge whether signal or noise dominates the gradients of a group, from its entries in the last records."""
     last = entries[-1]
     if last["m"] is None:
         return Statement("signal", CANNOT_TELL, f"{last['cell']} keeps no m, from which it is measured.")
@@ -48,7 +50,8 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     # An snr of None with a finite ratio is infinite: |m|/sqrt(v) tends to 1 as the noise tends to 0.
     medians = [math.inf if entry["snr"]["0.5"] is None else entry["snr"]["0.5"] for entry in known]
     snr = median(medians)
-    noise_to = NOISE_MULTIPLE * HALF_NORMAL * median(map(_find_mean_noise, known))
+    snr_of_noise = HALF_NORMAL * median(map(_find_mean_noise, known))
+    noise_to = NOISE_MULTIPLE * snr_of_noise
     hidden, reason = find_lower_bounds(known)
     numbers = {"snr": snr, "signal_from": SIGNAL_FROM, "noise_to": noise_to, "hidden": hidden}
     if noise_to >= SIGNAL_FROM:
@@ -61,11 +64,12 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     if or_more and snr < SIGNAL_FROM:
         because = f"{reason} Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         return Statement("signal", CANNOT_TELL, because, numbers)
-    is_settled = last["t"] >= SETTLED / (1 - last["beta2"])
+    needed = SETTLED / (1 - last["beta2"])
+    is_settled = last["t"] >= needed
     corrected = snr if is_settled else median(map(_remove_start, medians, known))
-    if corrected < (stale := STALE_SHARE / NOISE_MULTIPLE * noise_to):
+    if corrected < (stale := STALE_SHARE * snr_of_noise):
         because = (
-            f"Median {MEASURED_SIGNAL}: {snr:.2g}, where noise alone gives {noise_to / NOISE_MULTIPLE:.2g}: the "
+            f"Median {MEASURED_SIGNAL}: {snr:.2g}, where noise alone gives {snr_of_noise:.2g}: the "
             "divisor still contains larger gradients, as after a spike, or most coordinates have no gradient now."
         )
         return Statement("signal", CANNOT_TELL, because, numbers | {"stale_below": stale})
@@ -79,14 +83,13 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     if last["m"] == "rebuilt":
         because += " With lean=True the mean is rebuilt from the updates, so these values may be too low."
     if _name_regime(low, noise_to) != _name_regime(high, noise_to):
-        needed = SETTLED / (1 - last["beta2"])
         because += f" The averages still contain too much of the first steps; they need {needed:.0f} steps."
         return Statement("signal", CANNOT_TELL, because, numbers | {"needed": needed})
     return Statement("signal", _name_regime(low, noise_to), because, numbers, provisional=True)
 
 
 def drop_first_steps(entries: Sequence[Record]) -> list[Record]:
-    """The entries of a group from `EARLIEST` on."""
+    """The entries of a group from step `EARLIEST` on."""
     return [entry for entry in entries if entry["t"] >= EARLIEST]
 
 

@@ -99,7 +99,7 @@ class Diagnosis:
 
 
 def too_few_records(topic: str, what: str, count: int, dropped: int) -> Statement:
-    """The statement on a topic that `count` records do not suffice for, after some of early steps were dropped."""
+    """The statement that `count` records are too few for a topic; `dropped` others are from before `EARLIEST`."""
     from_step = f" from step {EARLIEST} on" if dropped else ""
     because = f"Too few records{from_step} to judge {what}: {count} of at least {ENOUGH}."
     return Statement(topic, CANNOT_TELL, because, {"records": count})
