@@ -190,7 +190,7 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
 
 
 def _get_target(group: Group) -> Any:
-    """The `state_dtype` of `convert_state_dict` with which a group can load state."""
+    """The `state_dtype` to give `convert_state_dict`, so that a group can load the result."""
     sharded = group["state_dtype"] == "int8" and any(map(is_sharded, group["params"]))
     return AS_FLOATS if sharded else group["state_dtype"]
 

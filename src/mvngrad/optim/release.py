@@ -67,7 +67,7 @@ class GradientRelease:
         self._groups_used: list[Group] = []
         """The groups as they were when the first bucket of this step was stepped."""
         self._versions_used: list[dict[str, int]] = []
-        """The version of each option that is a tensor then: schedulers change lr in place."""
+        """The version counters of their options that are tensors: schedulers change such an lr in place."""
         self._bucket: dict[int, None] = {}
         """The members in the bucket, in order. A failed backward leaves some, which the next may add again."""
         self._bytes = 0
@@ -231,7 +231,7 @@ class GradientRelease:
 
 
 def _get_versions(group: Group) -> dict[str, int]:
-    """How often each option that is a tensor was changed in place."""
+    """The version counter of each option that is a tensor, which grows with each change in place."""
     return {name: value._version for name, value in group.items() if isinstance(value, Tensor)}
 
 
