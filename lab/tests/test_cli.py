@@ -88,8 +88,10 @@ def test_a_stopped_training_names_its_step_and_exits_as_shells_expect(monkeypatc
         )
         assert cli.main([*words, "--monitored"]) == 128 + number
     assert f"stopped by {number.name} after step 1;" in capsys.readouterr().err
-    assert cli.main(words) == 0
-    assert "resumes after step 1 of 2" in capsys.readouterr().out
+    assert cli.main([*words, "--monitored"]) == 0
+    output = capsys.readouterr().out
+    assert "resumes after step 1 of 2" in output
+    assert "was started without --monitored: monitor.jsonl will lack its epochs so far" in output
 
 
 # Arguments

@@ -130,10 +130,10 @@ class Train(Generic[R]):
         print(f"{recipe.key}  already finished")
 
     def _say_if_partly_monitored(self, recipe: TrainingRecipe) -> None:
-        """Say so if the run was begun without a Monitor: its file will lack the first epochs."""
+        """Say so if the run was started without a Monitor: its file will lack the first epochs."""
         folder = self.runs / recipe.key
         if self.monitored and (folder / "metrics.jsonl").exists() and not (folder / store.MONITOR).exists():
-            print(f"{recipe.key}  was begun without --monitored: {store.MONITOR} lacks the epochs before this")
+            print(f"{recipe.key}  was started without --monitored: {store.MONITOR} will lack its epochs so far")
 
     @contextmanager
     def _open_listeners(self, recipe: TrainingRecipe, first: bool) -> Iterator[list[Any]]:
@@ -246,7 +246,7 @@ def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None 
     """The preset's settings for an optimizer. An unknown name is left for the recipe to refuse."""
     optimizer = optimizer or preset.optimizer
     cell = optimizer.removesuffix("w")
-    if ":" in optimizer and optimizer == preset.optimizer:  # of a user's task, whose settings may have its options
+    if ":" in optimizer and optimizer == preset.optimizer:  # a user's task sets the options of its own optimizer
         return preset.make(optimizer, batch_size)
     if ":" in optimizer:
         recipe = preset.make(preset.optimizer, batch_size)
