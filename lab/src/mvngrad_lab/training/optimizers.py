@@ -55,8 +55,8 @@ NEEDS = {
     "zoo:schedulefreesgd": SWITCHED,
 }
 """What some optimizers need beyond loss.backward() and step()."""
-UNUSED_OPTIONS = {"capturable": "with CUDA graphs", "differentiable": "which differentiates its steps"}
-"""Options of torch's optimizers that fail here, after the run has started."""
+REFUSED_OPTIONS = {"capturable": "with CUDA graphs", "differentiable": "which differentiates its steps"}
+"""Options that would make a run fail after its start, and the training loops that they are for."""
 MUONS = ("zoo:adago", "zoo:adamuon", "zoo:muon", "zoo:muonclip", "zoo:normuon")
 """Optimizers for matrices, which step other parameters like AdamW if their groups say which are which."""
 ZOO_NAMES = {"sophia": "sophiah"}
@@ -178,8 +178,9 @@ def check_options(name: str, **options: Any) -> dict[str, Any]:
     if (need := NEEDS.get(name.lower())) is not None:
         raise InvalidInput(f"{name} needs {need}, which this training does not have; choose another optimizer")
     for option, value in chosen.items():
-        if not own and value and option in UNUSED_OPTIONS:
-            raise InvalidInput(f"{name}: {option} is for another training loop, {UNUSED_OPTIONS[option]}; leave it out")
+        if not own and value and option in REFUSED_OPTIONS:
+            why = REFUSED_OPTIONS[option]
+            raise InvalidInput(f"{name}: {option} is for another training loop, {why}; leave it out")
         if option not in names:
             if takes_all:  # a user's class passes them on; those of pytorch-optimizer ignore what they do not know
                 continue

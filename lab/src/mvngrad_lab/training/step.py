@@ -101,7 +101,7 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: `model.NAME` and `optimizer.INDEX.NAME` as in their own state dicts, and the
-        losses of the epoch. The state of third-party optimizers need not be tensors: `optimizer` is their state dict.
+        losses of the epoch. Of a third-party optimizer `optimizer` is what `make_plain_state` returns.
         """
         optimizer = self.optimizer.state_dict()
         if self.is_third_party:
@@ -119,6 +119,7 @@ class TrainingStep:
         rest = {name: value for name, value in saved.items() if name not in own}
         pairs = [(value, saved[name]) for name, value in own.items()]
         if self.is_third_party:
+            # A checkpoint lacks options that are objects; the new optimizer has them.
             groups = zip(optimizer.state_dict()["param_groups"], rest["optimizer"]["param_groups"], strict=True)
             merged = [{**own_group, **group} for own_group, group in groups]
             optimizer.load_state_dict({**rest["optimizer"], "param_groups": merged})

@@ -115,7 +115,7 @@ def more_seeds_runs(selected: Selected) -> list[Cifar100]:
 
 def as_published_runs(seeds: tuple[int, ...] = (3,)) -> list[Cifar100]:
     """New seeds of Table 1's settings at both batch sizes: seed 3 for the train accuracy on mixed images, 4 and 5 for
-    the order of Table 1, which needs six. A queue that is cut leaves whole batch sizes.
+    the order of Table 1, which needs six. One batch size follows the other: an interrupted queue leaves one complete.
     """
     return [paper(cell, batch_size, seed) for batch_size in (1024, 128) for seed in seeds for cell in COUPLED]
 
