@@ -253,3 +253,14 @@ def test_autograd_sees_that_fused_changed_a_parameter_in_place():
     train(optimizer, 1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@each_device
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_an_overflow_counted_several_times_does_not_change_the_step_of_an_empty_parameter(shape, device, kernel):
+    """ShardedGradScaler adds up the flags of all processes, in a tensor of one dimension."""
+    params, state, steps = make_inputs(MVNGRAD, (5,), (0,), device=device)
+    for overflow in (0.0, 2.0, 0.0):
+        grads, found_inf = tensors((5,), (0,), device=device), torch.full(shape, overflow, device=device)
+        step(kernel, MVNGRAD, Hyper(), params, grads, state, steps, None, found_inf)
+    assert [count.item() for count in steps] == [2.0, 2.0]

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mvngrad
 from benchmarks import checkpoint_routes
+from mvngrad.optim.backends import share_memory
 from mvngrad.optim.formats import load_state
 from mvngrad.optim.tensors import get_local
 
@@ -310,6 +311,17 @@ def test_a_local_shard_is_stepped_as_a_plain_tensor(options, device):
     again = mvngrad.MVNGradW(mixture, **options)
     again.load_state_dict(optimizer.state_dict())
     assert equal(get_local_parts(again), get_local_parts(optimizer))
+
+
+@pytest.mark.usefixtures("alone")
+def test_empty_shards_do_not_share_memory():
+    """Two parameters of one row each, as the second of two processes has them: without memory, at the address 0."""
+    mesh, params = init_device_mesh("cpu", (1,)), []
+    for shape in (torch.Size((1, 7)), torch.Size((1,))):
+        part, strides = torch.zeros(0, *shape[1:]), torch.empty(shape).stride()
+        params.append(torch.nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)], shape=shape, stride=strides)))
+    assert not share_memory(params)
+    assert share_memory([*params, *[torch.nn.Parameter(torch.ones(2))] * 2])
 
 
 @pytest.mark.usefixtures("alone")

@@ -41,7 +41,7 @@ def cuda_kernel_accepts(param: Tensor) -> bool:
 
 def share_memory(params: Sequence[Tensor]) -> bool:
     """Whether two parameters begin at the same address, as weights that were tied by their data."""
-    addresses = [get_local(param).data_ptr() for param in params if param.numel()]
+    addresses = [part.data_ptr() for part in map(get_local, params) if part.numel()]
     return len(set(addresses)) < len(addresses)
 
 

@@ -57,9 +57,9 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
             with torch.cuda.device(device):
                 call.step(inputs, hyper)
     torch.autograd.graph.increment_version(inputs.params)
-    if empty:
-        counts = [inputs.steps[i] for i in empty]
-        torch._foreach_add_(counts, 1 if inputs.found_inf is None else 1 - inputs.found_inf)
+    for count in (inputs.steps[i] for i in empty):
+        # ShardedGradScaler's found_inf has one dimension, and is the number of processes with an overflow.
+        count += 1 if inputs.found_inf is None else (inputs.found_inf.squeeze() == 0).to(count)
     inputs.addresses_changed = False
 
 
