@@ -125,6 +125,15 @@ def test_an_error_ends_only_its_experiment(tmp_path, monkeypatch):
     assert get_statuses(outcomes) == {"memory": "stored", "spike": "ran"}
 
 
+@pytest.mark.parametrize("content", ["{}", '{"seconds": null}', '{"seconds": "x"}'])
+def test_a_damaged_result_is_computed_again(tmp_path, content):
+    run_quick(tmp_path, "spike")
+    (path,) = tmp_path.glob("spike-*/result.json")
+    path.write_text(content)
+    assert get_statuses(run_quick(tmp_path, "spike")[0]) == {"spike": "ran"}
+    assert "panels" in path.read_text()
+
+
 def test_a_result_that_is_not_json_is_not_stored(tmp_path, monkeypatch):
     monkeypatch.setattr(spike, "run", lambda recipe, data, tick: {"peak": float("nan")})
     outcomes, _ = run_quick(tmp_path, "spike")

@@ -5,12 +5,14 @@ import json
 import os
 import platform
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import sweep_toy
 from sweep_toy import OPTIMIZERS, Toy, make_sweep, second, small, staged, toys, unlucky
 
+from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.sweep import Sweep
 from mvngrad_lab.sweep.queue import Queue, create_study
 from mvngrad_lab.sweep.records import latest_by_key
@@ -298,3 +300,36 @@ def test_status_says_how_much_of_their_time_workers_trained(toy):
     finish("a", 59, 0.01, 9.0, code={})  # was finished before
     (line,) = (line for line in describe_status(toy.queue) if "of their time" in line)
     assert line.startswith("workers trained 85% of their time")
+
+
+def test_a_stage_follows_in_the_direction_of_the_store(toy):
+    toy.init(staged())
+    end_all(toy.queue, lambda record: sweep_toy.loss(record.recipe))
+    add_missing(toy.queue, replace(staged(), higher=True))  # by a worker whose code was edited since
+    assert {record.settings["lr"] for record in toy.queue.records() if record.stage == "2"} == {2.0}
+
+
+def test_seeds_of_the_grid_are_in_the_mean(toy):
+    toy.init(make_sweep(toys(("adam",), lr=(1.0, 2.0), seed=(0, 1, 2))))
+    end_all(toy.queue, lambda record: sweep_toy.loss(record.recipe))
+    assert any(line.startswith("adam: 1.125 ± 0.125 over 3 seeds  (lr 2.0") for line in describe_selection(toy.queue))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedToy(Toy):
+    name: ClassVar[str] = "named-toy"
+    worker: str = "a"
+    outcome: str = "b"
+    double: str = "c"
+
+
+def test_settings_may_have_the_names_of_the_engines_attributes(toy):
+    toy.init(make_sweep([NamedToy(optimizer="adam")]))
+    end_all(toy.queue, lambda record: sweep_toy.loss(record.recipe))
+    (record,) = toy.queue.records()
+    assert (record.status, record.settings["worker"]) == ("finished", "a")
+
+
+def test_a_setting_that_is_not_finite_is_refused(toy):
+    with pytest.raises(InvalidInput, match=r"lr=inf.* has a number that is not finite"):
+        toy.init(make_sweep(toys(("adam",), lr=(float("inf"),))))

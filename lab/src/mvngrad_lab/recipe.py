@@ -69,7 +69,10 @@ class Recipe:
         """`name`-hash: the name of the run in a store."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
             raise InvalidInput(f"name={self.name!r} of {type(self).__name__} is invalid; use a-z, 0-9 and -")
-        content = json.dumps([self.name, _content(self)], sort_keys=True, separators=(",", ":"), allow_nan=False)
+        try:
+            content = json.dumps([self.name, _content(self)], sort_keys=True, separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            raise InvalidInput(f"{self} has a number that is not finite; use None or a finite number") from None
         return f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 

@@ -105,6 +105,8 @@ def reproduce(
         # train_all stores each training as a run of its own, and skips those that are stored.
         run_folder = None if experiment.gpu else RunFolder(module.make_recipe(quick, data), root)
         run = run_folder.run if run_folder else None
+        if run is not None and not isinstance(run.result.get("seconds"), int | float):
+            run = None  # its file was damaged
         if run is not None and run.environment.get("code") == code:
             outcomes.append(Outcome(experiment, "stored", run.result["seconds"]))
             display.end(outcomes[-1])

@@ -55,7 +55,21 @@ def run_local_workers(workers: int, address: Address, options: WorkerOptions) ->
         for process in processes:
             process.join()
         raise
+    for number, process in enumerate(processes, start=1):
+        if (text := describe_killed(number, process.exitcode or 0)) is not None:
+            print(text)
     return all(process.exitcode == 0 for process in processes)
+
+
+def describe_killed(number: int, exit_code: int) -> str | None:
+    """The message for a worker that was killed; None for one that ended by itself, and said why.
+
+    >>> describe_killed(2, -9)
+    'worker 2 was killed by SIGKILL; its run was left to the others'
+    """
+    if exit_code >= 0:
+        return None
+    return f"worker {number} was killed by {signal.Signals(-exit_code).name}; its run was left to the others"
 
 
 def _run_one(index: int, workers: int, address: Address, options: WorkerOptions) -> bool:

@@ -43,6 +43,8 @@ HEARTBEAT, GRACE = 60, 600
 """Seconds between two heartbeats of a worker, and without one until its run is given to another."""
 PATIENCE = 600.0
 """Seconds to wait for a store that does not answer, or for space on a full disk."""
+ATTRIBUTES = ("double", "outcome", "worker")
+"""Attributes of a trial that the engine writes later. A text setting with such a name is not written as one."""
 LOGARITHMIC = ("lr",)
 """Settings that a dashboard draws on a logarithmic axis; Optuna wants it the same for all runs."""
 STATES: dict[TrialState, Status] = {
@@ -314,7 +316,7 @@ def _make_trial(entry: dict[str, Any], ranges: dict[str, BaseDistribution]) -> F
         state=TrialState.WAITING,
         params=numbers,
         distributions={name: ranges[name] for name in numbers},
-        user_attrs={**texts, **entry},
+        user_attrs={**{name: text for name, text in texts.items() if name not in ATTRIBUTES}, **entry},
     )
 
 

@@ -133,7 +133,8 @@ def add_missing(queue: Queue, sweep: Sweep) -> list[str]:
                 break
             check_errors_retried(records, earlier, queue.name)
             outcomes = [Outcome(latest[key].recipe, latest[key].value) for key in sorted(earlier)]
-            recipes, notes = stage(Results(outcomes, sweep.higher)), queue.notes
+            notes = queue.notes
+            recipes = stage(Results(outcomes, notes["higher"]))
             everyone = [grids.optimizer_name(outcome.recipe) for outcome in outcomes]
             tried = stored_runs(latest, number) | optimizers_by_key(recipes)
             check_equal_budgets({number: tried}, notes["unequal"], "the store", everyone)

@@ -207,7 +207,8 @@ def describe_selection(queue: Queue) -> list[str]:
     selected = select_best(queue)
     for optimizer, record in sorted(selected.items()):
         shown = _list_settings(record, varied)
-        seeds = [record, *(other for other in repeated if _without_seed(other) == _without_seed(record))]
+        same = [other for other in (*swept, *repeated, *others) if _without_seed(other) == _without_seed(record)]
+        seeds = [record, *(other for other in same if other.key != record.key)]
         lines.append(f"{optimizer}: {_describe_seeds(seeds)}  ({', '.join(shown)})")
         lines += describe_edges(record, swept)
     missing = {record.optimizer for record in swept} - selected.keys()
