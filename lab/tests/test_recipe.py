@@ -92,7 +92,7 @@ def test_values_and_names_that_cannot_be_stored_are_refused():
     class Wrong(Recipe):
         name: ClassVar[str] = "../wrong"
 
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="has a number that is not finite"):
         _ = Example(lr=float("nan")).key
     with pytest.raises(ValueError, match=r"name='\.\./wrong' of Wrong is invalid"):
         _ = Wrong().key
