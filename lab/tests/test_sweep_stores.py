@@ -12,6 +12,7 @@ from urllib.parse import quote, quote_plus, unquote
 import pytest
 import sweep_toy
 from postgres import server  # noqa: F401
+from sqlalchemy import event
 from sweep_toy import Bench, command, gated, read_output, small, staged, wait_for
 
 from benchmarks import sweep as benchmark
@@ -197,6 +198,15 @@ def test_a_damaged_store_is_called_damaged(do, toy, damage):
         assert re.match(r"mvngrad: sqlite:///.*sweeps.db is damaged, or not a store: .*; restore a copy", line), line
     with pytest.raises(DamagedStore):
         toy.work(say=pytest.fail)
+
+
+def test_a_store_that_may_not_be_written_is_not_waited_for(toy):
+    """As a user without the permission sees it; root may write every file."""
+    toy.init(small())
+    event.listen(toy.queue.storage.engine, "connect", lambda driver, record: driver.execute("PRAGMA query_only=1"))
+    toy.queue.storage.engine.dispose()
+    with pytest.raises(PermissionError, match=r"sweeps.db cannot be written \(.*readonly database\); copy the file"):
+        toy.queue.claim(describe_worker())
 
 
 def test_what_is_no_store_is_named(do, tmp_path):

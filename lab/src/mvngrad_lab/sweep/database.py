@@ -36,7 +36,9 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
 NO_SPACE = ("disk is full", "No space left on device")
 """What SQLite and PostgreSQL say of a full disk."""
-REFUSALS = ("no such table", "authentication failed", "does not exist")
+READ_ONLY = "readonly database"
+"""What SQLite says if it may not write the file."""
+REFUSALS = ("no such table", "authentication failed", "does not exist", READ_ONLY)
 """What a store says if it answers, and would say again."""
 DAMAGE = ("malformed", "not a database")
 """What SQLite says of a damaged file."""
@@ -185,7 +187,7 @@ def _check_file(address: Address, create: bool) -> None:
 
 @contextmanager
 def translate_errors(address: Address) -> Iterator[None]:
-    """Raise DamagedStore or StoreUnavailable for errors of the database that mean that."""
+    """Raise DamagedStore, PermissionError or StoreUnavailable for errors of the database that mean that."""
     try:
         yield
     except (StorageInternalError, DBAPIError) as error:
@@ -193,6 +195,10 @@ def translate_errors(address: Address) -> Iterator[None]:
         if address.is_sqlite and any(text in message for text in DAMAGE):
             raise DamagedStore(
                 f"{address} is damaged, or not a store: {message}; restore a copy of the file, or use another storage"
+            ) from None
+        if address.is_sqlite and READ_ONLY in message:
+            raise PermissionError(
+                f"{address} cannot be written ({message}); copy the file to a folder where you may write"
             ) from None
         if (reason := describe_transient(error)) is not None:
             raise StoreUnavailable(address.hide_passwords(f"{address}: {reason}")) from None
