@@ -272,3 +272,12 @@ def test_export_names_a_run_that_no_queue_knows(tmp_path, experiment, monkeypatc
         in capsys.readouterr().out
     )
     assert [path.name for path in tmp_path.iterdir()] == [queue.FINISHED]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"runs": [{}]}'])
+def test_runs_are_not_added_to_a_damaged_file(tmp_path, content):
+    path = tmp_path / "floor-grid.json"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=r"floor-grid.json is damaged .*; restore it first"):
+        queue.add_rows(path, {}, {"a": {"key": "a"}}, ["a"])
+    assert path.read_text() == content

@@ -198,9 +198,15 @@ def _round(loss: float | None) -> float | None:
 
 
 def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order: Iterable[str]) -> int:
-    """Add rows to a JSON file, one line each, sorted by their place in `order`; returns how many it has then."""
-    before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-    rows = {row["key"]: row for row in before} | dict(new)
+    """Add rows to a JSON file, one line each, sorted by their place in `order`; returns how many it has then.
+
+    Raises InvalidInput if the file is damaged; then it is not changed.
+    """
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+        rows = {row["key"]: row for row in before} | dict(new)
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidInput(f"{path} is damaged ({error}), so that no run was added; restore it first") from error
     ordered = [rows[key] for key in dict.fromkeys((*order, *rows)) if key in rows]
     start = json.dumps({**head, "made": store.timestamp()}, indent=1).removesuffix("\n}")
     body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in ordered)
