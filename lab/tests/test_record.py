@@ -9,6 +9,7 @@ import pytest
 from pages import ROOT, load_results, read
 
 from mvngrad_lab.experiments.language.records import RATES
+from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import adjust_by_holm, fewer, welch
 from mvngrad_lab.report.verdicts import find_judges
 
@@ -173,3 +174,22 @@ def test_the_order_of_table_1_with_six_seeds():
     assert f"(the largest of four p is {p}; `cifar-order-1024`: {verdict.status})" in log
     assert f"{last.value:.2f} points (95%: {last.interval[0]:.2f} to {last.interval[1]:.2f})" in log
     assert f"(`cifar-order-128`: {find_judges()['cifar-order-128'](result).status})" in log
+
+
+def test_train_accuracy_on_mixed_images():
+    """If this fails after new runs: the log's entry on it, and the page on training."""
+    records = {each.name: each.result for each in load_results()}
+    log, batches = read("log.md"), records["floor-as-published"]["batches"]
+    for batch, title in (("1024", "batch 1024"), ("128", "batch 128")):
+        rows = (batches[batch][cell]["mixed"] for cell in ("adam", "laprop", "adabelief", "mvngrad"))
+        values = " | ".join("to come" if value is None else f"{value:.2f}" for value in rows)
+        claim = next(each for each in load_claims() if each.id == f"floor-train-mixed-{batch}")
+        papers = " | ".join(f"{value:.2f}" for value in claim.values.values())
+        assert f"| {title} | {values} | | the paper's | {papers} |" in log
+    large, small = (find_judges()[f"floor-train-mixed-{batch}"](records["floor-as-published"]) for batch in (1024, 128))
+    assert f"(`floor-train-mixed-1024`: {large.status};" in log
+    low, high = re.search(r"less the paper's \+([\d.]+) to \+([\d.]+)", small.measured).groups()
+    assert (
+        f"At batch 128 ours are {low} to {high} points above the paper's (`floor-train-mixed-128`: {small.status})"
+        in log
+    )

@@ -18,7 +18,6 @@ from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
-from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.statistics import estimate_contrast
 from mvngrad_lab.report.verdicts import find_judges, find_latest
 from mvngrad_lab.store import load_runs
@@ -358,25 +357,6 @@ def test_a_floor_at_batch_128():
         assert re.search(
             rf"\[{row.value:.1f}\]\(\S*#the-floor-eighth-part-at-batch-128-it-adds-24-points\) to Adam and", page
         )
-
-
-def test_train_accuracy_on_mixed_images():
-    """If this fails after new runs: the log's entry on it, and the page on training."""
-    records = {each.name: each.result for each in load_results()}
-    log, batches = read("log.md"), records["floor-as-published"]["batches"]
-    for batch, title in (("1024", "batch 1024"), ("128", "batch 128")):
-        rows = (batches[batch][cell]["mixed"] for cell in ("adam", "laprop", "adabelief", "mvngrad"))
-        values = " | ".join("to come" if value is None else f"{value:.2f}" for value in rows)
-        claim = next(each for each in load_claims() if each.id == f"floor-train-mixed-{batch}")
-        papers = " | ".join(f"{value:.2f}" for value in claim.values.values())
-        assert f"| {title} | {values} | | the paper's | {papers} |" in log
-    large, small = (find_judges()[f"floor-train-mixed-{batch}"](records["floor-as-published"]) for batch in (1024, 128))
-    assert f"(`floor-train-mixed-1024`: {large.status};" in log
-    low, high = re.search(r"less the paper's \+([\d.]+) to \+([\d.]+)", small.measured).groups()
-    assert (
-        f"At batch 128 ours are {low} to {high} points above the paper's (`floor-train-mixed-128`: {small.status})"
-        in log
-    )
 
 
 def test_decoupled_decay_with_a_floor_at_200_epochs():
