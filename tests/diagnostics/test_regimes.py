@@ -60,6 +60,14 @@ def test_noise_is_never_called_signal_at_any_beta1(make, gradient, betas):
     assert statement.verdict == ("cannot tell" if betas[0] < 0.3 else "noise-dominated")
 
 
+@pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.AdaBelief, mvngrad.MVNGrad])
+def test_a_mean_slower_than_the_variance_needs_its_own_time(make):
+    """m needs 3/(1 - 0.99) = 300 steps, while v or s at beta2 = 0.7 needs 10."""
+    early, late = (diagnose(train_with_monitor(make, noise, n, betas=(0.99, 0.7))[2]).groups[0] for n in (260, 400))
+    assert early["signal"].provisional or early["signal"].verdict == "cannot tell"
+    assert (late["signal"].verdict, late["signal"].provisional) == ("noise-dominated", False)
+
+
 @pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.LaProp, mvngrad.AdaBelief, mvngrad.MVNGrad])
 @pytest.mark.parametrize("gradient", [noise, uniform_noise, sign_noise])
 def test_noise_is_no_signal_in_the_first_steps(make, gradient):

@@ -12,8 +12,9 @@ from mvngrad.diagnostics.statements import CANNOT_TELL, EARLIEST, ENOUGH, Statem
 from mvngrad.rule import ADABELIEF, LEAN, MVNGRAD
 
 SETTLED = 3.0
-"""Multiple of 1/(1-beta2) steps after which the weight of the first gradients in s and v is below 5%. Earlier, s still
-contains the first deviations from m = 0, which are signal and not noise. An earlier answer is provisional."""
+"""Multiple of 1/(1-beta) steps, of the slower average, after which the weight of its first gradients is below 5%.
+Earlier, s still contains the first deviations from m = 0, which are signal and not noise. An earlier answer is
+provisional."""
 
 SIGNAL_FROM = 1.0
 """Median |mu|/sigma from which a group is signal-dominated: half of its coordinates have more signal than noise. Then
@@ -64,7 +65,7 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     if or_more and snr < SIGNAL_FROM:
         because = f"{reason} Median {MEASURED_SIGNAL}: {snr:.3g} or more."
         return Statement("signal", CANNOT_TELL, because, numbers)
-    needed = SETTLED / (1 - last["beta2"])
+    needed = _count_steps_to_settle(last)
     is_settled = last["t"] >= needed
     corrected = snr if is_settled else median(map(_remove_start, medians, known))
     if corrected < (stale := STALE_SHARE * snr_of_noise):
@@ -117,6 +118,13 @@ def _name_regime(snr: float, noise_to: float) -> str:
     if snr >= SIGNAL_FROM:
         return "signal-dominated"
     return "noise-dominated" if snr <= noise_to else "between signal and noise"
+
+
+def _count_steps_to_settle(entry: Record) -> float:
+    """The number of steps after which neither m nor s or v has much weight left on its first gradients."""
+    noise = entry["mean_noise"] ** 2
+    least = min(1 - entry["beta2"], 2 * noise / (1 + noise))  # 1 - beta of the slower average
+    return SETTLED / least if least > 0 else math.inf
 
 
 def _find_mean_noise(entry: Record) -> float:
