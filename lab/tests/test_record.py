@@ -168,7 +168,7 @@ def test_the_order_of_table_1_with_six_seeds():
         assert f"| {seed} | {' | '.join(f'{each[seed]:.2f}' for each in values)} |" in log
     means = [f"{fmean(each.values()):.2f}" for each in values]
     assert f"| mean | {' | '.join(means)} |" in log
-    assert "at batch 1024 they reach {}, {}, {} and {}.".format(*means) in readme
+    assert "at batch 1024 the four reach {}, {}, {} and {}.".format(*means) in readme
     verdict = find_judges()["cifar-order-1024"](result)
     p, last = re.search(r"p-values ([\d.]+)", verdict.measured)[1], verdict.strip.rows[-1]
     assert f"(the largest of four p is {p}; `cifar-order-1024`: {verdict.status})" in log
