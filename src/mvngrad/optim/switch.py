@@ -89,8 +89,8 @@ def to_adamw(optimizer: RuleOptimizer) -> dict[str, Any]:
     """A state_dict for torch.optim.AdamW (Adam, of a class without W) from the state of any of our optimizers.
 
     m, v and step counts are copied if they are stored; otherwise m is u times its root, and v is estimated from s and
-    m. `mvngrad.convert_state_dict` makes one for `mvngrad.AdamW` of it. The low bits of master weights, which torch's
-    class does not have, are left out.
+    m, which is noisy if betas[0] is near 0. `mvngrad.convert_state_dict` makes one for `mvngrad.AdamW` of it. The low
+    bits of master weights, which torch's class does not have, are left out.
     """
     if not isinstance(optimizer, RuleOptimizer):
         raise TypeError(f"to_adamw: pass an optimizer of mvngrad; got {type(optimizer).__name__}")

@@ -57,8 +57,10 @@ def judge_state_precision(result: dict[str, Any]) -> Verdict:
         loss = fmean(reference) - fmean(values[state])
         texts.append(f"{state} worse by {loss:+.2f}, at most {most:+.2f}")
         widths.append(most - loss)
-        within += [state] if most <= MARGIN else []
-        beyond += [state] if least > MARGIN else []
+        if most <= MARGIN:
+            within.append(state)
+        if least > MARGIN:
+            beyond.append(state)
     caveat, strip = f"Only {within[0]}." if len(within) == 1 else "", make_mean_strip("test accuracy, %", values)
     if within or beyond:
         return decide(bool(within), "; ".join(texts), caveat, strip)

@@ -229,7 +229,8 @@ class OwnTaskTraining(Task):
         plain = _find_plain_tensors(model)
         self.plain_tensors = self.plain_tensors or plain
         for name, value in plain.items():
-            if not torch.equal(value, self.plain_tensors[name]):
+            first = self.plain_tensors.get(name)
+            if first is None or not torch.equal(value, first):
                 raise InvalidInput(
                     f"the model of {self.path!r} has a tensor {name} that is random or changed by training, and "
                     "neither a parameter nor a buffer, so that all runs would share it; use register_buffer"
