@@ -32,6 +32,7 @@ from benchmarks.quality import DECAYED, METRICS, PAPER_128, PAPER_1024, Job, Run
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad.optim.formats import SQUARES
 from mvngrad_lab.pool import count_cores, run_jobs
+from mvngrad_lab.store import timestamp
 from mvngrad_lab.tasks.mnist import data as mnist, task as network
 
 # Rules
@@ -299,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while todo := _collect(make_jobs(runs), done, context, runs):
         for job, metrics in run_jobs(work, todo, workers, quality._load_data, args.data):
             key = quality.run_key(job, **context)
-            done[key] = {"key": key, **asdict(job), **metrics}
+            done[key] = {"key": key, **asdict(job), **metrics, "ended": timestamp()}
             quality.append_run(args.store, done[key])
             print(f"{job.setting}, {job.cell}, {job.state}, {job.seed}: {metrics}", flush=True)
             if time.monotonic() > deadline:

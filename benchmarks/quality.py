@@ -42,6 +42,7 @@ from benchmarks.paired import (
 from benchmarks.report import RESULTS, environment, markdown_table, write
 from mvngrad import rule
 from mvngrad_lab.pool import count_cores, run_jobs
+from mvngrad_lab.store import timestamp
 from mvngrad_lab.tasks.mnist import data as mnist, task as network
 
 FIRST_SEED = 100
@@ -363,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = {job: name for name, job in keys.items()}
     work = partial(_train_job, device=args.device, fused=fused)
     for count, (job, metrics) in enumerate(run_jobs(work, todo, workers, _load_data, args.data), start=1):
-        done[names[job]] = {"key": names[job], **asdict(job), **metrics}
+        done[names[job]] = {"key": names[job], **asdict(job), **metrics, "ended": timestamp()}
         append_run(args.store, done[names[job]])
         print(f"{count}/{len(todo)} {job.setting}, {job.cell}{' lean' * job.lean}, {job.state}, {metrics}", flush=True)
 
