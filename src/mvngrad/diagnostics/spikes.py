@@ -80,7 +80,7 @@ RECOVERED = 1.5
 
 FOLLOW, GIVE_UP = 200, 1000
 """Steps for which the update is followed after a spike: at least, and at most if it does not recover. Carry-over
-appears late: Adam's update returns to normal only when v has forgotten the spike (thm:spike)."""
+appears late: Adam's update returns to normal only when v has forgotten the spike (Theorem 3.3)."""
 
 
 @dataclass
