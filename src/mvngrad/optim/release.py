@@ -16,10 +16,10 @@ from mvngrad.optim.private import get_backward_id, queue_callback
 from mvngrad.optim.tensors import get_local, is_sharded
 
 BUCKET_BYTES = 2**25
-"""Gradients that are collected before a step: enough for one launch to serve many tensors, little beside a model."""
+"""The size of gradients that are collected before a step: one launch serves many tensors, and a model is far larger."""
 
 CACHED_BACKWARDS = 4
-"""Of how many backward passes the inputs of buckets are kept, if the passes make different buckets."""
+"""If backward passes make different buckets, the cache has the inputs of about this many passes."""
 
 
 class ReleasedGradient(Tensor):
@@ -257,7 +257,7 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
 
     Args:
         optimizer: an optimizer of mvngrad that has all its parameters; later ones keep their gradients until `step`.
-        bucket_bytes: gradients that are collected before a step.
+        bucket_bytes: bytes of gradients that are collected before a step.
 
     Returns an object whose `remove()` undoes it.
 
