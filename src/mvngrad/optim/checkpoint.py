@@ -57,7 +57,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
             remedy = f", and {name} has {_list_state(optimizer)}: {LOAD_FROM_ADAMW}"
         raise ValueError(f"not a state_dict of {name}: it has exp_avg, as torch.optim's do{remedy}")
     states = {key: unpack_blocks(saved) for key, saved in states.items()}
-    check_sizes(groups, own_groups)
+    check_group_sizes(groups, own_groups)
     _check_cell(optimizer, states, groups)
     new_groups = [_complete_group(optimizer, saved, own) for saved, own in zip(groups, own_groups, strict=True)]
     saved_ids = chain.from_iterable(saved["params"] for saved in groups)
@@ -90,7 +90,7 @@ def _is_from_torch(states: Mapping[Any, Any]) -> bool:
     return any(isinstance(saved, Mapping) and "exp_avg" in saved for saved in states.values())
 
 
-def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
+def check_group_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
     """Raise a ValueError if a state_dict and an optimizer have groups of different sizes."""
     sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, own))
     if sizes != own_sizes:

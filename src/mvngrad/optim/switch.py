@@ -71,7 +71,7 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
     is_adam = {*checkpoint.get_state_names(dict.fromkeys(names))} == {*ADAM.state_names}
     if not is_adam and (names or not all("amsgrad" in group for group in groups)):
         return state_dict
-    checkpoint.check_sizes(groups, own_groups)
+    checkpoint.check_group_sizes(groups, own_groups)
     new_states, new_groups = {}, []
     for saved, own in zip(groups, own_groups, strict=True):
         _check_group(optimizer, saved, own)
