@@ -43,13 +43,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class EvaluatedModel:
-    """The model as an evaluation uses it: a signal may stop it before any call."""
+    """The model as an evaluation calls it; before each call, a signal that has arrived stops the evaluation."""
 
-    def __init__(self, model: torch.nn.Module, stop_if_asked: Callable[[], None]) -> None:
-        self._model, self._stop_if_asked = model, stop_if_asked
+    def __init__(self, model: torch.nn.Module, stop_on_signal: Callable[[], None]) -> None:
+        self._model, self._stop_on_signal = model, stop_on_signal
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self._stop_if_asked()
+        self._stop_on_signal()
         return self._model(*arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ class Trainer:
         self.total_steps = recipe.epochs * self.steps_per_epoch
         training_step.reset(recipe.seed)
         self.step_count, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
-        self.warned_of_state = False
+        self.warned_not_saved = False
         self.evaluation_pending = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
         environment = {**environment, "data": training_step.task.source}
@@ -241,7 +241,7 @@ class Trainer:
             self.observe(epoch + 1, self.training_step)
             self.observer_seconds += time.perf_counter() - start
         if self.step_count < self.total_steps:
-            self._between_steps()
+            self._report_save_or_stop()
         return None
 
     def _take_steps(self, epoch: int) -> tuple[list[float], list[float], float]:
@@ -253,7 +253,7 @@ class Trainer:
             training_step.step(training_step.task.last_batch_size if last else 0)
             self.step_count += 1
             if not last:  # a checkpoint after the last step also contains its metrics
-                self._between_steps()
+                self._report_save_or_stop()
         self.plan = self._plan_epoch(epoch + 1)  # while the device is still busy
         losses, norms = training_step.losses.tolist(), training_step.norms.tolist()
         samples = training_step.samples_per_epoch - (first - epoch * self.steps_per_epoch) * self.recipe.batch_size
@@ -313,16 +313,16 @@ class Trainer:
         device = training_step.step_index.device.type
         seeded = seed_evaluation(self.recipe.seed, self.step_count // self.steps_per_epoch)
         with seeded, torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
-            model = EvaluatedModel(training_step.model, self._stop_if_asked)
+            model = EvaluatedModel(training_step.model, self._stop_on_signal)
             metrics = training_step.task.evaluate(model, final) | training_step.train_metrics()
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _stop_if_asked(self) -> None:
-        """Stop between two batches of an evaluation. With several processes they would have to agree at every one."""
+    def _stop_on_signal(self) -> None:
+        """Stop between two batches of an evaluation; only in one process, because several would have to agree first."""
         if self.signals and parallel.get_world_size() == 1:
-            self._between_steps()
+            self._report_save_or_stop()
 
-    def _between_steps(self) -> None:
+    def _report_save_or_stop(self) -> None:
         """Report progress and save if it is time to; stop if a signal has arrived."""
         now, stop = time.perf_counter(), bool(self.signals)
         if now - self.reported_at >= PROGRESS_EVERY:
@@ -343,8 +343,8 @@ class Trainer:
             "environments": self.environments,
         }
         state = self.training_step.state_dict()
-        if (kind := state.get("optimizer", {}).get(NOT_SAVED)) and not self.warned_of_state:
-            self.warned_of_state = True
+        if (kind := state.get("optimizer", {}).get(NOT_SAVED)) and not self.warned_not_saved:
+            self.warned_not_saved = True
             self._send(f"{self._describe_not_saved(kind)}; its checkpoints have the weights only")
         checkpoint.save(self.checkpoints, self.step_count, notes, state, keep, self.check_lock)
         self.saved_at = time.perf_counter()
