@@ -15,7 +15,7 @@ from mvngrad_lab.experiments.floor.power import pooled_deviation
 from mvngrad_lab.experiments.language.power import order_powers
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.power import narrower_power, outside_power, share_inside, signed_rank_power, welch_power
-from mvngrad_lab.report.statistics import LEVEL, narrower, signed_rank
+from mvngrad_lab.report.statistics import LEVEL, p_narrower, signed_rank
 from mvngrad_lab.report.tables import judge_means
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, REPRODUCED
 from mvngrad_lab.tasks.cifar100.recipe import paper
@@ -92,7 +92,7 @@ def test_powers_of_pairs_are_those_of_the_judges_tests():
     power = narrower_power(9, 8)
     draws, bound = draw_many(power, 60)
     pairs = ([(draw.gauss(0, 1), draw.gauss(0, 8)) for _ in range(9)] for _ in range(draws))
-    assert sum(narrower(each)[0] < LEVEL for each in pairs) / draws == pytest.approx(power, abs=bound)
+    assert sum(p_narrower(each)[0] < LEVEL for each in pairs) / draws == pytest.approx(power, abs=bound)
 
 
 def test_the_level_of_two_one_sided_tests_holds_at_the_margin():

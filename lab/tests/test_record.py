@@ -10,7 +10,7 @@ from pages import ROOT, load_results, read
 
 from mvngrad_lab.experiments.language.records import RATES
 from mvngrad_lab.report.claims import load_claims
-from mvngrad_lab.report.statistics import adjust_by_holm, fewer, welch
+from mvngrad_lab.report.statistics import adjust_by_holm, p_fewer, welch
 from mvngrad_lab.report.verdicts import find_judges
 
 RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
@@ -36,7 +36,7 @@ def test_the_numbers_of_mnist():
     )
     assert f"reach {low:.2f} to {high:.2f}" in log
     assert counted in read("how-to/settings.md")
-    p = fewer(spikes["MVN-Grad"], spikes["LaProp"])
+    p = p_fewer(spikes["MVN-Grad"], spikes["LaProp"])
     total = f"{sum(spikes['MVN-Grad'])} spike in total against {sum(spikes['LaProp'])} (p = {p:.2f}, exact"
     assert total in log
     final = {cell: f"{fmean(row['final_loss']):.3f}" for cell, row in curves["panels"]["batch 1024"]["cells"].items()}

@@ -15,7 +15,7 @@ from mvngrad_lab.experiments.sweeps.records import PREFIX
 from mvngrad_lab.experiments.sweeps.sweeps import PAIRS, SWEEPS
 from mvngrad_lab.report.claims import load_claims
 from mvngrad_lab.report.page import render
-from mvngrad_lab.report.statistics import interquartile, narrower, quantile, signed_rank
+from mvngrad_lab.report.statistics import interquartile, p_narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS
 from mvngrad_lab.report.verdicts import CAVEAT, JUDGES, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED, judge
 
@@ -311,10 +311,10 @@ def test_the_signed_rank_test_of_ties_zeros_and_infinities():
 
 def test_the_permutation_test_holds_its_level_and_sees_a_wide_box():
     draw = random.Random(2)
-    alike = [narrower([(draw.gauss(0, 1), draw.gauss(5, 1)) for _ in range(16)]) for _ in range(20)]
+    alike = [p_narrower([(draw.gauss(0, 1), draw.gauss(5, 1)) for _ in range(16)]) for _ in range(20)]
     assert all(sum(p < 0.05 for p in side) <= 4 for side in zip(*alike, strict=True))
     pairs = [(draw.gauss(0, 0.1), draw.gauss(5, 1)) for _ in range(24)]
-    first, second = narrower(pairs)
+    first, second = p_narrower(pairs)
     assert first < 0.01
     assert second > 0.9
-    assert narrower([pair[::-1] for pair in pairs]) == (second, first)
+    assert p_narrower([pair[::-1] for pair in pairs]) == (second, first)

@@ -15,7 +15,7 @@ from mvngrad_lab.experiments.cifar100.records import table1
 from mvngrad_lab.experiments.state_precision.records import state_precision
 from mvngrad_lab.report import BenchmarkFile, keep_runs, load_records
 from mvngrad_lab.report.page import draw
-from mvngrad_lab.report.statistics import variance_above, welch, worse_by_at_most
+from mvngrad_lab.report.statistics import p_variance_above, welch, worse_by_at_most
 from mvngrad_lab.report.tables import OPTIMIZERS, judge_deviations
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
@@ -326,9 +326,9 @@ def test_the_f_test_agrees_with_printed_tables():
     """Of F(2, 6) the upper 5% begin at 5.143, and the upper 1% at 10.925."""
     others = [[-1.0, 0.0, 1.0]] * 3
     for f, p in ((5.1433, 0.05), (10.9248, 0.01)):
-        assert variance_above([-math.sqrt(f), 0.0, math.sqrt(f)], others) == pytest.approx(p, rel=1e-4)
-    assert variance_above([0.0, 0.0, 1.0], [[2.0, 2.0, 2.0]]) == 0
-    assert variance_above([1.0, 1.0, 1.0], [[2.0, 2.0, 2.0]]) == 0.5
+        assert p_variance_above([-math.sqrt(f), 0.0, math.sqrt(f)], others) == pytest.approx(p, rel=1e-4)
+    assert p_variance_above([0.0, 0.0, 1.0], [[2.0, 2.0, 2.0]]) == 0
+    assert p_variance_above([1.0, 1.0, 1.0], [[2.0, 2.0, 2.0]]) == 0.5
 
 
 # Runs that a repository keeps

@@ -80,20 +80,20 @@ def worse_by_at_most(values: Sequence[float], reference: Sequence[float], level:
     return difference + float(stats.t.isf(level, freedom)) * math.sqrt(total)
 
 
-def farther_than(values: Sequence[float], center: float, margin: float) -> float:
+def p_farther_than(values: Sequence[float], center: float, margin: float) -> float:
     """The p-value of the one-sided t-test that the mean of `values` is farther than `margin` from `center`.
 
-    >>> round(farther_than([1.0, 2.0, 3.0], 0.0, 1.0), 4)  # t = (2 - 1) / (1 / sqrt(3)) with 2
+    >>> round(p_farther_than([1.0, 2.0, 3.0], 0.0, 1.0), 4)  # t = (2 - 1) / (1 / sqrt(3)) with 2
     0.1127
     """
     mean, error, freedom = estimate_mean(values)
     return Contrast(abs(mean - center), error, freedom).p_above(margin)
 
 
-def fewer(low: Sequence[int], high: Sequence[int]) -> float:
+def p_fewer(low: Sequence[int], high: Sequence[int]) -> float:
     """The p-value of the exact permutation test that the counts `low` have a smaller mean than the counts `high`.
 
-    >>> fewer([0, 1, 0], [3, 4, 5])  # one of 20 assignments
+    >>> p_fewer([0, 1, 0], [3, 4, 5])  # one of 20 assignments
     0.05
     """
     both, size = [*low, *high], len(low)
@@ -101,10 +101,10 @@ def fewer(low: Sequence[int], high: Sequence[int]) -> float:
     return sum(total <= sum(low) for total in sums) / len(sums)
 
 
-def deviations_differ(values: Sequence[float], deviation: float, size: int) -> float:
+def p_deviations_differ(values: Sequence[float], deviation: float, size: int) -> float:
     """The p-value of the two-sided F test that `values` vary more or less than a sample of `size` with this deviation.
 
-    >>> round(deviations_differ([1.0, 2.0, 3.0], 1.0, 3), 4), round(deviations_differ([1.0, 2.0, 3.0], 0.05, 3), 4)
+    >>> round(p_deviations_differ([1.0, 2.0, 3.0], 1.0, 3), 4), round(p_deviations_differ([1.0, 2.0, 3.0], 0.05, 3), 4)
     (1.0, 0.005)
     """
     ratio = (stdev(values) / deviation) ** 2
@@ -112,10 +112,10 @@ def deviations_differ(values: Sequence[float], deviation: float, size: int) -> f
     return min(1.0, 2 * min(upper, 1 - upper))
 
 
-def variance_above(values: Sequence[float], others: Sequence[Sequence[float]]) -> float:
+def p_variance_above(values: Sequence[float], others: Sequence[Sequence[float]]) -> float:
     """The p-value of the F test that the variance of `values` is above the one that all `others` share.
 
-    >>> round(variance_above([1.0, 2.0, 6.0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), 4)  # F = 7 with 2 and 4
+    >>> round(p_variance_above([1.0, 2.0, 6.0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), 4)  # F = 7 with 2 and 4
     0.0494
     """
     freedom = sum(len(other) - 1 for other in others)
@@ -274,16 +274,17 @@ def signed_rank(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 DRAWS = 9999
+"""The number of random permutations of `p_narrower`."""
 
 
-def narrower(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def p_narrower(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The p-values of a permutation test that the first of the pairs have the smaller interquartile range, and that
     the second have.
 
     Both are centred at their medians. If the two were alike, their order within a pair would be random: so each pair is
     swapped with probability 1/2, 9,999 times with a fixed seed, counting how often the difference is as large.
 
-    >>> [p < 0.05 for p in narrower([(i / 10, float(i)) for i in range(12)])]
+    >>> [p < 0.05 for p in p_narrower([(i / 10, float(i)) for i in range(12)])]
     [True, False]
     """
     centres = [quantile(column, 0.5) for column in zip(*pairs, strict=True)]

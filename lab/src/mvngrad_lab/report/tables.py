@@ -12,10 +12,10 @@ from mvngrad_lab.report import Row
 from mvngrad_lab.report.statistics import (
     LEVEL,
     adjust_by_holm,
-    deviations_differ,
-    farther_than,
     mean_and_deviation,
     mean_interval,
+    p_deviations_differ,
+    p_farther_than,
 )  # fmt: skip
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, NOT_RUN, UNDECIDED, Estimate, Strip, Verdict, decide
 
@@ -75,7 +75,7 @@ def judge_means(
     outside = [name for name, row in values.items() if abs(fmean(row) - paper[name]) > margin]
     if len(outside) <= 1:
         return decide(True, "", f"Outside {margin:g}: {outside[0]}." if outside else "", strip)
-    p_values = adjust_by_holm([farther_than(row, paper[name], margin) for name, row in values.items()])
+    p_values = adjust_by_holm([p_farther_than(row, paper[name], margin) for name, row in values.items()])
     clear = sum(p < LEVEL for p in p_values) >= 2
     note = "" if clear else f"Outside {margin:g}, but not beyond doubt: {', '.join(outside)}."
     text = f"p of two or more outside {sorted(p_values)[1]:.2g} (Holm)"
@@ -92,7 +92,7 @@ def judge_deviations(values: Mapping[str, Sequence[float]], paper: Mapping[str, 
     strip = Strip("standard deviation over seeds", rows, None)
     if all(0.5 <= value / paper[name] <= 2 for name, value in spread.items()):
         return decide(True, "", strip=strip)
-    p_values = adjust_by_holm([deviations_differ(row, paper[name], size) for name, row in values.items()])
+    p_values = adjust_by_holm([p_deviations_differ(row, paper[name], size) for name, row in values.items()])
     text = f"smallest p that one differs {min(p_values):.2g} (Holm)"
     return Verdict(NOT_REPRODUCED if min(p_values) < LEVEL else UNDECIDED, text, strip=strip)
 

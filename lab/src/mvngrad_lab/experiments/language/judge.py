@@ -12,7 +12,7 @@ from typing import Any
 from mvngrad_lab.experiments.language.records import table2
 from mvngrad_lab.report import Row
 from mvngrad_lab.report.claims import find_values
-from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, variance_above, welch
+from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, p_variance_above, welch
 from mvngrad_lab.report.tables import (
     OPTIMIZERS,
     SECOND_MOMENT,
@@ -133,7 +133,7 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
     if (verdict := check_runs(result["cells"], (), list(OPTIMIZERS))) is not None:
         return verdict
     losses = get_losses(result["cells"])
-    p = variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
+    p = p_variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
     text = f"p that LaProp varies more {p:.2g}"
     return decide_transferred(p < LEVEL, 1 - p < LEVEL, text, STAND_IN, make_loss_strip(losses))
 

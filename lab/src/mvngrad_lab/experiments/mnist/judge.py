@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, estimate_mean, fewer, welch
+from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, estimate_mean, p_fewer, welch
 from mvngrad_lab.report.tables import make_mean_strip
 from mvngrad_lab.report.verdicts import NOT_REPRODUCED, UNDECIDED, Strip, Verdict, decide, judges
 
@@ -21,8 +21,8 @@ def describe_sample(result: dict[str, Any]) -> str:
 def _(result: dict[str, Any]) -> Verdict:
     counts = {cell: row["spikes"] for cell, row in result["panels"]["batch 128"]["cells"].items()}
     others = [cell for cell in counts if cell != "MVN-Grad"]
-    p = {cell: fewer(counts["MVN-Grad"], counts[cell]) for cell in others}
-    p_against = adjust_by_holm([fewer(counts[cell], counts["MVN-Grad"]) for cell in others])
+    p = {cell: p_fewer(counts["MVN-Grad"], counts[cell]) for cell in others}
+    p_against = adjust_by_holm([p_fewer(counts[cell], counts["MVN-Grad"]) for cell in others])
     text = "p that MVN-Grad has fewer: " + ", ".join(f"{cell} {value:.2g}" for cell, value in p.items())
     strip = make_mean_strip("loss spikes in a run", counts, digits=1)
     if max(p["Adam"], p["AdaBelief"]) >= LEVEL:

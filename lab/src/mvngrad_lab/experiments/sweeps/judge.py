@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from mvngrad_lab.experiments.sweeps.records import SweepExport
-from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, interquartile, narrower, quantile, signed_rank
+from mvngrad_lab.report.statistics import LEVEL, adjust_by_holm, interquartile, p_narrower, quantile, signed_rank
 from mvngrad_lab.report.tables import OPTIMIZERS, SECOND_MOMENT, VARIANCE
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
@@ -113,7 +113,7 @@ def judge_ranges(export: SweepExport, pairs: Sequence[tuple[str, str]], note: st
     strip = make_sweep_strip(export, ranges, f"interquartile range of {export.metric.replace('_', ' ')}")
     if not all(map(math.isfinite, ranges.values())):
         return Verdict(UNDECIDED, "", f"Where a quarter of the runs diverged there is no range. {note}".strip(), strip)
-    p_for, p_against = zip(*(narrower(export.pairs(*pair, export.metric)) for pair in pairs), strict=True)
+    p_for, p_against = zip(*(p_narrower(export.pairs(*pair, export.metric)) for pair in pairs), strict=True)
     return _decide(p_for, p_against, strip, note)
 
 
