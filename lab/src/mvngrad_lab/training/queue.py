@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -31,6 +31,13 @@ FINISHED = "finished.jsonl"
 """In the store: recipe, environment, result, time and curve of each run, a line each."""
 GRADIENTS = "gradients.jsonl"
 """In the folder of a run: the root mean square of the last gradient of each epoch."""
+
+ReadRuns: TypeAlias = Callable[..., Mapping[str, Any]]
+"""Called with folders, returns the finished runs in them by key."""
+MakeQueue: TypeAlias = Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]]
+"""Called with the name of a queue and the finished runs, returns its recipes in their order."""
+GetOptions: TypeAlias = Callable[[str], dict[str, Any]]
+"""Called with the name of a queue, returns more options of `train_queue`."""
 
 
 def train_queue(
@@ -84,16 +91,16 @@ def train_queue(
 
 def train_queues(
     queues: Sequence[str],
-    read_runs: Callable[..., Mapping[str, Any]],
-    make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
+    read_runs: ReadRuns,
+    make_queue: MakeQueue,
     root: Path,
     data: Path | None,
     tick: Callable[[float], None],
     on_event: Callable[[Event], Any],
-    get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
+    get_options: GetOptions = lambda queue: {},
     again: bool = False,
 ) -> None:
-    """Train all queues on the GPU, each after those whose results it needs; for the functions, see `run_command`.
+    """Train all queues on the GPU, each after those whose results it needs.
 
     With `again` also runs that results/ has.
     """
@@ -214,7 +221,9 @@ def add_rows(path: Path, head: Mapping[str, Any], new: Mapping[str, Any], order:
     return len(ordered)
 
 
-class Exported(NamedTuple):
+class ExportSummary(NamedTuple):
+    """What an export wrote, and what it left out."""
+
     counts: dict[str, int]
     """How many runs each file has now."""
     left_out: list[str]
@@ -228,7 +237,7 @@ def export_queues(
     queues: Iterable[str],
     get_file_name: Callable[[str], str],
     find_keys: Callable[[str], Sequence[str]],
-) -> Exported:
+) -> ExportSummary:
     """Add the runs of a finished.jsonl to the files of their queues in `results`.
 
     `find_keys(name)` returns the keys of a queue in their order. A run of several queues is in the file of the first.
@@ -242,7 +251,7 @@ def export_queues(
         if new := {key: make_exported_row(waiting.pop(key)) for key in keys if key in waiting}:
             path = results / get_file_name(name)
             counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name}, new, keys)
-    return Exported(counts, list(waiting))
+    return ExportSummary(counts, list(waiting))
 
 
 # The command of an experiment that trains queues
@@ -251,10 +260,10 @@ def export_queues(
 def run_command(
     description: str | None,
     queues: Sequence[str],
-    read_runs: Callable[..., Mapping[str, Any]],
-    make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
-    export: Callable[[Path, Path], Exported],
-    get_options: Callable[[str], dict[str, Any]] = lambda queue: {},
+    read_runs: ReadRuns,
+    make_queue: MakeQueue,
+    export: Callable[[Path, Path], ExportSummary],
+    get_options: GetOptions = lambda queue: {},
 ) -> None:
     """Train the queues that the command line names, in this order, or with `export` write what is finished to results/.
 
@@ -262,8 +271,7 @@ def run_command(
     shorter ones. A queue that needs results of runs that are left is skipped. The same command in several processes
     shares the runs among them.
 
-    `read_runs(*folders)` returns finished runs by key, `make_queue(name, runs)` the recipes of a queue in their order,
-    `get_options(name)` more options of `train_queue`, and `export(finished, results)` exports runs.
+    `export(finished, results)` adds the runs of a finished.jsonl to files in `results`.
     """
     parser = _make_parser(description, queues)
     args = parser.parse_args()
@@ -298,18 +306,18 @@ def _make_parser(description: str | None, queues: Sequence[str]) -> argparse.Arg
     return parser
 
 
-def _print_exported(exported: Exported, results: Path) -> None:
-    for name, count in exported.counts.items():
+def _print_exported(summary: ExportSummary, results: Path) -> None:
+    for name, count in summary.counts.items():
         print(count, "runs in", results / name)
-    if left_out := exported.left_out:
+    if left_out := summary.left_out:
         print(f"{len(left_out)} runs are of no queue here, or of one that needs more runs; the first: {left_out[0]}")
 
 
 def _train_named_queues(
     args: argparse.Namespace,
-    read_runs: Callable[..., Mapping[str, Any]],
-    make_queue: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]],
-    get_options: Callable[[str], dict[str, Any]],
+    read_runs: ReadRuns,
+    make_queue: MakeQueue,
+    get_options: GetOptions,
 ) -> None:
     deadline = time.monotonic() + args.stop_after
     for name, seconds in zip(args.queue, args.run_seconds * (len(args.queue) // len(args.run_seconds)), strict=True):

@@ -16,7 +16,7 @@ from mvngrad_lab import store
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.experiments.floor.records import get_file_name, read_accuracies
-from mvngrad_lab.training.queue import Exported, export_queues, read_finished, run_command, train_queues
+from mvngrad_lab.training.queue import ExportSummary, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
 
 FIELDS = tuple(field.name for field in dataclasses.fields(store.FinishedRun))
@@ -27,7 +27,7 @@ def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> N
     train_queues(arms.QUEUES, read_accuracies, arms.make_queue, root, data, tick, on_event)
 
 
-def export(finished: Path, results: Path) -> Exported:
+def export(finished: Path, results: Path) -> ExportSummary:
     """Add the runs of `finished` to results/floor-QUEUE.json, and those of Table 1 to the bundle too."""
     lines = read_finished(finished)
     accuracies = read_accuracies(results) | {

@@ -15,7 +15,7 @@ from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.records import get_file_name, read_runs
 from mvngrad_lab.experiments.spikes.tasks import get_task
-from mvngrad_lab.training.queue import Exported, export_queues, read_finished, run_command, train_queues
+from mvngrad_lab.training.queue import ExportSummary, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
 
 
@@ -29,7 +29,7 @@ def get_options(queue: str) -> dict[str, Any]:
     return {"every_step": True, "task": get_task(queue)}
 
 
-def export(finished: Path, results: Path) -> Exported:
+def export(finished: Path, results: Path) -> ExportSummary:
     """Add the runs of `finished` to results/spikes-QUEUE.json."""
     lines = read_finished(finished)
     runs = {**read_runs(results), **{key: line["result"] for key, line in lines.items()}}

@@ -17,7 +17,7 @@ from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.experiments.state_precision.records import get_file_name, read_runs, state_precision
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.training.optimizers import import_module_of
-from mvngrad_lab.training.queue import Exported, export_queues, read_finished, run_command
+from mvngrad_lab.training.queue import ExportSummary, export_queues, read_finished, run_command
 from mvngrad_lab.training.train import require_gpu, train_missing
 
 
@@ -45,7 +45,7 @@ def _find_obstacle(optimizer: str) -> str:
     return ""
 
 
-def export(finished: Path, results: Path) -> Exported:
+def export(finished: Path, results: Path) -> ExportSummary:
     """Add the runs of `finished` to results/state-precision-QUEUE.json."""
     lines = read_finished(finished)
     settings = {key: line["recipe"] for key, line in lines.items()}
