@@ -1,4 +1,4 @@
-"""Two HTML pages that need no other file: the report, and the diagnosis of what a Monitor recorded."""
+"""HTML pages that need no other file: the report, a user's own sweep or table, and a diagnosis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUMBER = re.compile(r"\**[−+-]?[\d,]+(?:\.(?P<decimals>\d+))?(?P<rest>%|[ ×].
 
 
 @dataclass(frozen=True)
-class Shown:
+class NumberedFigure:
     """A figure with its number on the page."""
 
     figure: Figure
@@ -81,7 +81,7 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
     by_name = find_latest(records)
     groups, numbers = _make_groups(judged, by_name), itertools.count(1)
     shown = {
-        record.name: [Shown(figure, next(numbers)) for figure in draw(record)]
+        record.name: [NumberedFigure(figure, next(numbers)) for figure in draw(record)]
         for group in groups
         for record in group.records
     }
@@ -104,7 +104,7 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
         not_run=_group_by_reason([pair for pair in judged if pair[1].status == NOT_RUN]),
         own={name: f"{get_slug(name)}.html" for name in own},
         other_records=[
-            (record, [Shown(figure, next(numbers)) for figure in draw(record)], _judge_alone(record))
+            (record, [NumberedFigure(figure, next(numbers)) for figure in draw(record)], _judge_alone(record))
             for record in others
         ],
     )
@@ -131,20 +131,20 @@ def find_own(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> dict[st
     return {
         name: record
         for name, record in sorted(by_name.items())
-        if isinstance(record, Summary) and record.run_keys and _first_claim(name, targets) is None
+        if isinstance(record, Summary) and record.run_keys and _find_first_target(name, targets) is None
     }
 
 
 def render_own(record: Record, *, version: str, made: str) -> str:
     """The page of one sweep or table that no claim is about."""
-    shown = [Shown(figure, number) for number, figure in enumerate(draw(record), start=1)]
+    shown = [NumberedFigure(figure, number) for number, figure in enumerate(draw(record), start=1)]
     title = record.title if isinstance(record, Summary) else record.name
     return TEMPLATES.get_template("own.html").render(
         title=title, record=record, shown=shown, version=version, made=made
     )
 
 
-def _first_claim(name: str, targets: Iterable[str]) -> int | None:
+def _find_first_target(name: str, targets: Iterable[str]) -> int | None:
     """The index of the first target of this name, or else of the first that starts with it."""
     ranks = [(target != name, i) for i, target in enumerate(targets) if target == name or target.startswith(f"{name}-")]
     return min(ranks)[1] if ranks else None
@@ -169,7 +169,7 @@ def _make_groups(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> lis
             group.records.append(by_name[claim.target])
     targets = [claim.target for claim, _ in judged]
     for name, record in sorted(by_name.items()):
-        first = _first_claim(name, targets)
+        first = _find_first_target(name, targets)
         if isinstance(record, Summary) and record.run_keys and name not in drawn and first is not None:
             title = judged[first][0].group if targets[first] == name else record.title
             groups.setdefault(title, Group(title, first)).records.append(record)
@@ -266,7 +266,7 @@ def format_digits(value: float, digits: int | None) -> str:
     return style.number(value, 4) if digits is None else f"{value:,.{digits}f}".replace("-", "−")
 
 
-def lay_out(table: Table) -> list[tuple[str, bool, list[str]]]:
+def make_columns(table: Table) -> list[tuple[str, bool, list[str]]]:
     """The columns: head, whether numbers are aligned, cells."""
     columns = []
     for head, cells in zip(table.head, zip(*table.rows, strict=True), strict=True):
@@ -299,7 +299,7 @@ TEMPLATES.filters |= {
     "code": mark_up,
     "lines": list_values,
     "slug": get_slug,
-    "columns": lay_out,
+    "columns": make_columns,
     "digits": format_digits,
 }
 TEMPLATES.tests["finite"] = math.isfinite
