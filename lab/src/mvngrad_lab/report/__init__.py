@@ -1,8 +1,8 @@
 """The report: claims of the paper, a verdict on each, and one page that shows both. Imports neither torch nor training.
 
-from mvngrad_lab import report
+    from mvngrad_lab import report
 
-report.build("runs", "results", out="report.html")
+    report.build("runs", "results", out="report.html")
 
 It reads records: stored runs, and tables, sweeps and benchmarks as the folders of experiments collect them. The
 records.py of an experiment defines collect(sources), which returns the records that it finds there.
@@ -73,7 +73,7 @@ DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class UnreadableRecord(Exception):
-    """A stored run has not the result that its experiment writes in this version."""
+    """The result of a stored run is not what its experiment writes in this version."""
 
     def __init__(self, key: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -82,7 +82,7 @@ class UnreadableRecord(Exception):
 
 
 @contextmanager
-def name_unreadable(record: Record) -> Iterator[None]:
+def catch_unreadable(record: Record) -> Iterator[None]:
     """Raise UnreadableRecord for errors of code that judges or draws a stored run, whose shape nothing has checked."""
     try:
         yield

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import matplotlib
 
 from mvngrad_lab.discovery import find_experiments, import_all
-from mvngrad_lab.report import Record, name_unreadable
+from mvngrad_lab.report import Record, catch_unreadable
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
@@ -43,7 +43,7 @@ def find(judged: Sequence[Judged], by_name: Mapping[str, Record], experiments: S
             chosen = name in by_name and (not experiments or get_experiment(name) in experiments)
             if not chosen:
                 continue
-            with name_unreadable(by_name[name]):
+            with catch_unreadable(by_name[name]):
                 text = describe(by_name[name].result, verdicts)
             if text:
                 found.append((order, Finding(text, name)))

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from mvngrad.diagnostics.statements import Diagnosis, GroupDiagnosis
 from mvngrad_lab.discovery import import_all
-from mvngrad_lab.report import Record, Summary, findings, name_unreadable
+from mvngrad_lab.report import Record, Summary, catch_unreadable, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
@@ -120,7 +120,7 @@ def draw(record: Record) -> list[Figure]:
     for module in import_all("figure"):
         for pattern, draw_figures in module.FIGURES.items():
             if fnmatchcase(record.name, pattern):
-                with name_unreadable(record), matplotlib.rc_context(style.RC | {"svg.hashsalt": record.key}):
+                with catch_unreadable(record), matplotlib.rc_context(style.RC | {"svg.hashsalt": record.key}):
                     return list(draw_figures(record.result))
     return []
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mvngrad_lab.discovery import import_all
-from mvngrad_lab.report import Record, Summary, name_unreadable
+from mvngrad_lab.report import Record, Summary, catch_unreadable
 from mvngrad_lab.report.claims import Claim, load_claims
 
 REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
@@ -156,7 +156,7 @@ def judge(records: Iterable[Record]) -> list[Judged]:
             why = f"It needs {claim.needs}." if claim.needs else f"`mvngrad reproduce {claim.target}` decides it."
             verdicts.append((claim, Verdict(NOT_RUN, "", why)))
         else:
-            with name_unreadable(record):
+            with catch_unreadable(record):
                 verdict = rules[claim.id](record.result)
             verdicts.append((claim, mark_as_quick(verdict) if record.environment.get("quick") else verdict))
     return verdicts
