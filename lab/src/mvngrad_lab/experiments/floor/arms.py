@@ -34,8 +34,9 @@ MORE_SEEDS = (4, 5, 6)
 
 GRID_ARMS: dict[str, OptimizerName] = {f"{cell}-{floor}": cell for floor in ("floor", "none") for cell in COUPLED}
 NEW_ARMS = ("adam-floor", "laprop-floor", "adabelief-none", "mvngrad-none")
+"""The paper has the other epsilon for these optimizers; `grid_queue` runs their grid."""
 OLD_ARMS = tuple(arm for arm in GRID_ARMS if arm not in NEW_ARMS)
-"""Their grid is the sweep cifar100-bs1024-scaled."""
+"""The paper's epsilon; their grid is the sweep cifar100-bs1024-scaled."""
 Selected = Mapping[str, Cifar100]
 """The best recipe of each arm's grid, by the arm's name."""
 
@@ -286,6 +287,7 @@ FIXED: dict[str, Callable[[], Sequence[TrainingRecipe]]] = {
     "as-published-more": lambda: as_published_runs((4, 5)),
     "beta-mean": beta_mean_runs,
 }
+"""The queues that depend on no result."""
 QUEUES = (
     "grid", "double-rate", "table", "more-seeds", "decoupled-grid", "decoupled", "no-decay", "coupled-grid", "coupled",
     "decoupled-floor-grid", "decoupled-floor", "batch-128-grid", "batch-128", "as-published", "dial", "language-dial",
