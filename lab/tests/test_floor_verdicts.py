@@ -237,7 +237,7 @@ def test_runs_without_decay_are_compared_with_the_same_rates_of_the_grid(tmp_pat
     best, results = decay_results(0.0)
     gains = {"adam-floor": 76.5, "mvngrad-floor": 74.2, "adam-none": 74.0, "mvngrad-none": 74.0}
     for recipe in arms.no_decay_runs(best):
-        arm = next(arm for arm in gains if records._epsilons(best[arm]) == records._epsilons(recipe))
+        arm = next(arm for arm in gains if records._get_epsilon(best[arm]) == records._get_epsilon(recipe))
         results.append((recipe, {"test_accuracy": gains[arm] - abs(recipe.lr - 4e-3)}))
     write_runs(tmp_path, results)
     verdict = judge(tmp_path, "floor-decay-none", "floor-decay")

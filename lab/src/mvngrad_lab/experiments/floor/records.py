@@ -176,12 +176,12 @@ def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
     for name in arms.DECAYS:
         grid |= arms.decay_grid(name, selected)
         chosen |= _select_decay(name, runs, selected)
-    cells = [f"{cell}-{floor}" for cell in ("adam", "mvngrad") for floor in ("floor", "none")]
+    compared = [f"{cell}-{floor}" for cell in ("adam", "mvngrad") for floor in ("floor", "none")]
     # With decay: the same rates and betas, which the grid has.
-    with_decay = {arm: [r for r in arms.grid()[arm] if r.beta1 == selected[arm].beta1] for arm in cells}
+    with_decay = {arm: [r for r in arms.grid()[arm] if r.beta1 == selected[arm].beta1] for arm in compared}
     no_decay: Recipes = {
-        arm: [r for r in arms.no_decay_runs(selected) if (r.optimizer, r.eps, r.eps_s) == _epsilons(selected[arm])]
-        for arm in cells
+        arm: [r for r in arms.no_decay_runs(selected) if _get_epsilon(r) == _get_epsilon(selected[arm])]
+        for arm in compared
     }
     queue = [*(r for recipes in grid.values() for r in recipes), *arms.table_runs(chosen)]
     return _make_table(
@@ -191,7 +191,7 @@ def _collect_decay(runs: Runs, selected: arms.Selected) -> TableResult:
         {"batch_size": 1024},
         arms={
             arm: _by_seed(runs, arms.table_runs({arm: recipe}))
-            for arm, recipe in {**{arm: selected[arm] for arm in cells}, **chosen}.items()
+            for arm, recipe in {**{arm: selected[arm] for arm in compared}, **chosen}.items()
         },
         selected={arm: _describe_settings(recipe) for arm, recipe in chosen.items()},
         grid=_count_done(runs, grid),
@@ -208,7 +208,8 @@ def _select_decay(name: str, runs: Runs, selected: arms.Selected) -> dict[str, C
         return {}
 
 
-def _epsilons(recipe: TrainingRecipe) -> tuple[Any, ...]:
+def _get_epsilon(recipe: TrainingRecipe) -> tuple[Any, ...]:
+    """The optimizer and its epsilon, which tell the arms of a grid apart."""
     return recipe.optimizer, recipe.eps, recipe.eps_s
 
 
