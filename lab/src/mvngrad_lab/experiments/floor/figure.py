@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
@@ -192,34 +192,46 @@ def _format_betas(arm: str, settings: dict[str, Any]) -> str:
     return f"{settings['beta1']:g}" if arm == "sgd" else f"{settings['beta1']:g}, {settings['beta2']:g}"
 
 
+class DialTask(NamedTuple):
+    """What the figure of the dial says of a task."""
+
+    y: str
+    """The label of the axis."""
+    name: str
+    training: str
+    seen: tuple[float, str]
+    """The smallest difference that counts with one seed, as a number and as text."""
+
+
 DIALS = {
-    "images": (
+    "images": DialTask(
         "test accuracy, % (higher is better)",
         "CIFAR-100",
         "ResNet-18 on CIFAR-100 after 30 epochs",
         (SEEN, f"{SEEN:g} point"),
     ),
-    "language": (
+    "language": DialTask(
         "validation loss, nats (lower is better)",
         "GPT-2 30M",
         "GPT-2 30M on the stand-in text after 1,000 steps",
         (SEEN_LOSS, f"{SEEN_LOSS:g} nats"),
     ),
 }
-"""Label of the axis, name, training, and the smallest difference that counts with one seed."""
+"""By the name of the part of the result."""
 HOLLOW = "A hollow point has the lowest or the highest of its rates: another may be better."
 
 
 def draw_dial(result: dict[str, Any]) -> list[Figure]:
     """From no floor to SGD, on images and on language. A point whose rates are not all done is left out."""
-    shown = {task: words for task, words in DIALS.items() if has_points(result[task])}
+    shown = {part: task for part, task in DIALS.items() if has_points(result[part])}
     panels, changes = [], []
-    for task, (y, name, _, seen) in shown.items():
-        panels.append(draw_dial_panel(result[task], y, f"{task.capitalize()}: {name}", seen))
-        if change := _describe_gradient(result[task]["gradient_rms_by_floor"]):
-            changes.append(f"{change} on {name}")
+    for part, task in shown.items():
+        panels.append(draw_dial_panel(result[part], task.y, f"{part.capitalize()}: {task.name}", task.seen))
+        if change := _describe_gradient(result[part]["gradient_rms_by_floor"]):
+            changes.append(f"{change} on {task.name}")
+    trainings = ", ".join(task.training for task in shown.values())
     caption = (
-        f"The best of three or four rates at each floor, seed 0: {', '.join(words[2] for words in shown.values())}. "
+        f"The best of three or four rates at each floor, seed 0: {trainings}. "
         "The floor itself is below its ratio to the gradient; at a floor far above every gradient all four are SGD "
         f"with momentum, the last point. The bar is the smallest difference that counts with one seed. {HOLLOW}"
     )
