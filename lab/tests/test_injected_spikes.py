@@ -266,7 +266,9 @@ def test_text_is_trained_at_the_best_rate_of_each_cell(tmp_path, monkeypatch):
 
 def test_runs_that_differ_in_clipping_share_what_is_compiled():
     made = [
-        step.get_training_step(small_image_recipe(clip=clip), None, CPU, False, False, tasks.SpikedImagesTask)
+        step.get_training_step(
+            small_image_recipe(clip=clip), None, CPU, compiled=False, captured=False, task_class=tasks.SpikedImagesTask
+        )
         for clip in (None, 0.5, 0.5)
     ]
     assert made[0].device_task is made[1].device_task

@@ -218,7 +218,7 @@ def with_offset():
 @pytest.mark.parametrize("seed", [0, 7])
 def test_buffers_outside_the_state_dict_are_those_of_the_runs_seed(seed):
     recipe = replace(make_recipe(with_offset), seed=seed)
-    training_step = get_training_step(recipe, None, torch.device("cpu"), False, False)
+    training_step = get_training_step(recipe, None, torch.device("cpu"), compiled=False, captured=False)
     training_step.reset(seed)
     torch.manual_seed(seed)
     assert torch.equal(training_step.model.offset, WithOffset(3, 1).offset)

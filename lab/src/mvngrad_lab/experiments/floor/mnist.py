@@ -82,7 +82,7 @@ def train(job: Job, recipe: MnistDial, data: Path | None) -> dict[str, Any]:
     sizes: list[float | None] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at a floor of 1 gradients are hardly normalized: that is meant
-        training_step = get_training_step(settings, data, torch.device("cpu"), False, False)
+        training_step = get_training_step(settings, data, torch.device("cpu"), compiled=False, captured=False)
     steps = training_step.run(settings)
     for _ in range(recipe.epochs):
         for _ in islice(steps, training_step.task.steps_per_epoch):

@@ -63,7 +63,9 @@ def make_training(recipe: MnistSpikes, betas: tuple[float, float], optimizer: An
 
 def train(recipe: SpikedMnist, data: Path | None) -> dict[str, Any]:
     """Train one network; returns its status, the loss of every step, and its final metrics."""
-    training_step = get_training_step(recipe, data, torch.device("cpu"), False, False, SpikedMnistTask)
+    training_step = get_training_step(
+        recipe, data, torch.device("cpu"), compiled=False, captured=False, task_class=SpikedMnistTask
+    )
     losses, missed = list[float](), 0
     for loss in islice(training_step.run(recipe), recipe.epochs * training_step.task.steps_per_epoch):
         norm = training_step.norms[len(losses) % training_step.task.steps_per_epoch].item()
