@@ -35,6 +35,7 @@ SMALL_TEXT = (
     "`mvngrad train wikitext103 --model tiny --text FOLDER --steps 100 --warmup-steps 10 --batch-size 8 "
     "--micro-batch-size 8`"
 )
+"""Commands that a CPU can run, for the message of `require_gpu`."""
 
 
 def train(
@@ -190,7 +191,10 @@ def configure_kernels(recipe: TrainingRecipe, device: torch.device) -> Iterator[
 
 
 def require_gpu(target: str, what: str, small: str = SMALL_IMAGES) -> None:
-    """Raise NotPossible if there is no CUDA device."""
+    """Raise NotPossible if there is no CUDA device.
+
+    `what` completes the sentence that begins with the `target`, "trains 24 networks"; `small` is a command for a CPU.
+    """
     if not torch.cuda.is_available():
         raise NotPossible(f"{target} {what} and needs a CUDA device; on a CPU, try a small one with {small}")
 
