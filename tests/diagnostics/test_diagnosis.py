@@ -239,18 +239,37 @@ def test_a_floor_is_found_in_the_first_record_and_named_before_what_is_unknown(m
         assert all(f"\n  {text}\n" in str(diagnose(judged)) for text in group.measured)
 
 
-@pytest.mark.parametrize("share", [0.06, 1.0])
+@pytest.mark.parametrize(("share", "percent"), [(0.002, "0.20%"), (0.06, "6%"), (1.0, "100%")])
 @pytest.mark.parametrize("make", [mvngrad.MVNGradW, mvngrad.Adam, torch.optim.AdamW])
-def test_a_training_that_became_nan_is_lost(make, share):
+def test_state_that_became_nan_is_reported(make, share, percent):
     def gradient(t, size):
         return noise(t, size).where(torch.arange(size) >= size * share * (t > 200), math.nan)
 
     records = train_with_monitor(make, gradient)[2]
     (group,) = diagnose(records).groups
-    assert group.finding == "From step 220 on at least 5% of the state is not finite: the training is lost."
+    where = "From step 220 on a part of the state is not finite, and stays so:"
+    assert group.finding == f"{where} {percent} in the last record."
     assert "checkpoint before that" in group.action
+    (entry,) = records[-1]["groups"]
+    (layer,) = entry["layers"] or [{"update": None}]
+    assert (entry["root"] is None) == (layer["update"] is None) == (share == 1)
     (group,) = diagnose(records[:10]).groups
     assert "not finite" not in group.finding
+
+
+@pytest.mark.parametrize("bad", [1, 5, 300])
+@pytest.mark.parametrize("cell", ["Adam", "LaProp"])
+def test_a_gradient_that_is_not_finite_is_reported_if_its_coordinate_is_not_sampled(cell, bad):
+    def gradient(t, size):
+        return noise(t, size).index_fill(0, torch.tensor([7]), math.nan if t == bad else 1.0)
+
+    weight, _, records = train_with_monitor(CLASSES[cell], gradient, size=50_000)
+    (group,) = diagnose(records).groups
+    assert weight.isnan().sum() == 1 and not any(record["groups"][0]["not_finite"] for record in records)
+    assert "part from 1 spike of the gradient that was not finite, nothing" in group.finding
+    assert group.action.startswith("Unless GradScaler skipped these steps, look for NaN in the weights. ")
+    assert group["spikes"].verdict == ("absorbed" if bad == 300 else "not finite")
+    assert group["spikes"].because.startswith("1 found, 1 of them not finite; ")
 
 
 @pytest.mark.parametrize(("make", "what"), [(mvngrad.MVNGrad, "the signal"), (mvngrad.LaProp, "sign collapse")])

@@ -147,10 +147,11 @@ def test_a_state_that_overflowed_is_not_called_dead(make, last):
     """Also if later gradients are small: what is infinite stays so."""
     records = train_with_monitor(make, lambda t, size: (1e25 if t <= last else 1) * noise(t, size), steps=60)[2]
     entry = records[-1]["groups"][0]
-    assert (entry["dead"], entry["overflowed"], entry["update"]) == (0, 1, None)
+    assert (entry["dead"], entry["not_finite"], entry["update"]) == (0, 1, None)
     (group,) = diagnose(records).groups
-    assert group["epsilon floor"].because == "The state overflowed: divisors are infinite."
-    assert group.finding == "From step 20 on at least 5% of the state is not finite: the training is lost."
+    assert group["epsilon floor"].because == "The state is not finite."
+    where = "From step 20 on a part of the state is not finite, and stays so: "
+    assert group.finding == f"{where}100% in the last record."
 
 
 def test_signal_is_recognized_with_little_momentum():

@@ -55,9 +55,6 @@ MAJORITY = 0.5
 """Share of coordinates at the floor of epsilon from which the optimizer as a whole works like SGD with momentum, or of
 clipped coordinates from which it works like SGD on the sign."""
 
-NOT_FINITE_SHARE = 0.05
-"""Share of coordinates whose state is not finite from which a training is lost."""
-
 CARRIED_MULTIPLE = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
 bound for recovery. Momentum on normalized gradients only decays after a spike; Adam's update rises again if v forgets
@@ -72,6 +69,8 @@ GAP_ERRORS = 2.0
 BY_LR = "move by almost exactly lr at each step, whatever the size of their gradient"
 
 BY_Z_CLIP = "move by z_clip * lr at each step, whatever the size of their gradient"
+
+CHECK_SKIPPED = "Unless GradScaler skipped these steps, look for NaN in the weights. "
 
 ONLY_THEORY = (
     "This is the theory of the paper, and does not predict which optimizer reaches the lowest loss: on a language "
@@ -128,8 +127,10 @@ def _diagnose_group(
     finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
     if floor.numbers.get("share", 0.0) < MAJORITY:  # what was measured with a floor is of no use then
         measured = ()
-    if (step := _find_loss_of_state(number, training)) is not None:
-        finding = f"From step {step} on at least 5% of the state is not finite: the training is lost."
+    if (lost := _find_loss_of_state(number, training)) is not None:
+        step, share = lost
+        percent = f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"
+        finding = f"From step {step} on a part of the state is not finite, and stays so: {percent} in the last record."
         action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
     return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements), measured, len(entries))
 
@@ -149,17 +150,13 @@ def _explain_floor(entries: Sequence[Record], optimizer: str, groups: Sequence[R
     return action, (*size, *cite_measurements(optimizer, groups))
 
 
-def _find_loss_of_state(number: int, training: Sequence[Record]) -> int | None:
-    """The step of the first record from which on 5% of the state is not finite; None if the last one is finite."""
+def _find_loss_of_state(number: int, training: Sequence[Record]) -> tuple[int, float] | None:
+    """The step of the first record from which on a part of the state is not finite, and the part in the last one."""
     lost = None
     for record in training:
         for entry in _find_entries(number, [record]):
-            not_finite = bool(entry["update"]) and entry["update"].get("0.95", 0.0) is None
-            is_lost = not_finite or (entry.get("overflowed") or 0.0) >= NOT_FINITE_SHARE
-            if not is_lost:
-                lost = None
-            elif lost is None:
-                lost = record["step"]
+            share = entry.get("not_finite") or 0.0
+            lost = (lost[0] if lost else record["step"], share) if share else None
     return lost
 
 
@@ -196,12 +193,19 @@ def _summarize(
         return too_few.because, "Record more often (Monitor(every=...)) or train longer."
     if "stale_below" in signal.numbers:
         return signal.because, "Diagnose again later, or look at the layers in the records."
+    nothing, check = "nothing in these records calls for a change", ""
+    if not_finite := spikes.numbers.get("not_finite"):
+        verb = "were" if not_finite > 1 else "was"
+        nothing = (
+            f"apart from {not_finite} spike{'s' * (not_finite > 1)} of the gradient that {verb} not finite, {nothing}"
+        )
+        check = CHECK_SKIPPED
     if signal.verdict == CANNOT_TELL:
-        more = f"Whether noise or signal dominates cannot be told. {signal.because}"
-        return "Nothing in these records calls for a change.", more
+        more = f"{check}Whether noise or signal dominates cannot be told. {signal.because}"
+        return f"{nothing[0].upper()}{nothing[1:]}.", more
     tune, measure = "Tune lr before you change the optimizer.", "Measure the order of momentum with variance_gap."
-    finding = f"Gradients are {signal.verdict}, and nothing in these records calls for a change."
-    return finding, tune if signal.verdict == "noise-dominated" else measure
+    finding = f"Gradients are {signal.verdict}, and {nothing}."
+    return finding, check + (tune if signal.verdict == "noise-dominated" else measure)
 
 
 def _judge_collapse(entries: Sequence[Record]) -> Statement:
@@ -254,8 +258,8 @@ def _get_median_share(entries: Sequence[Record], name: str) -> float | None:
 
 
 def _explain_no_share(entries: Sequence[Record]) -> str:
-    if any(entry.get("overflowed") for entry in entries):
-        return "The state overflowed: divisors are infinite."
+    if any(entry.get("not_finite") for entry in entries):
+        return "The state is not finite."
     return "No coordinate has had a gradient."
 
 
@@ -277,6 +281,8 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
     text = f"{len(spikes)} found" + (f", {not_finite} of them not finite" if not_finite else "")
     text += f", the largest {max(multiples):.3g} times the median" if multiples else ""
     followed = [spike for spike in spikes.values() if spike["update_during"] is not None]
+    if not followed and not multiples:
+        return Statement("spikes", "not finite", f"{text}; GradScaler may have skipped them.", numbers)
     if not followed:
         return Statement("spikes", CANNOT_TELL, f"{text}; updates were not followed.", numbers)
     carried, largest, recovery_steps, bound = 0, 0.0, None, 0.0

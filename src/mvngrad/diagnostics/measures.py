@@ -90,10 +90,10 @@ def measure_sample(
     """
     average = averages["u" if rule.momentum_last else "m"]  # 0 if a coordinate has never had a gradient
     live_counts, sampled = list(counts), average.numel()
-    is_infinite = averages[rule.normalizer] == math.inf
-    overflowed = int(is_infinite.count_nonzero())
-    if overflowed or int(average.count_nonzero()) < sampled:
-        live = (average != 0) & ~is_infinite
+    is_finite = average.isfinite() & averages[rule.normalizer].isfinite()
+    not_finite = sampled - int(is_finite.count_nonzero())
+    if not_finite or int(average.count_nonzero()) < sampled:
+        live = (average != 0) & is_finite
         averages = {letter: values[live] for letter, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
@@ -119,8 +119,8 @@ def measure_sample(
     sizes, *ratios = find_quantiles(rows)
     return {
         "sampled": sampled,
-        "dead": (sampled - len(root) - overflowed) / sampled,
-        "overflowed": overflowed / sampled,
+        "dead": (sampled - len(root) - not_finite) / sampled,
+        "not_finite": not_finite / sampled,
         "ratio": _name_quantiles(ratios[0]) if ratios else None,
         "snr": _name_quantiles(signal_to_noise(rule, hyper, ratios[-1])) if ratios else None,  # grows with the ratio
         "noise_hidden": hidden if len(root) else None,

@@ -167,7 +167,7 @@ GROUP = {
     "mean_noise": _is_share,
     "m": _optional(_is_text),
     "dead": _optional(_is_share),
-    "overflowed": _optional(_is_share),
+    "not_finite": _optional(_is_share),
     "ratio": _optional(_has_numbers("0.5")),
     "snr": _optional(_has_numbers("0.5")),
     "noise_hidden": _optional(_is_share),
@@ -179,6 +179,7 @@ GROUP = {
     "root": _optional(_is_number),
     "update": _optional(_has_numbers("0.5")),
     "gradient_norm": _optional(_has_numbers("median", "max")),
+    "gradients_not_finite": _is_count,
     "spikes": [
         {
             "step": _is_count,
@@ -202,7 +203,7 @@ RECORD = {
 }
 OPTIONAL_FIELDS = (
     "monitor", "optimizer", "logged", "logged_not_finite", "weight_decay", "decoupled_weight_decay", "noise_hidden",
-    "overflowed", "z_clip", "clipped", "floor_divisor", "root", "recovered", "layers",
+    "not_finite", "z_clip", "clipped", "floor_divisor", "root", "gradients_not_finite", "recovered", "layers",
 )  # fmt: skip
 """Fields that early versions did not write, or that only some records have."""
 

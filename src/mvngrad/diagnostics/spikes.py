@@ -90,7 +90,7 @@ class Spike:
     step: int
     """Its first step."""
     median: float
-    """The running median of gradient norms before it."""
+    """The running median of gradient norms before it; 0 without one."""
     multiple: float | None
     """The largest norm over that median; None if it was not finite."""
     steps: int
@@ -137,7 +137,7 @@ class SpikeTracker:
         limit = self.rule.limit(self._ordered_norms) if len(self.norms) >= self.rule.warm_up else None
         was_above = self._above
         # A limit of 0 makes no spike: most gradients of the group are 0.
-        self._above = limit is not None and (not math.isfinite(norm) or norm > limit > 0)
+        self._above = not math.isfinite(norm) or (limit is not None and norm > limit > 0)
         if self._above:
             self._start_or_extend_spike(step, norm, was_above)
         if (spike := self._followed) is not None:
@@ -151,7 +151,7 @@ class SpikeTracker:
             self.updates.append(update)
 
     def _start_or_extend_spike(self, step: int, norm: float, was_above: bool) -> None:
-        usual = median(self._ordered_norms)
+        usual = median(self._ordered_norms) if self._ordered_norms else 0.0  # the first gradients may not be finite
         multiple = norm / usual if math.isfinite(norm) and usual else None
         spike = self._followed
         if spike and was_above:
