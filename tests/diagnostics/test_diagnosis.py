@@ -265,7 +265,8 @@ def test_a_gradient_that_is_not_finite_is_reported_if_its_coordinate_is_not_samp
 
     weight, _, records = train_with_monitor(CLASSES[cell], gradient, size=50_000)
     (group,) = diagnose(records).groups
-    assert weight.isnan().sum() == 1 and not any(record["groups"][0]["not_finite"] for record in records)
+    assert weight.isnan().sum() == 1
+    assert not any(record["groups"][0]["not_finite"] for record in records)
     assert "part from 1 spike of the gradient that was not finite, nothing" in group.finding
     assert group.action.startswith("Unless GradScaler skipped these steps, look for NaN in the weights. ")
     assert group["spikes"].verdict == ("absorbed" if bad == 300 else "not finite")

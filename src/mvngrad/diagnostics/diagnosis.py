@@ -195,10 +195,8 @@ def _summarize(
         return signal.because, "Diagnose again later, or look at the layers in the records."
     nothing, check = "nothing in these records calls for a change", ""
     if not_finite := spikes.numbers.get("not_finite"):
-        verb = "were" if not_finite > 1 else "was"
-        nothing = (
-            f"apart from {not_finite} spike{'s' * (not_finite > 1)} of the gradient that {verb} not finite, {nothing}"
-        )
+        spiked = "spikes of the gradient that were" if not_finite > 1 else "spike of the gradient that was"
+        nothing = f"apart from {not_finite} {spiked} not finite, {nothing}"
         check = CHECK_SKIPPED
     if signal.verdict == CANNOT_TELL:
         more = f"{check}Whether noise or signal dominates cannot be told. {signal.because}"

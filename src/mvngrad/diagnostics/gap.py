@@ -199,7 +199,7 @@ def variance_gap(
     count = len(contributions)
     results = tuple(result for each in frozen.values() if each.batches > 1 and (result := each.result()).coordinates)
     if not results:
-        raise ValueError(f"variance_gap: {count} batches gave no parameter two gradients; pass more, at least 2")
+        raise ValueError(f"variance_gap: no parameter has two gradients, from {count} of at least 2 batches; pass more")
     total = sum(each.coordinates for each in results)
     before, after = (sum(getattr(r, name) * r.coordinates for r in results) / total for name in ("before", "after"))
     cells = cells_by_order(view_group(optimizer, optimizer.param_groups[0]).rule)
