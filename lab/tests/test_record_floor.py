@@ -19,7 +19,7 @@ from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
-from mvngrad_lab.report.statistics import estimate_contrast
+from mvngrad_lab.report.statistics import estimate_contrast, estimate_ratio
 from mvngrad_lab.report.verdicts import find_judges, find_latest
 from mvngrad_lab.store import load_runs
 
@@ -58,6 +58,11 @@ def test_the_floor_runs_at_200_epochs():
         assert f"| {name} | {effect.estimate:+.2f} | {low:+.2f} to {high:+.2f} |" in log
     gains = [fmean(arms[f"{cell}-floor"].values()) - fmean(arms[f"{cell}-none"].values()) for cell in cells]
     readme = " ".join((ROOT / "README.md").read_text().split())
+    without = {cell: fmean(arms[f"{cell}-none"].values()) for cell in cells}
+    leads = [without[a] - without[b] for a, b in product(("adam", "mvngrad"), ("laprop", "adabelief"))]
+    p = re.search(r"variance x order ([\d.]+)", find_judges()["floor-interactions"](tables["floor-table"]).measured)[1]
+    above = f"Adam and MVN-Grad are {min(leads):.1f} to {max(leads):.1f} points above LaProp and AdaBelief"
+    assert re.search(rf"{above} \(\[variance and order interact\]\S+, p = {p}\)", readme)
     for page in (settings, readme):
         assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
     floor = compute_effects(tables["floor-table"])["floor"]
@@ -182,8 +187,17 @@ def test_the_floor_runs_with_a_tuned_coupled_coefficient():
     assert f"adds {added:.2f} points (95%: {interval}), {share} of the gap" in log.replace("**", "")
     assert f"they are {left:.2f} points ({left_interval}) above tuned coupled decay" in log
     readme = " ".join((ROOT / "README.md").read_text().split())
-    for page in (settings, readme, read("index.md")):
-        assert share in page
+    low, high = estimate_ratio(
+        {arm: arms[arm] for arm in (*tuned, *coupled, *floor)},
+        {arm: 0.5 if arm in tuned else -0.5 for arm in (*tuned, *coupled)},
+        {arm: 0.5 if arm in floor else -0.5 for arm in (*floor, *coupled)},
+    )[1]
+    for page in (readme, " ".join(read("index.md").split())):
+        assert re.search(rf"\b{share}\S* \({low:.0%} to {high:.0%}\)".replace("% to", " to"), page)
+    assert f"closes {share} (95%: {low:.0%} to {high:.0%}) of the gap" in settings
+    assert f"is {left:.2f} points (95%: {left_interval}) better than tuned coupled decay" in readme
+    assert f"still better by {left:.2f} points ({left_interval})" in settings
+    assert f"and {left:.2f} against a tuned one" in settings
     verdict = find_judges()["floor-decay-strength"](result)
     (row,) = verdict.strip.rows
     p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
@@ -248,6 +262,10 @@ def test_the_dial_on_cifar100_and_decoupled_decay_with_a_floor():
     assert "Best {:.2f} and {:.2f}; without a floor {:.2f} and {:.2f}".format(*best) in log
     more = f"AdamW {best[0] - best[2]:+.2f} points, MVN-GradW {best[1] - best[3]:+.2f}"
     assert more in settings
+    assert f"with 6e-5 Adam reaches {read_grid('coupled')['adam', 6e-5, 4e-3]:.2f} without one" in settings
+    ours, adamw = (list(records["floor-decay"]["arms"][f"{cell}w-floor"].values()) for cell in ("mvngrad", "adam"))
+    lead, p = fmean(ours) - fmean(adamw), stats.ttest_rel(ours, adamw).pvalue
+    assert f"MVN-GradW is {lead:.2f} points above it, three seeds, p = {p:.2f})" in settings
 
 
 def test_the_dial_of_a_language_model():

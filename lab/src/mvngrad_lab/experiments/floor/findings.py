@@ -135,7 +135,7 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
         parts.append(
             f"{' and '.join(effects)} {change} accuracy by {sizes} points, not yet shown to be less than {MARGIN}"
         )
-    if same and differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
+    if differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
         gains = [row.value for row in strip.rows]
         parts.append(f"the floor is not worth the same in all four, {min(gains):.1f} to {max(gains):.1f} points")
     return parts
@@ -156,8 +156,8 @@ def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
     if not (shares := get_shares_closed(decoupled, strength)):
         return ""
     share, *tuned = (f"{share:.0%}" for share in shares)
-    text = f"**Tuned weight decay gives most of what a floor adds**: decoupled decay {share}"
-    text += f", coupled decay {tuned[0]}" if tuned else ""
+    text = f"**Decoupled weight decay gives most of what a floor adds**, {share}"
+    text += f"; coupled decay with a tuned coefficient {tuned[0]}" if tuned else ""
     if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
         text += f"; with decoupled decay a floor still adds {floor.strip.rows[0].value:.1f} points, at other betas"
     return f"{text} (Adam and MVN-Grad)."
