@@ -32,13 +32,13 @@ def pytest_addoption(parser):
 
 def pytest_terminal_summary(terminalreporter, config):
     if path := config.getoption("--record"):
-        from benchmarks.report import environment
+        from benchmarks.report import get_environment
 
         stats = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "error", "skipped")}
         asked = [str(argument) for argument in config.invocation_params.args]
         arguments = [each for i, each in enumerate(asked) if "--record" not in (each, *asked[max(i - 1, 0) : i])]
         record = {
-            **environment("cuda" if torch.cuda.is_available() else "cpu"),
+            **get_environment("cuda" if torch.cuda.is_available() else "cpu"),
             "command": " ".join(["pytest", *arguments]),
             **{kind: len(reports) for kind, reports in stats.items()},
             "failures": sorted({report.nodeid for kind in ("failed", "error") for report in stats[kind]}),

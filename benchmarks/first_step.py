@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.models import MODELS
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from benchmarks.targets import verdict
 from mvngrad import MVNGradW
 
@@ -72,7 +72,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             for times in seconds.values():
                 times.append(time_in_process(cache))
-    results = {"environment": environment("cpu"), "seconds": seconds}
+    results = {"environment": get_environment("cpu"), "seconds": seconds}
     results["verdict"] = verdict(median(seconds["with compilation"]), BOUND, at_least=False)
     write(results, args.out / "first-step-cpu", make_markdown(results))
     print(make_markdown(results))

@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks import quality
 from benchmarks.paired import MARGINS, compare_with_margin, worst_verdict
 from benchmarks.quality import DECAYED, METRICS, PAPER_128, PAPER_1024, Job, Runs
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from mvngrad.optim.formats import SQUARES
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.store import timestamp
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print("stopped before the end; the same command continues", flush=True)
                 return
     result = {
-        "environment": environment("cpu")
+        "environment": get_environment("cpu")
         | {"threads": 1, "processes": workers, "path": "fused" if fused else "default"},
         "data": data.source,
         "rules": RULES,

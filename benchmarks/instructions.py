@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 
 import mvngrad
 from benchmarks.models import MODELS
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from mvngrad.optim import backends
 from mvngrad.optim.backends.cuda import kernel
 from mvngrad.optim.backends.cuda.launch import REGISTERS
@@ -194,7 +194,7 @@ def main() -> None:
             "measured": measured[name],
         }
         rows.append({**row, "milliseconds": times})
-    results = {"environment": {**environment("cpu"), "triton": triton.__version__}, "steps": rows}
+    results = {"environment": {**get_environment("cpu"), "triton": triton.__version__}, "steps": rows}
     write(results, args.out / "instructions", make_markdown(results))
     print(make_markdown(results))
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.overhead import OVERHEAD, make_fused_adamw, measure_overhead
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from benchmarks.rounds import Arm, reset_peak_memory, run_rounds
 from benchmarks.targets import verdict
 from benchmarks.timing import synchronize
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     end, device = time.perf_counter() + args.within, torch.device(args.device)
     notes: list[str] = []
-    result: dict[str, Any] = {"environment": environment(args.device), "data": "", "targets": [], "notes": notes}
+    result: dict[str, Any] = {"environment": get_environment(args.device), "data": "", "targets": [], "notes": notes}
     result |= {"throughput": {}, "overhead": {}}
 
     def save() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.memory import ARMS, LEAN, RELEASE, TORCH, draw_tokens, start_training
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from mvngrad_lab.tasks.language.model import GPT2, Shape
 
 NAMES = (TORCH, LEAN, RELEASE)
@@ -107,7 +107,7 @@ def main() -> None:
     path = args.out / "largest-cuda"
     stored = json.loads(path.with_suffix(".json").read_text())["largest"] if path.with_suffix(".json").exists() else []
     rows = {row["name"]: row for row in stored}
-    where = run_in_process(environment, "cuda")
+    where = run_in_process(get_environment, "cuda")
     free = run_in_process(measure_free)
     for name in args.only:
         layers = find_largest(partial(run_in_process, measure_reserved, name), free)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.language import RECIPES
-from benchmarks.report import RESULTS, environment, markdown_table
+from benchmarks.report import RESULTS, get_environment, markdown_table
 from benchmarks.timing import synchronize
 from mvngrad_lab.tasks.language.kernels.cross_entropy import cross_entropy
 from mvngrad_lab.tasks.language.model import PADDED_VOCABULARY, VOCABULARY
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     args = parser.parse_args(arguments)
-    where = environment(args.device)
+    where = get_environment(args.device)
     body = [row for model in args.models for row in measure(model, args, torch.device(args.device))]
     text = [
         f"# The loss of GPT-2 on {where['device']}",

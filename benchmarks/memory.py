@@ -30,7 +30,7 @@ from torch import Tensor
 
 import mvngrad
 from benchmarks.candidates import describe_error
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from benchmarks.step import make_parameters
 from benchmarks.targets import verdict
 from benchmarks.timing import graph_seconds, time_step
@@ -353,7 +353,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "model": args.model,
         "rounds": args.rounds,
-        "environment": environment(args.device),
+        "environment": get_environment(args.device),
         "notes": notes,
         "steps": measure_steps(arms, args.model, args.device, args.rounds, notes),
         "training": [],

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from benchmarks.timing import synchronize
 from mvngrad.diagnostics import Monitor
 
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
         if re.search(args.only, optimizer)
         for row in measure(widths, optimizer, args.every, args.rounds, args.device)
     ]
-    result = {"environment": environment(args.device), "every": args.every, "rounds": args.rounds, "rows": rows}
+    result = {"environment": get_environment(args.device), "every": args.every, "rounds": args.rounds, "rows": rows}
     write(result, args.out / f"monitor-{args.device}", markdown(result))
     print(markdown(result))
 

@@ -39,7 +39,7 @@ from benchmarks.paired import (
     deviation as deviation_of,
     worst_verdict,
 )
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from mvngrad import rule
 from mvngrad_lab.pool import count_cores, run_jobs
 from mvngrad_lab.store import timestamp
@@ -371,7 +371,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs: Runs = {}
     for name, job in keys.items():
         runs.setdefault((job.setting, job.cell, job.state, job.lean), {})[job.seed] = done[name]
-    made_on = environment(args.device) | {"threads": 1, "processes": workers, "path": "fused" if fused else "default"}
+    made_on = get_environment(args.device) | {
+        "threads": 1,
+        "processes": workers,
+        "path": "fused" if fused else "default",
+    }
     result = {
         "environment": made_on,
         "data": data.source,

@@ -42,9 +42,9 @@ FIGURES = [  # label, key, digits
 ]
 
 
-def environment(device: str) -> dict[str, Any]:
+def get_environment(device: str) -> dict[str, Any]:
     """The machine, versions and commit of a benchmark."""
-    return lab.environment(device, RESULTS.parent / "benchmarks")
+    return lab.get_environment(device, RESULTS.parent / "benchmarks")
 
 
 def markdown_table(head: list[str], body: Iterable[list[str]]) -> str:

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.candidates import Candidate, Unavailable, describe_error, get_candidates
 from benchmarks.models import MODELS, Shapes
-from benchmarks.report import RESULTS, environment, markdown, table, write
+from benchmarks.report import RESULTS, get_environment, markdown, table, write
 from benchmarks.targets import Row, find_machine, judge_targets
 from benchmarks.timing import copy_bandwidth, count_launches, graph_seconds, profile_host, time_step
 from benchmarks.traffic import bytes_needed, bytes_touched, held_bytes, state_bytes
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     profile = args.out / "profile-host.txt" if args.profile else None
     if profile:
         profile.write_text("")
-    where, bandwidth = environment(args.device), copy_bandwidth(args.device)
+    where, bandwidth = get_environment(args.device), copy_bandwidth(args.device)
     benchmark = StepBenchmark(args.device, args.rounds, bandwidth, profile)
     result: dict[str, Any] = {"environment": where, "copy_bytes_per_second": bandwidth}
     result |= {"targets": [], "notes": [], "models": {}}

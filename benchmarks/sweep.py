@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from mvngrad_lab.pool import count_cores
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import FinishedRun
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         for workers in args.workers:
             with store() as url:
                 rows.append({"store": name, **measure(url, workers)})
-    measured_on = environment("cpu") | {"cores": count_cores(), "optuna": version("optuna")}
+    measured_on = get_environment("cpu") | {"cores": count_cores(), "optuna": version("optuna")}
     result = {"environment": measured_on, "rows": rows}
     write(result, args.out / "engine", markdown(result))
     print(markdown(result))

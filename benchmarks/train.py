@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.plain_loop import PlainLoop
-from benchmarks.report import RESULTS, environment, markdown_table, write
+from benchmarks.report import RESULTS, get_environment, markdown_table, write
 from benchmarks.rounds import run_rounds
 from benchmarks.targets import verdict
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     end = time.perf_counter() + args.within
     torch.backends.cudnn.benchmark = True
-    where, notes = environment(args.device), list[str]()
+    where, notes = get_environment(args.device), list[str]()
     result: dict[str, Any] = {"environment": where, "workers": args.workers, "targets": [], "notes": notes}
     result["batch_sizes"] = {}
     for number, batch_size in enumerate(args.batch_sizes):

@@ -31,7 +31,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_a_clean_tree_has_no_changes(package):
-    assert environment.changes() == ""
+    assert environment.get_changes() == ""
     assert not environment.commit().endswith("+changes")
 
 
@@ -39,7 +39,7 @@ def test_changes_contain_only_the_package(package):
     (package / "rule.py").write_text("beta1 = 0.8\n")
     (package.parents[1] / "secrets.env").write_text("token = 2\n")
     (package / "new.py").write_text("password = 3\n")
-    diff = environment.changes()
+    diff = environment.get_changes()
     assert "-beta1 = 0.9\n+beta1 = 0.8\n" in diff
     assert "# not in the repository: " in diff
     assert "new.py" in diff
@@ -50,12 +50,12 @@ def test_changes_contain_only_the_package(package):
 
 def test_a_long_diff_is_cut(package):
     (package / "rule.py").write_text("x = 1\n" * 300_000)
-    diff = environment.changes()
+    diff = environment.get_changes()
     assert len(diff) < environment.LONGEST_DIFF + 100
     assert "# cut off: 2" in diff
 
 
 def test_without_a_repository_there_are_no_changes(package, monkeypatch):
     monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package / "none")))
-    assert environment.changes() == ""
+    assert environment.get_changes() == ""
     assert environment.commit() == "unknown"

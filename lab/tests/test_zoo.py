@@ -9,9 +9,9 @@ from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.training import checkpoint, step
 from mvngrad_lab.training.optimizers import (
     NEEDS,
-    check_options,
     make_third_party_optimizer,
     option_names,
+    resolve_options,
     third_party_options,
 )
 from mvngrad_lab.training.train import train
@@ -68,7 +68,7 @@ def test_the_form_of_weight_decay_is_that_of_the_guide(decoupled, names):
         assert group["weight_decouple"] is decoupled, name
     for name in ("AdaShift", "SM3"):
         with pytest.raises(ValueError, match=f"{name} does not take weight_decay"):
-            check_options(f"zoo:{name}", weight_decay=0.1)
+            resolve_options(f"zoo:{name}", weight_decay=0.1)
 
 
 @pytest.mark.parametrize(

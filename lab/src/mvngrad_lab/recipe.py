@@ -99,9 +99,18 @@ NAMES = {name: rule.name for name, rule in RULES.items()}
 """The optimizer's name in the paper by its name in recipes."""
 
 
+def get_cell(optimizer: str) -> str:
+    """The name of an optimizer without the w of decoupled weight decay.
+
+    >>> get_cell("mvngradw")
+    'mvngrad'
+    """
+    return optimizer.removesuffix("w")
+
+
 def has_eps_s(optimizer: str) -> bool:
     """Whether an optimizer normalizes by the variance, and so needs an eps_s."""
-    return RULES[optimizer.removesuffix("w")].centered
+    return RULES[get_cell(optimizer)].centered
 
 
 def hash_module(name: str) -> str:
@@ -272,7 +281,7 @@ class TrainingRecipe(Recipe, ABC):
             remedy = "the paper's is 1e-8 for images, 0 for language" if centered else others
             raise InvalidInput(f"eps_s={self.eps_s!r} does not go with optimizer={self.optimizer!r}; {remedy}")
         for name, off in (("beta_mean", None), ("z_clip", None), ("lean", False)):
-            if getattr(self, name) != off and name not in RULES[self.optimizer.removesuffix("w")].options:
+            if getattr(self, name) != off and name not in RULES[get_cell(self.optimizer)].options:
                 owners = ", ".join(cell for cell, rule in RULES.items() if name in rule.options)
                 raise InvalidInput(
                     f"{name}={getattr(self, name)!r} does not go with optimizer={self.optimizer!r}; it belongs to "

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from mvngrad_lab.discovery import Experiment, OnEvent, RunModule, Tick, find_experiments
 from mvngrad_lab.errors import UserError
 from mvngrad_lab.store import RunFolder, timestamp
-from mvngrad_lab.store.environment import LIBRARY, environment
+from mvngrad_lab.store.environment import LIBRARY, get_environment
 from mvngrad_lab.store.lock import Check
 
 __all__ = ["Experiment", "OnEvent", "RunModule", "Tick", "find_experiments", "reproduce", "select_experiments"]
@@ -112,7 +112,7 @@ def reproduce(
             display.end(outcomes[-1])
         else:
             waiting.append((experiment, module, run_folder, code))
-    here = environment() if waiting else {}  # imports torch, which the plan's estimate need not contain
+    here = get_environment() if waiting else {}  # imports torch, which the plan's estimate need not contain
     display.plan(
         [(each, each.expected_seconds(quick, folder.recipe if folder else None)) for each, _, folder, _ in waiting]
     )

@@ -30,7 +30,7 @@ def commit(*parts: Path) -> str:
     return head + ("+changes" if dirty else "")
 
 
-def changes() -> str:
+def get_changes() -> str:
     """How the packages differ from their commit, as a diff; "" if they do not, or without a repository.
 
     Files that git does not track are only named: results are shared, and such files may be private.
@@ -64,7 +64,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def environment(device: str = "cpu", *parts: Path) -> dict[str, Any]:
+def get_environment(device: str = "cpu", *parts: Path) -> dict[str, Any]:
     """Device, threads, versions and commit."""
     import torch
 

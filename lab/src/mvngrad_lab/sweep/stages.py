@@ -75,7 +75,7 @@ def _check_third_party_optimizers(stages: Iterable[Sequence[Recipe]]) -> None:
         if isinstance(recipe, TrainingRecipe) and recipe.is_third_party:
             from mvngrad_lab.training import optimizers  # imports torch
 
-            optimizers.check_options(recipe.optimizer, **optimizers.third_party_options(recipe))
+            optimizers.resolve_options(recipe.optimizer, **optimizers.third_party_options(recipe))
 
 
 def _check_metric(queue: Queue, metric: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.pool import catch_signals, is_stdout_closed
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import ROOT, FinishedRun, RunFolder, read_run, timestamp
-from mvngrad_lab.store.environment import changes, commit, environment
+from mvngrad_lab.store.environment import commit, get_changes, get_environment
 from mvngrad_lab.store.lock import LOCK_FILE, Locked, lock_folder, remove_lock
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
@@ -83,8 +83,8 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
             return stored
         if has_parameter(run, "folder"):
             taken["folder"] = folder.path
-        where = environment(str(options["device"]).partition(":")[0])
-        folder.start({**where, "function": function}, changes())
+        where = get_environment(str(options["device"]).partition(":")[0])
+        folder.start({**where, "function": function}, get_changes())
         started = time.perf_counter()
         result = run(recipe, **taken)
         if not isinstance(result, Mapping):

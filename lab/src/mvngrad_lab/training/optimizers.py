@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import mvngrad
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, TrainingRecipe, hash_module
+from mvngrad_lab.recipe import RULES, TrainingRecipe, get_cell, hash_module
 
 CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
 """Class of our optimizer for each cell, without the W of decoupled weight decay."""
@@ -76,7 +76,7 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
         if any("lr" not in group for group in theirs.param_groups):
             raise InvalidInput(f"{recipe.optimizer} has no lr in its param_groups, where the schedule sets it")
         return theirs
-    cell = recipe.optimizer.removesuffix("w")
+    cell = get_cell(recipe.optimizer)
     suffix = "W" if cell != recipe.optimizer else ""
     optimizer = getattr(mvngrad, CLASSES[cell] + suffix)(
         groups,
@@ -117,7 +117,7 @@ def make_third_party_optimizer(name: str, parameters: Iterable[Any], **options: 
     >>> type(make_third_party_optimizer("torch:RAdam", [weight], lr=0.1, betas=(0.8, 0.9))).__name__
     'RAdam'
     """
-    chosen, name, params = check_options(name, **options), parse_name(name)[0], list(parameters)
+    chosen, name, params = resolve_options(name, **options), parse_name(name)[0], list(parameters)
     if name == "torch:Muon":
         return MuonAndAdamW(_split_matrices(params, most=2), **chosen)
     groups = _split_matrices(params) if name.lower() in MUONS else params
@@ -133,7 +133,7 @@ def check_optimizer(recipe: TrainingRecipe) -> None:
     if recipe.optimizer.startswith(("torch:", "zoo:")):
         make_optimizer(recipe, nn.Linear(2, 2), torch.zeros(()))
     elif recipe.is_third_party:
-        check_options(recipe.optimizer, **third_party_options(recipe))
+        resolve_options(recipe.optimizer, **third_party_options(recipe))
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -160,7 +160,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
 
-def check_options(name: str, **options: Any) -> dict[str, Any]:
+def resolve_options(name: str, **options: Any) -> dict[str, Any]:
     """The options that an optimizer is made with: those in its name and all others that are not None.
 
     Raises InvalidInput for what `make_third_party_optimizer` refuses without looking at parameters; a sweep checks its

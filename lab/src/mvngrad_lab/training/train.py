@@ -19,7 +19,7 @@ from mvngrad_lab.errors import InvalidInput, NotPossible, UserError
 from mvngrad_lab.pool import catch_signals
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.store import MONITOR, RESULTS, ROOT, FinishedRun, MetricsFile, RunFolder, load_runs, timestamp
-from mvngrad_lab.store.environment import changes, environment
+from mvngrad_lab.store.environment import get_changes, get_environment
 from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.training import parallel as distributed
 from mvngrad_lab.training.events import Event, print_event
@@ -105,7 +105,7 @@ def train(
         stamped = {**measured_on, "made": distributed.broadcast_from_rank0(timestamp())}
         if is_rank0:
             check_lock()
-            folder.start(stamped, changes())
+            folder.start(stamped, get_changes())
         else:
             on_event = lambda event: None  # noqa: E731
         distributed.barrier()
@@ -129,7 +129,7 @@ def _describe_environment(
 ) -> dict[str, Any]:
     """The machine, versions and code of this process; in parallel training also the mode and the world size."""
     ranks = {} if mode is None else {"parallel": mode, "ranks": distributed.get_world_size()}
-    return {**environment(device.type), **get_package_version(recipe.optimizer), **ranks}
+    return {**get_environment(device.type), **get_package_version(recipe.optimizer), **ranks}
 
 
 def _check_parallel(recipe: TrainingRecipe, mode: distributed.Mode | None) -> None:

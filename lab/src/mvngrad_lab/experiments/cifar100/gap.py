@@ -14,9 +14,9 @@ from torch import Tensor
 from mvngrad.diagnostics import VarianceGap, variance_gap
 from mvngrad_lab.errors import NotPossible
 from mvngrad_lab.experiments import OnEvent, Tick
-from mvngrad_lab.recipe import RULES, Recipe, TrainingRecipe
+from mvngrad_lab.recipe import RULES, Recipe, TrainingRecipe, get_cell
 from mvngrad_lab.store import FinishedRun, MetricsFile, RunFolder, read_rows, timestamp
-from mvngrad_lab.store.environment import changes, environment
+from mvngrad_lab.store.environment import get_changes, get_environment
 from mvngrad_lab.tasks.cifar100.recipe import paper
 from mvngrad_lab.training.step import TrainingStep
 from mvngrad_lab.training.task import StepPlan
@@ -70,13 +70,13 @@ def measure(recipe: GapRecipe, root: Path, data: Path | None, tick: Tick, **opti
     folder = RunFolder(recipe, root)
     if (finished := folder.run) is not None:
         return finished
-    folder.start(environment_now := {**environment(str(options["device"])), "made": timestamp()}, changes())
+    folder.start(environment_now := {**get_environment(str(options["device"])), "made": timestamp()}, get_changes())
     rows: dict[str, list[dict[str, Any]]] = {}
     for number, training in enumerate(recipe.trainings, start=1):
         path = folder.path / f"{training.optimizer}.jsonl"
         if _epochs(path) != recipe.epochs:
             _train(recipe, training, path, root, data, options)
-        rows[RULES[training.optimizer.removesuffix("w")].name] = read_rows(path)
+        rows[RULES[get_cell(training.optimizer)].name] = read_rows(path)
         tick(number / len(recipe.trainings))
     result = {
         "data": next(iter(rows.values()))[0]["data"],

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, Preset, has_eps_s, hash_module
+from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_module
 from mvngrad_lab.tasks.own.recipe import Own
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators, seed_generators
 
@@ -103,7 +103,7 @@ def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, set
     defaults = {"optimizer": "mvngrad", "lr": 1e-3, **get_own_task(path).settings}
     if optimizer is not None and optimizer != defaults["optimizer"]:
         defaults = {name: value for name, value in defaults.items() if name != "eps_s"} | {"optimizer": optimizer}
-    if (cell := defaults["optimizer"].removesuffix("w")) in RULES:
+    if (cell := get_cell(defaults["optimizer"])) in RULES:
         defaults = {"beta1": 0.9, "beta2": 0.999, "eps_s": 1e-16 if has_eps_s(cell) else None, **defaults}
     else:
         defaults = {"beta1": None, "beta2": None, "eps": None, **defaults}
