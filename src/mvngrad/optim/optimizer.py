@@ -82,7 +82,7 @@ class RuleOptimizer(Optimizer):
                 the W names shrink x by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
             decouple_lr: shrink x by 1 - lr / max_lr * weight_decay instead (default 1e-5), so that the decay follows
                 the schedule but not the size of lr. max_lr is the lr that a group is added with; a group may name
-                another. W names only.
+                another, and OneCycleLR sets it to its own. W names only.
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
             z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
