@@ -520,3 +520,11 @@ def test_a_missing_framework_names_its_install_line(name):
     code = f"import sys; sys.modules[{name!r}] = None; import mvngrad.integrations.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip().endswith(f"pip install {name}")
+
+
+def test_a_framework_that_lacks_a_part_is_not_called_missing(tmp_path):
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError('no module named torchvision')\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mvngrad.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("ModuleNotFoundError: no module named torchvision")
+    assert "pip install transformers" not in done.stderr

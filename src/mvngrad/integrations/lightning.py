@@ -11,7 +11,9 @@ from torch import Tensor
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "lightning":  # it is installed, and its own message says what it lacks
+        raise
     raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
 
 from mvngrad.diagnostics import Monitor

@@ -7,7 +7,9 @@ from typing import Any
 
 try:
     from transformers import Trainer, TrainerCallback
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "transformers":  # it is installed, and its own message says what it lacks
+        raise
     raise ImportError("mvngrad.integrations.transformers needs transformers: pip install transformers") from error
 
 from mvngrad.diagnostics import Monitor

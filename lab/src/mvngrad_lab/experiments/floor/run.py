@@ -23,7 +23,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(store.FinishedRun))
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    require_gpu("floor", "trains some 440 networks")
+    require_gpu("floor", "trains some 460 networks")
     train_queues(arms.QUEUES, read_accuracies, arms.make_queue, root, data, tick, on_event)
 
 

@@ -20,7 +20,7 @@ from mvngrad_lab.training.train import require_gpu
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    require_gpu("spikes", "trains some 550 networks")
+    require_gpu("spikes", "trains some 610 networks")
     train_queues(recipes.QUEUES, read_runs, recipes.make_queue, root, data, tick, on_event, get_options)
 
 
