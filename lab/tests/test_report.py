@@ -26,7 +26,7 @@ from mvngrad_lab.store import BUNDLE, FinishedRun, write_bundle
 
 RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=\"document.title='taken'\">"
-WIDTHS, THEMES = (390, 1440), ("light", "dark")
+WIDTHS, THEMES = (390, 1024, 1440), ("light", "dark")
 PAPER = {"light": "#fcfbf9", "dark": "#15171b"}
 
 

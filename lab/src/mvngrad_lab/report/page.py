@@ -275,6 +275,18 @@ def make_columns(table: Table) -> list[tuple[str, bool, list[str]]]:
     return columns
 
 
+def estimate_width(columns: Sequence[tuple[str, bool, list[str]]]) -> int:
+    """About how many characters wide a table is at least: words may wrap, numbers do not.
+
+    >>> estimate_width([("test accuracy", True, ["79.44 ± 0.29"]), ("state", False, ["torch, float32"])])
+    23
+    """
+    return sum(
+        2 + max(map(len, [*head.split(), *(part for cell in cells for part in ([cell] if aligned else cell.split()))]))
+        for head, aligned, cells in columns
+    )
+
+
 def list_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested values as lines: names joined by points, values as JSON.
 
@@ -300,6 +312,7 @@ TEMPLATES.filters |= {
     "lines": list_values,
     "slug": get_slug,
     "columns": make_columns,
+    "width": estimate_width,
     "digits": format_digits,
 }
 TEMPLATES.tests["finite"] = math.isfinite
