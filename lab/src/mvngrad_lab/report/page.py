@@ -22,7 +22,7 @@ from mvngrad_lab.report import Record, Summary, catch_unreadable, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Judged, find_latest, judge
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Estimate, Judged, find_latest, judge
 
 MARKERS = {
     "s": "M10 2h6v6h-6z",
@@ -31,8 +31,12 @@ MARKERS = {
     "D": "M13 1l4 4-4 4-4-4z",
 }
 """matplotlib's markers as SVG paths."""
-NUMBER = re.compile(r"\**[−+-]?[\d,]+(?:\.(?P<decimals>\d+))?(?P<rest>%|[ ×].*)?\**")
+NUMBER = re.compile(r"\**[−+-]?[\d,]+(?:\.(?P<decimals>\d+))?(?P<rest>%|[ ×].*|, [−+-]?\d.*)?\**")
 """A cell of a table that starts with a number."""
+NO_VALUE = ("", "–", "to come", "diverged")
+"""Cells that say nothing about whether their column has numbers or words."""
+LABEL = re.compile("|".join(re.escape(label) for label in sorted(NUMBERS, key=len, reverse=True)))
+"""A label of the paper's source."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +235,18 @@ def get_slug(text: str) -> str:
 def mark_up(text: str) -> Markup:
     """Escape a text; what is between backticks is code, between double asterisks bold.
 
+    A hyphen before a number becomes a minus, a label of the paper's source the number of its theorem, table or figure.
+
     >>> mark_up("1 < 2, says `mvngrad report`: **done**")
     Markup('1 &lt; 2, says <code>mvngrad report</code>: <b>done</b>')
+    >>> mark_up("-0.02 at 1e-3, by thm:spike; `lr=-1`")
+    Markup('−0.02 at 1e-3, by Theorem 3.3; <code>lr=-1</code>')
     """
-    marked = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)))
+    parts = str(escape(text)).split("`")
+    for i in range(0, len(parts), 2):  # those between are code
+        words = LABEL.sub(lambda match: NUMBERS[match[0]], parts[i])
+        parts[i] = re.sub(r"(?<![\w.,)}\]-])-(?=\d)", "−", words)
+    marked = re.sub(r"`([^`]*)`", r"<code>\1</code>", "`".join(parts))
     return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", marked))
 
 
@@ -245,7 +257,7 @@ def align_column(cells: Sequence[str]) -> list[str] | None:
     ['1.25', '**10**.__', 'to come']
     """
     numbers = [NUMBER.fullmatch(cell) for cell in cells]
-    if sum(number is not None for number in numbers) <= len(cells) / 2:
+    if sum(number is not None for number in numbers) <= sum(cell not in NO_VALUE for cell in cells) / 2:
         return None
     longest = max(len(number["decimals"] or "") for number in numbers if number)
 
@@ -264,6 +276,13 @@ def format_digits(value: float, digits: int | None) -> str:
     if not math.isfinite(value):
         return "failed"
     return style.number(value, 4) if digits is None else f"{value:,.{digits}f}".replace("-", "−")
+
+
+def make_strip_column(rows: Sequence[Estimate], name: str, digits: int | None) -> list[str]:
+    """The values or references of a strip as text, aligned on their points."""
+    numbers = [getattr(row, name) for row in rows]
+    cells = ["" if value is None else format_digits(value, digits) for value in numbers]
+    return align_column(cells) or cells
 
 
 def make_columns(table: Table) -> list[tuple[str, bool, list[str]]]:
@@ -313,7 +332,7 @@ TEMPLATES.filters |= {
     "slug": get_slug,
     "columns": make_columns,
     "width": estimate_width,
-    "digits": format_digits,
+    "strip_column": make_strip_column,
 }
 TEMPLATES.tests["finite"] = math.isfinite
 TEMPLATES.globals |= {
