@@ -221,8 +221,8 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     ]
     parts += [f"{n}W, decoupled decay, no floor: {v:.2f}" for n, v in decoupled.items()]
     if decoupled:
-        seeds = min(map(len, by_arm.values()))
-        caption += f" Upright marks: decoupled weight decay without a floor, {seeds} seeds."
+        seeds, names = min(map(len, by_arm.values())), ", ".join(f"{name}W" for name in decoupled)
+        caption += f" Upright marks: decoupled weight decay ({names}) without a floor, {seeds} seeds."
     return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
 
 
@@ -247,7 +247,7 @@ def _draw_decoupled(at: Axes, row: int, name: str, accuracy: float) -> None:
     at.plot(accuracy, row, color=LIGHT[MARKS[name].color], marker="|", markersize=12, markeredgewidth=2.2)
     below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
     place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
-    at.annotate(f"{name}W, decoupled decay {accuracy:.2f}", (accuracy, row), (5, -8 if below else 8), **place)
+    at.annotate(f"decoupled decay {accuracy:.2f}", (accuracy, row), (5, -8 if below else 8), **place)
 
 
 def _label_kinds(at: Axes, accuracies: Mapping[str, Mapping[str, float]], sgd: float) -> None:
