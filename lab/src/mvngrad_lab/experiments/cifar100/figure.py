@@ -122,8 +122,8 @@ def _describe_order(rows: Mapping[str, Row], verdict: Verdict) -> str:
 
 def draw_gap(result: dict[str, Any]) -> list[Figure]:
     epochs, trained = result["epochs"], result["trained_with"]
-    left = make_axes("epoch", "Var(AdaBelief's update) − Var(MVN-Grad's)")
-    right = make_axes("epoch", "gap / Var(AdaBelief's update)")
+    left = make_axes("epoch", "Var(AdaBelief's update) − Var(MVN-Grad's)", left=0.7)
+    right = make_axes("epoch", "gap / Var(AdaBelief's update)", left=0.7)
     right.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.2%}"))
     parts = []
     for name, measured in trained.items():

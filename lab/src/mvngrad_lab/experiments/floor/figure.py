@@ -96,7 +96,7 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
     effects, arms = compute_effects(result), result["arms"]
     panels: tuple[Panel, ...] = ()
     if effects:
-        at = make_axes("points of test accuracy", "effect, with 95% interval", size=(6.4, 5.0), left=2.3)
+        at = make_axes("points of test accuracy", "effect, with 95% interval", size=(5.0, 5.0), left=2.2)
         at.axvspan(-MARGIN, MARGIN, color=LIGHT["line"], alpha=0.6, linewidth=0)
         at.axvline(0, color=LIGHT["muted"], linewidth=0.8)
         for row, (name, effect) in enumerate(effects.items()):
