@@ -234,7 +234,7 @@ def test_queue_is_trained_exported_and_compared(tmp_path, monkeypatch):
     (figure,) = draw(table)
     assert len(figure.table.rows) == 4
     assert [panel.title for panel in figure.panels] == [
-        f"{kind}, 1x the best rate, betas (0.9, 0.99)" for kind in ("Wrong labels", "Loss times 1,000")
+        f"{kind}, 1x the best rate" for kind in ("Wrong labels", "Loss times 1,000")
     ]
     assert "damage to the final test accuracy" in figure.caption
 

@@ -39,7 +39,8 @@ def draw(result: dict[str, Any], task: str) -> list[Figure]:
         at.axhline(0, color=LIGHT["muted"], linewidth=0.8)
         at.axhline(TOLERANCE, **BOUND.stroke)
         ends = (f"{NAMES[cell]} {number(of[0])} at first, {number(of[-1])} at last" for cell, of in by_cell.items())
-        panels.append(make_panel(at, f"{title}{where}", f"{'; '.join(ends)}."))
+        panel = make_panel(at, f"{title}{where}", f"{'; '.join(ends)}.")
+        panels.append(dataclasses.replace(panel, title=title))  # the figure's title has the betas
     runs, rows = index_rows(result), []
     for injection, protection, rate in dict.fromkeys((key.injection, key.protection, key.rate) for key in runs):
         cells = []
