@@ -27,7 +27,7 @@ def draw(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"{result['done']} of {result['of']} runs of 200 epochs at batch 1024 are done. Mean ± standard deviation over "
         "seeds; p of Welch's two-sided test; the bound is one-sided, of 95%. bf16 and int8 are rounded stochastically. "
-        f"Bytes include scales and step counts. {result['data']}"
+        f"Bytes include scales and step counts. {result['data']}."
     )
     return [Figure("MVN-Grad's state in fewer bits", caption, table=Table("Test accuracy", head, tuple(rows)))]
 
@@ -44,9 +44,9 @@ def draw_images(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"ResNet-18 on CIFAR-100, batch 1024, 30 epochs: {result['done']} of {result['of']} runs are done. Mean ± "
         "standard deviation over seeds. Points lost against float32 with their 95% interval, seeds as blocks, residual "
-        f"of the four arms. bf16 and int8 are rounded at random; lean stores no mean. {result['data']}"
+        f"of the four arms. bf16 and int8 are rounded at random; lean stores no mean. {result['data']}."
     )
-    table = _make_table(result, "float32", tuple(IMAGE_ARMS), 1, ("test, %", "points lost"))
+    table = _make_table(result, "float32", tuple(IMAGE_ARMS), 1, ("test accuracy, %", "points lost"))
     return [Figure("MVN-Grad's state at 30 epochs", caption, table=table)]
 
 
@@ -54,9 +54,10 @@ def draw_adamw(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"GPT-2 30M, 1,000 steps: {result['done']} of {result['of']} runs are done. Mean ± standard deviation over "
         "seeds. Nats lost against torch's fused AdamW with their 95% interval, seeds as blocks, residual of the two. "
-        f"{result['data']}"
+        f"{result['data']}."
     )
-    return [Figure("AdamW in 8 bits", caption, table=_make_table(result, TORCH, None, -1, ("validation", "nats lost")))]
+    table = _make_table(result, TORCH, None, -1, ("validation loss", "nats lost"))
+    return [Figure("AdamW in 8 bits", caption, table=table)]
 
 
 def _make_table(
@@ -76,7 +77,7 @@ def _make_table(
         diverged = f", {len(by_seed) - len(values)} diverged" if len(values) < len(by_seed) else ""
         mean = mean_and_deviation(values, digits) if values else "to come"
         rows.append((arm, f"{len(by_seed)}{diverged}", mean, text))
-    return Table(head[0], ("state", "seeds", *head), tuple(rows))
+    return Table(f"Mean over seeds, and what is lost against {reference}", ("state", "seeds", *head), tuple(rows))
 
 
 FIGURES = {"state-precision": draw, "state-precision-images": draw_images, "state-precision-adamw": draw_adamw}
