@@ -69,7 +69,8 @@ def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) 
             ),
             Figure(
                 "Layers, over steps",
-                "Parameters from the input to the output, those with most sampled coordinates. Darker is more.",
+                "Parameters from the input to the output, those with most sampled coordinates. A stronger colour is "
+                "more.",
                 tuple(filter(None, layers)),
             ),
             Figure(
@@ -99,7 +100,7 @@ def _steps(entries: Entries) -> list[int]:
 
 def _draw_coordinates(mark: Mark, entries: Entries) -> Figure:
     """Quantiles over all coordinates of signal to noise and of the step; the figure may have no panel."""
-    caption = "Line: the median coordinate. Dark band: the middle half of all. Pale band: from 5% to 95% of them."
+    caption = "Line: the median coordinate. Inner band: the middle half of all. Outer band: from 5% to 95% of them."
     if (hidden := entries[-1][1].get("noise_hidden") or 0.0) >= FLOOR_SHARE:
         caption += f" Signal to noise is a lower bound: epsilon hides the noise of {hidden:.0%} of the coordinates."
     quantiles = (
