@@ -59,12 +59,13 @@ one-sided 98.75% confidence bound (5% over four candidates) of its mean deterior
 margin; *inferior* if the lower bound is above it, or if it fails where float32 does not; else *undecided*. The worse of
 the two verdicts counts. The margins are 0.3 points and 0.01 nats, as for lean; at the paper's batch 128 they are 0.5
 points and 0.03 nats, because seeds of float32 differ there by 0.22 points and 0.013 nats, and int8 is worse than
-float32 by 0.21 points and 0.013 nats (n = 10, results/quality-mnist.md).
+float32 by 0.21 points and 0.013 nats (n = 10, results/quality-mnist.md at c08b9ad).
 
 **Seeds**: 6 everywhere. A candidate that is inferior nowhere gets 6 more at the paper's batch 128 and is judged there
 with all 12; stopping only candidates that are inferior cannot make one pass. Power if a candidate equals float32, from
-the deviations of the differences of int8 and lean to float32 in results/quality-mnist.json: at the paper's batch 128
-(0.38 points, 0.019 nats) 0.96 and 0.99 with 12 seeds; elsewhere (at most 0.10 points, 0.002 nats) 1.00 with 6.
+the deviations of the differences of int8 and lean to float32 in results/quality-mnist.json at c08b9ad: at the paper's
+batch 128 (0.38 points, 0.019 nats) 0.96 and 0.99 with 12 seeds; elsewhere (at most 0.10 points, 0.002 nats) 1.00 with
+6.
 
 **4 bits survive** if one candidate is not inferior with both optimizers in all settings. Else they are not shipped.
 

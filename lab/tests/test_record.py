@@ -192,3 +192,45 @@ def test_train_accuracy_on_mixed_images():
         f"At batch 128 ours are {low} to {high} points above the paper's (`floor-train-mixed-128`: {small.status})"
         in log
     )
+
+
+def test_the_quality_of_smaller_state_on_mnist():
+    """If this fails after a new run: the log's entry on 8 bits, the page on state, and that on settings."""
+    result = json.loads((ROOT / "results" / "quality-mnist.json").read_text())
+    log, state, settings = (
+        " ".join(read(page).split()) for page in ("log.md", "concepts/state.md", "how-to/settings.md")
+    )
+    rows = {
+        (row["setting"], row["cell"], row["state"], row["lean"], row["metric"]): row
+        for part in ("state", "lean")
+        for row in result["verdicts"][part]
+    }
+    setting = "paper, batch 128"
+    for cell, name, dtype in (
+        ("MVNGrad", "MVN-Grad", "bfloat16"),
+        ("MVNGrad", "MVN-Grad", "int8"),
+        ("LaProp",) * 2 + ("int8",),
+    ):
+        accuracy, loss = (rows[setting, cell, dtype, False, metric] for metric in ("test_accuracy", "train_loss"))
+        cells = [
+            f"{row['mean']:+.{digits}f} ({row['low']:+.{digits}f} to {row['high']:+.{digits}f})"
+            for row, digits in ((accuracy, 2), (loss, 4))
+        ]
+        assert f"| {name}, {dtype} | {accuracy['seeds']} | {' | '.join(cells)} |" in log
+        if dtype == "int8":
+            assert f"loss of {loss['arm']['mean']:.3f} instead of {loss['reference']['mean']:.3f}" in state
+    accuracy, loss = (rows[setting, "MVNGrad", "int8", False, metric] for metric in ("test_accuracy", "train_loss"))
+    values = (loss["arm"]["mean"], loss["reference"]["mean"], accuracy["arm"]["mean"], accuracy["reference"]["mean"])
+    worse = "**worse** at (0.999, 0.7): train loss {:.3f} instead of {:.3f}, accuracy {:.2f} instead of {:.2f}."
+    assert worse.format(*values) in settings
+    assert all(
+        row["text"] == "within seed noise" for key, row in rows.items() if key[0] == "paper, batch 1024" and not key[3]
+    )
+    for betas, name in (("(0.999, 0.7), batch 128", setting), ("(0.99, 0.5), where Adam diverges", "stressed")):
+        row = rows[name, "MVNGrad", "float32", True, "test_loss"]
+        assert f"| {betas} | not inferior | **{row['text']}**, by {row['mean']:.3f} nats |" in state
+        assert f"higher by {row['mean']:.4f}" in log
+    decayed = [
+        row["text"] for key, row in rows.items() if key[3] and key[0] in ("paper, batch 1024", "coupled weight decay")
+    ]
+    assert decayed == ["not inferior"] * 4
