@@ -213,6 +213,29 @@ def test_16_bit_gradients_are_computed_with_in_float32(dtype):
     np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b.astype(dtype), np.float32))
 
 
+def test_float32_gradients_of_float64_parameters_are_computed_with_in_float64(float64):
+    """As the averages are: those of optax.adam are not rounded to float32 at every step either."""
+    x, transformation = jnp.zeros(3), ours.mvn_grad(0.01)
+    states, updates = [transformation.init(x)] * 2, [None] * 2
+    for gradient in jnp.array(gradients()[:50], "float32"):
+        for i, dtype in enumerate(("float32", "float64")):
+            updates[i], states[i] = transformation.update(gradient.astype(dtype), states[i], x)
+    assert updates[0].dtype == jnp.float64
+    np.testing.assert_array_equal(*updates)
+    np.testing.assert_array_equal(states[0][0].s, states[1][0].s)
+
+
+def test_state_in_numpy_float64_steps_without_x64():
+    """As torch's state in float64 is copied."""
+    x, transformation = jnp.ones(2), ours.scale_by_mvn_grad()
+    state = transformation.init(x)
+    copied = state._replace(**{name: np.zeros(2) for name in ("m", "s", "u")})
+    expected, _ = transformation.update(x, state)
+    updates, after = transformation.update(x, copied)  # warnings are errors
+    np.testing.assert_array_equal(updates, expected)
+    assert after.s.dtype == jnp.float32
+
+
 def test_mu_dtype_stores_m_and_u_narrow_and_s_wide():
     transformation = ours.scale_by_mvn_grad(mu_dtype="bfloat16")
     _, state = transformation.update(jnp.ones(2), transformation.init(jnp.ones(2)))
@@ -357,6 +380,18 @@ def test_8_bit_floats_and_strict_promotion():
     assert state.s.dtype == jnp.float32
     with jax.numpy_dtype_promotion("strict"):
         assert ours.scale_by_mvn_grad().init(jnp.ones(2, jnp.bfloat16)).s.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("promotion", ["standard", "strict"])
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float16", "bfloat16"])
+def test_narrow_gradients_of_wider_parameters_need_no_implicit_promotion(dtype, promotion):
+    transformation = ours.mvn_grad(0.1, mu_dtype="bfloat16")
+    for wide, expected in (("float32", "float32"), ("bfloat16", "float32" if dtype == "float16" else "bfloat16")):
+        x = jnp.ones(2, wide)
+        with jax.numpy_dtype_promotion(promotion):
+            updates, _ = transformation.update(x.astype(dtype), transformation.init(x), x)
+        assert updates.dtype == expected
+        np.testing.assert_allclose(np.float32(updates), -0.1 / 0.9, rtol=0.01)
 
 
 @pytest.mark.parametrize("options", [{"maximize": True}, {"weight_decay": 0.1}, {"decoupled": True}], ids=str)

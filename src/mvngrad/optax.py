@@ -66,13 +66,14 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     """Rescale updates by one cell of the table, for example `mvngrad.rule.ADABELIEF`.
 
     The learning rate of `hyper` is not used: chain `optax.scale_by_learning_rate`, and `optax.add_decayed_weights` for
-    weight decay. For 16-bit gradients the arithmetic and the averages are float32, and the updates have the dtype of
-    the parameters, if these are given and wider.
+    weight decay. The averages have the dtype of the parameters, but float32 for 16-bit ones. The arithmetic is in the
+    widest dtype of gradients and averages, and at least float32. The updates have the dtype of the gradients, or that
+    of the parameters, if these are given and wider.
 
     Args:
         rule: the cell.
         hyper: its hyper-parameters. Its eps_s is 0 by default, where `scale_by_mvn_grad` has 1e-16.
-        mu_dtype: dtype in which m and u are stored; None is the dtype of the arithmetic.
+        mu_dtype: dtype in which m and u are stored; None is that of the other averages.
     """
     _check_supported(rule, hyper)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
@@ -97,10 +98,12 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         dtypes = [jnp.result_type(gradient) for gradient in gradients]
         if params is not None:  # which may have more than the updates, such as the functions of an Equinox module
             dtypes = jax.tree.leaves(jax.tree.map(_promote, updates, params, is_leaf=lambda x: x is None))
-        leaves = {name: jax.tree.leaves(tree) for name, tree in averages.items()}
+        leaves = {name: list(map(jnp.asarray, jax.tree.leaves(tree))) for name, tree in averages.items()}
         directions: list[jax.Array] = []
         for i, gradient in enumerate(map(jnp.asarray, gradients)):
             dtype = _arithmetic_dtype(gradient)
+            for values in leaves.values():  # of float64 parameters the state is float64, for float32 gradients too
+                dtype = _get_wider(dtype, values[i].dtype)
             old = {name: values[i].astype(dtype) for name, values in leaves.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)
             direction, new = rule.update(jnp.zeros_like(g), g, old, t, hyper, JAX)
@@ -243,7 +246,19 @@ def _chain_decay_and_rate(
 
 
 def _promote(gradient: Any, param: Any) -> Any:
-    return None if gradient is None else jnp.promote_types(jnp.result_type(gradient), jnp.result_type(param))
+    return None if gradient is None else _get_wider(jnp.result_type(gradient), jnp.result_type(param))
+
+
+def _get_wider(a: Any, b: Any) -> Any:
+    """The wider of two floating-point dtypes, or float32 for two of one width.
+
+    Unlike `jnp.promote_types`, also for 8-bit floats and with `jax.numpy_dtype_promotion("strict")`.
+    """
+    if a == b:
+        return a
+    if a.itemsize == b.itemsize:
+        return jnp.dtype(jnp.float32)
+    return max(a, b, key=lambda dtype: dtype.itemsize)
 
 
 def _arithmetic_dtype(x: Any) -> Any:
