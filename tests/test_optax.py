@@ -1,6 +1,7 @@
 """`mvngrad.optax` against the torch classes, and with the wrappers of optax and JAX."""
 
 import collections
+import math
 import os
 import subprocess
 import sys
@@ -108,8 +109,11 @@ def test_lean_is_finite_in_float32_under_jit():
 
 
 def test_bias_correction_is_accurate_in_float32():
-    t = jnp.asarray(3.0, jnp.float32)
-    assert float(ours.JAX.correction(0.999, t)) == pytest.approx(1 - 0.999**3, rel=1e-6)
+    for t in (0, 1, 3, 1000, 2**31 - 1):
+        for beta in (0.0, 1e-3, 0.49, 0.5, 0.9, 0.999, 0.9999999):
+            correction = ours.JAX.correction(beta, jnp.asarray(t, jnp.float32))
+            expected = -math.expm1(t * math.log(beta)) if beta else float(t > 0)
+            assert float(correction) == pytest.approx(expected, rel=1e-6)
 
 
 def test_compiles_once_across_steps_and_schedule():
@@ -372,6 +376,27 @@ def test_derivatives_through_steps_are_finite_and_right(float64, make, start):
     expected = (loss_after_steps(1.3 + 1e-6) - loss_after_steps(1.3 - 1e-6)) / 2e-6
     for derivative in (jax.jacfwd, jax.grad):
         assert float(derivative(loss_after_steps)(1.3)) == pytest.approx(float(expected), rel=1e-4, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("betas", "lean"),
+    [((0.0, 0.0), False), ((0.0, 0.999), False), ((0.5, 0.5), False), ((0.3, 0.0), True), ((0.9, 0.999), True)],
+)
+def test_derivatives_by_the_decays_are_finite_and_right(float64, betas, lean):
+    """Also at 0, where the derivative of the logarithm is infinite."""
+
+    def direction(b1, b2):
+        transformation = ours.scale_by_mvn_grad(b1, b2, lean=lean, b_mean=None if lean else 0.9)
+        state, total = transformation.init(1.0), 0.0
+        for gradient in (1.0, -2.0, 0.5):
+            updates, state = transformation.update(gradient, state)
+            total += updates
+        return total
+
+    for i, derivative in enumerate(jax.grad(direction, (0, 1))(*betas)):
+        ahead = [[beta + h * (j == i) for j, beta in enumerate(betas)] for h in (0.0, 1e-6, 2e-6)]
+        zero, one, two = (float(direction(*each)) for each in ahead)
+        assert float(derivative) == pytest.approx((4 * one - two - 3 * zero) / 2e-6, rel=1e-4, abs=1e-6)
 
 
 def test_8_bit_floats_and_strict_promotion():

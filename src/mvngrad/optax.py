@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
 
-from mvngrad.rule import LAPROP, LEAN, LOG_OF_ZERO, MVNGRAD, Arithmetic, Hyper, Rule, may_be_nonzero
+from mvngrad.rule import LAPROP, LEAN, MVNGRAD, Arithmetic, Hyper, Rule, may_be_nonzero
 
 Number = Any
 """A float, or a 0-d array: under `optax.inject_hyperparams` hyper-parameters are traced."""
@@ -46,8 +46,19 @@ class JaxArithmetic(Arithmetic):
 
     def correction(self, beta: Number, t: Number) -> Any:
         """1 - beta^t. In float32 the plain formula is off by 1e-5 for beta = 0.999."""
-        log_beta = jnp.maximum(jnp.log1p(jnp.asarray(beta - 1, t.dtype)), LOG_OF_ZERO)
-        return -jnp.expm1(t * log_beta)
+        return _get_correction(jnp.asarray(beta, t.dtype), jnp.asarray(beta - 1, t.dtype), t)
+
+
+@jax.jit  # traced once, not for every array
+def _get_correction(beta: jax.Array, beta_minus_1: jax.Array, t: jax.Array) -> jax.Array:
+    """1 - beta^t, by the plain formula below 0.5: it avoids log(0), whose derivative is infinite.
+
+    The branch that is not used gets a harmless value, because its derivative is multiplied by 0.
+    """
+    is_small = beta < 0.5
+    power = jnp.where(is_small & (t > 0), beta, 1) ** t  # the derivative of 0^0 is NaN
+    log_beta = jnp.log1p(jnp.where(is_small, 0, beta_minus_1))
+    return jnp.where(is_small, 1 - power, -jnp.expm1(t * log_beta))
 
 
 def _sqrt(x: jax.Array) -> jax.Array:
