@@ -438,6 +438,15 @@ def test_hyper_parameters_in_16_bits_are_refused(wrap):
     np.testing.assert_allclose(np.float32(updates), np.float32(expected), rtol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "value", [np.float16(0.999), np.array(0.999, "float16"), jnp.array(0.9, "float8_e5m2")], ids=repr
+)
+def test_narrow_hyper_parameters_are_refused_wherever_they_come_from(value):
+    """1 - 0.999 is off by 2% in NumPy's float16, which JAX keeps."""
+    with pytest.raises(ValueError, match=rf"hyper-parameters are in {value.dtype}, .*; make them float32"):
+        ours.scale_by_mvn_grad(b2=value)
+
+
 def test_a_python_float_is_a_parameter():
     params = {"w": jnp.ones(3), "scale": 1.0}
     for transformation in (ours.mvn_grad(0.1), optax.adam(0.1)):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 try:
     import jax
     import jax.numpy as jnp
+    import numpy as np
     import optax
 except ImportError as error:
     raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
@@ -144,11 +145,12 @@ def _check_supported(rule: Rule, hyper: Hyper) -> None:
 
 def _check_hyper(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
     """Raise a ValueError for a value out of range; values that are traced cannot be checked."""
-    if any(isinstance(value, jax.Array) and 1 < value.dtype.itemsize < 4 for value in hyper):
-        raise ValueError(
-            f"{rule.name}: hyper-parameters are in 16 bits, where 0.999 may be 1: optax.inject_hyperparams casts them "
-            "to the dtype of the parameters; pass hyperparam_dtype=jnp.float32 to it"
-        )
+    for dtype in (value.dtype for value in hyper if isinstance(value, (jax.Array, np.ndarray, np.generic))):
+        if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+            raise ValueError(
+                f"{rule.name}: hyper-parameters are in {dtype}, where 0.999 may be 1; make them float32. "
+                "optax.inject_hyperparams casts them to the dtype of the parameters; pass hyperparam_dtype=jnp.float32"
+            )
     valid = Hyper(beta_mean=0.9)
     known = (other if isinstance(value, jax.core.Tracer) else value for value, other in zip(hyper, valid, strict=True))
     rule.check(Hyper(*known), names=names)
