@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
+import mvngrad
 from mvngrad.optim import formats
 from mvngrad.optim.formats import Noise, Rounding, hash32, round_to_bfloat16
 
@@ -259,3 +260,29 @@ def test_only_bfloat16_parameters_and_narrow_state_draw_random_bits():
         Rounding().make_noise(0, 1, torch.zeros(3, dtype=torch.complex64), torch.zeros(3, dtype=torch.complex64))
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("state_dtype", "shares"),
+    [(torch.bfloat16, {0.9: 0.01, 0.99: 0.02, 0.999: 0.05}), ("int8", {0.9: 0.08, 0.99: 0.28, 0.999: 0.88})],
+)
+def test_errors_of_rounding_add_up_over_the_memory_of_an_average(state_dtype, shares):
+    """If this fails: the table on the page about state."""
+    for beta1, share in shares.items():
+        params = [torch.nn.Parameter(torch.zeros(4096)) for _ in range(2)]
+        optimizers = [
+            mvngrad.MVNGrad([param], betas=(beta1, 0.999), state_dtype=dtype)
+            for param, dtype in zip(params, (None, state_dtype), strict=True)
+        ]
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(100 + round(3 / (1 - beta1))):
+            gradient = torch.randn(4096, generator=generator)
+            for param, optimizer in zip(params, optimizers, strict=True):
+                param.grad = gradient
+                optimizer.step()
+        exact, rounded = (
+            formats.load_state(("u",), optimizer.state[param], torch.float32)["u"]
+            for param, optimizer in zip(params, optimizers, strict=True)
+        )
+        error = (rounded - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+        assert error == pytest.approx(share, rel=0.1, abs=0.008)
