@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mvngrad.optim.formats import arithmetic_dtype, copy_rounded, find_format, join_master, load_state, split_master
+from mvngrad.optim.formats import ARITHMETIC_DTYPES, copy_rounded, find_format, join_master, load_state, split_master
 from mvngrad.optim.inputs import StepInputs
 from mvngrad.optim.tensors import log_beta
 from mvngrad.rule import Arithmetic, Hyper
@@ -64,7 +64,7 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
     rule, rounding, differentiable = inputs.rule, inputs.rounding, inputs.differentiable
     ops = OUT_OF_PLACE if differentiable else IN_PLACE
     for i, (param, grad, count) in enumerate(zip(inputs.params, inputs.grads, inputs.steps, strict=True)):
-        dtype = arithmetic_dtype(param)
+        dtype = ARITHMETIC_DTYPES.get(param.dtype, param.dtype)
         stored = {name: tensors[i] for name, tensors in inputs.state.items()}
         first_state = stored[rule.state_names[0]]
         narrow = first_state.dtype != dtype
