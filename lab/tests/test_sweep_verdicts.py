@@ -210,7 +210,7 @@ def test_medians_are_judged_by_pairs(read_export, name, short, good, changes, be
     for verdict in both:
         assert "no number is the paper's" in verdict.note
         assert f"over {name}, and quartiles" in verdict.strip.what
-        assert "largest p for it" in verdict.measured
+        assert "largest p for the claim" in verdict.measured
     if name == SCALED:
         train = decide_transferred(read_export, name, short, change, "train")
         assert (train.status, "median train accuracy" in train.strip.what) == (variance, True)

@@ -97,7 +97,7 @@ def judge_below(result: dict[str, Any], low: Sequence[str], high: Sequence[str],
     pairs = [(losses[one], losses[other]) for one in low for other in high]
     p_for = max(welch(*pair) for pair in pairs)
     p_against = min(adjust_by_holm([welch(*reversed(pair)) for pair in pairs]))
-    text = f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}"
+    text = f"largest p for the claim {p_for:.2g}, smallest p against it {p_against:.2g}"
     note = f"{STAND_IN} {describe_rates(result) if table == 'cells' else ''}".strip()
     return decide_transferred(p_for < LEVEL, p_against < LEVEL, text, note, make_loss_strip(losses))
 
@@ -185,7 +185,7 @@ def judge_official_order(result: dict[str, Any], text: str, metric: str) -> Verd
     p_against = min(adjust_by_holm([welch(values[other], values[ours]) for other in others]))
     status = REPRODUCED if p_for < LEVEL else NOT_REPRODUCED if p_against < LEVEL else UNDECIDED
     strip = make_mean_strip(name_metric(text, metric), values, digits=3)
-    return Verdict(status, f"largest p for it {p_for:.2g}, smallest against it {p_against:.2g}", strip=strip)
+    return Verdict(status, f"largest p for the claim {p_for:.2g}, smallest p against it {p_against:.2g}", strip=strip)
 
 
 for name, text in (("wikitext", "wikitext103"), ("openwebtext", "openwebtext")):

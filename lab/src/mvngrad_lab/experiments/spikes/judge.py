@@ -95,7 +95,8 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str, *caveats: str) -> Ver
     strip = Strip(f"{what}, median over pairs and quartiles", tuple(rows), None)
     p_values = (f"{name} {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
     differ = [f"{sum(a != b for a, b in pairs)} of {len(pairs)}" for pairs in all_pairs.values()]
-    text = f"p for less and for more (Holm): {'; '.join(p_values)}; pairs that differ: {', '.join(differ)}"
+    text = f"p that the first has less, and that it has more (Holm): {'; '.join(p_values)}"
+    text += f"; pairs that differ: {', '.join(differ)}"
     if shown := [name for name in all_pairs if for_it[name] < OUR_LEVEL]:
         partly = [] if len(shown) == len(all_pairs) else [f"Shown only for {', '.join(shown)}."]
         partly += [f"The other way round for {name}." for name in all_pairs if against[name] < OUR_LEVEL]

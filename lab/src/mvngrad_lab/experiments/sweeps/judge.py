@@ -123,7 +123,7 @@ def _decide(p_for: Sequence[float], p_against: Sequence[float], strip: Strip, no
     A claim with a note is transferred: reproduced with a caveat at best.
     """
     against = min(adjust_by_holm(p_against))
-    text = f"largest p for it {max(p_for):.2g}, smallest against it {against:.2g} (Holm)"
+    text = f"largest p for the claim {max(p_for):.2g}, smallest p against it {against:.2g} (Holm)"
     if max(p_for) < LEVEL:
         return Verdict(CAVEAT if note else REPRODUCED, text, note, strip)
     return Verdict(NOT_REPRODUCED if against < LEVEL else UNDECIDED, text, note, strip)
@@ -149,7 +149,7 @@ def judge_batch_128(export: SweepExport) -> Verdict:
     near = abs(gap) <= POINT and max(p_for) < EQUALITY_LEVEL
     status = REPRODUCED if near and not longer else NOT_REPRODUCED if min(p_against) < LEVEL else UNDECIDED
     text = "10th percentile: " + ", ".join(f"{cell} {tail:.2f}" for cell, tail in tails.items())
-    text += f"; largest p for it {max(p_for):.2g}, smallest against it {min(p_against):.2g} (Holm)"
+    text += f"; largest p for the claim {max(p_for):.2g}, smallest p against it {min(p_against):.2g} (Holm)"
     return Verdict(status, text, strip=make_sweep_strip(export, medians, "median test accuracy", export.metric))
 
 
