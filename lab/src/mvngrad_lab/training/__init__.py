@@ -1,0 +1,1 @@
+"""Training loops: recipes, runs, checkpoints, resuming, several processes."""

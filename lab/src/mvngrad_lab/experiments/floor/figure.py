@@ -18,7 +18,14 @@ from mvngrad_lab.experiments.floor.effects import (
     find_obstacle,
     keep_seeds_of_look,
 )
-from mvngrad_lab.experiments.floor.findings import TITLES, describe, describe_decay, describe_language, draw_lead
+from mvngrad_lab.experiments.floor.findings import (
+    TITLES,
+    describe,
+    describe_decay,
+    describe_language,
+    draw_lead,
+    get_judged_arms,
+)
 from mvngrad_lab.experiments.floor.judge import MARGIN, SEEN, SEEN_LOSS, is_at_end
 from mvngrad_lab.recipe import NAMES
 from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
@@ -93,7 +100,7 @@ def _table(arms: dict[str, list[dict[str, Any]]]) -> Table:
 
 def draw_effects(result: dict[str, Any]) -> list[Figure]:
     """The forest plot of all effects, and the nine arms as a table."""
-    effects, arms = compute_effects(result), result["arms"]
+    effects, arms, judged = compute_effects(result), result["arms"], get_judged_arms(result)
     panels: tuple[Panel, ...] = ()
     if effects:
         at = make_axes("points of test accuracy", "effect, with 95% interval", size=(5.0, 5.0), left=2.2)
@@ -113,7 +120,8 @@ def draw_effects(result: dict[str, Any]) -> list[Figure]:
     rows = []
     for arm in (*GRID_ARMS, "sgd"):
         values = arms[arm]
-        settings, known = result["selected"][arm], [value for value in values.values() if value is not None]
+        settings = result["selected"][arm]
+        known = [value for value in (judged[arm] or values).values() if value is not None]
         cells = [_format_value(values[seed]) if seed in values else "to come" for seed in seeds]
         mean = mean_and_deviation(known) if known else ""
         rows.append((*_name_arm(arm), mean, *cells, number(settings["lr"]), _format_betas(arm, settings)))
@@ -140,7 +148,7 @@ def _describe_seeds(result: dict[str, Any]) -> str:
     of_sgd, sgd_values = keep_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return f"No effect is shown. {obstacle.note}"
-    text = f"Effects are of seeds {', '.join(seeds)}"
+    text = f"Effects and means are of seeds {', '.join(seeds)}"
     if obstacle := find_obstacle(sgd_values, len(of_sgd)):
         return f"{text}. SGD's is not shown. {obstacle.note}"
     return f"{text}." if of_sgd == seeds else f"{text}; SGD's of seeds {', '.join(of_sgd)}."

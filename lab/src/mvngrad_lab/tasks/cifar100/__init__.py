@@ -1,0 +1,1 @@
+"""CIFAR-100: data, augmentation, network and recipe."""

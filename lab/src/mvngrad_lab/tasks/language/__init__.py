@@ -1,0 +1,1 @@
+"""Language models: texts, GPT-2 and recipes."""

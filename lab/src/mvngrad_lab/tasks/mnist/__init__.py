@@ -1,0 +1,1 @@
+"""MNIST: data, network and recipe."""

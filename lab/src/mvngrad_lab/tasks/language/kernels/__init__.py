@@ -1,0 +1,1 @@
+"""Fused kernels of the language models."""
