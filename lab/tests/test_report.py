@@ -19,9 +19,9 @@ from browser import Browser, Page, chromium
 from mvngrad.diagnostics import diagnose
 from mvngrad_lab import report
 from mvngrad_lab.report import page
-from mvngrad_lab.report.claims import KINDS, Claim, load_claims
+from mvngrad_lab.report.claims import KINDS, OURS, Claim, load_claims
 from mvngrad_lab.report.figures import monitor
-from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict
+from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict, name_status
 from mvngrad_lab.store import BUNDLE, FinishedRun, write_bundle
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -110,11 +110,15 @@ def test_every_claim_is_on_the_page_once_and_those_not_run_last(judged, runs, pa
     for claim, verdict in judged:
         assert html.count(f'id="{claim.id}"') == 1
         item = html[html.index(f'id="{claim.id}"') :].split("</li>")[0]
-        assert verdict.status in words(item)
+        shown = re.search(r'<p class="verdict [^>]*>(?:<svg.*?</svg>)? *(.*?)</p>', item, re.DOTALL)[1]
+        assert shown == name_status(claim, verdict.status)
+        assert "reproduced" not in shown or claim.kind != OURS
     open_ones = html.index('<section id="not-run"')
     for claim, verdict in judged:
         assert (html.index(f'id="{claim.id}"') > open_ones) == (verdict.status == "not run")
-    rows = re.findall(r'<input type="radio"[^>]*>(?:<svg.*?</svg> )?([a-z ]+)</label></th>(.*?)</tr>', html)
+    rows = re.findall(
+        r'<input type="radio"[^>]*>(?:<svg.*?</svg> )?([a-z ]+?)(?: <small>.*?</small>)?</label></th>(.*?)</tr>', html
+    )
     counted = {name: [int(n) if n != "·" else 0 for n in re.findall(r"<td>(.*?)</td>", cells)] for name, cells in rows}
     assert sum(counted.pop("all claims")) == len(judged)
     assert counted == {

@@ -278,7 +278,9 @@ def test_the_summary_is_first_of_the_experiments_that_were_named(tmp_path, monke
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("writing the report")
     assert lines[start - 1] == NO_RESULTS
-    assert re.fullmatch(r"\d+ claims of spike: \d+ reproduced, \d+ reproduced with a caveat", lines[start + 1])
+    assert re.fullmatch(
+        r"\d+ claims of spike: \d+ reproduced, 1 confirmed, \d+ reproduced with a caveat", lines[start + 1]
+    )
     assert re.fullmatch(r"- Of \d simulated claims that have a proof, \d hold.*", lines[start + 2])
     assert re.fullmatch(r"\d+ other claims: 2 reproduced, \d+ not run", lines[start + 3])
     assert lines[start + 4 :] == [f"report: {tmp_path / 'runs' / 'report.html'}"]

@@ -18,7 +18,7 @@ from mvngrad_lab.report import Record, catch_unreadable
 from mvngrad_lab.report.claims import KINDS, Claim
 from mvngrad_lab.report.figures.style import RC
 from mvngrad_lab.report.figures.svg import Figure
-from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, REPRODUCED, STATUSES, Judged
+from mvngrad_lab.report.verdicts import CAVEAT, NOT_RUN, REPRODUCED, SHOWN_STATUSES, STATUSES, Judged, name_status
 
 MOST = 4
 """Sentences on the first screen of the report."""
@@ -99,10 +99,10 @@ def _describe_counts(judged: Sequence[Judged], describe: Callable[[Claim], str])
     """How many claims have each status: a line for each description."""
     counts: dict[str, Counter[str]] = {}
     for claim, verdict in judged:
-        counts.setdefault(describe(claim), Counter())[verdict.status] += 1
+        counts.setdefault(describe(claim), Counter())[name_status(claim, verdict.status)] += 1
     return [
         f"{of.total()} {what if of.total() > 1 else what.replace('claims', 'claim')}: "
-        + ", ".join(f"{of[status]} {status}" for status in STATUSES if of[status])
+        + ", ".join(f"{of[status]} {status}" for status in SHOWN_STATUSES if of[status])
         for what, of in counts.items()
     ]
 

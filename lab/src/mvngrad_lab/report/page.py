@@ -22,7 +22,17 @@ from mvngrad_lab.report import Record, Summary, catch_unreadable, findings
 from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, Estimate, Judged, find_latest, judge
+from mvngrad_lab.report.verdicts import (
+    NOT_RUN,
+    OUR_WORDS,
+    SHOWN_STATUSES,
+    STATUSES,
+    Estimate,
+    Judged,
+    find_latest,
+    judge,
+    name_status,
+)
 
 MARKERS = {
     "s": "M10 2h6v6h-6z",
@@ -71,8 +81,8 @@ class Group:
 
     @property
     def tally(self) -> str:
-        counts = Counter(verdict.status for _, verdict in self.claims)
-        return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+        counts = Counter(name_status(claim, verdict.status) for claim, verdict in self.claims)
+        return ", ".join(f"{counts[status]} {status}" for status in SHOWN_STATUSES if counts[status])
 
 
 def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str, made: str, docs: str = "") -> str:
@@ -344,4 +354,6 @@ TEMPLATES.globals |= {
     "arxiv": ARXIV,
     "numbers": NUMBERS,
     "statuses": STATUSES,
+    "our_words": OUR_WORDS,
+    "name_status": name_status,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from mvngrad_lab.discovery import import_all
 from mvngrad_lab.report import Record, Summary, catch_unreadable
-from mvngrad_lab.report.claims import Claim, load_claims
+from mvngrad_lab.report.claims import OURS, Claim, load_claims
 
 REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
     "reproduced",
@@ -19,6 +19,14 @@ REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
     "compared",
     "not run",
 )
+OUR_WORDS = {REPRODUCED: "confirmed", CAVEAT: "confirmed with a caveat", NOT_REPRODUCED: "not confirmed"}
+"""What is said of hypotheses of ours, which nobody claimed before."""
+SHOWN_STATUSES = tuple(dict.fromkeys(name for status in STATUSES for name in (status, OUR_WORDS.get(status, status))))
+
+
+def name_status(claim: Claim, status: str) -> str:
+    """The status as a page shows it."""
+    return OUR_WORDS.get(status, status) if claim.kind == OURS else status
 
 
 SAMPLE = "-5k"
