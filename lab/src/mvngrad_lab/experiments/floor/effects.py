@@ -43,7 +43,9 @@ def make_weights(*factors: str, among: Sequence[str] = tuple(GRID_ARMS)) -> dict
     return {arm: scale * prod(1 if FACTORS[factor](arm) else -1 for factor in factors) for arm in among}
 
 
-def keep_whole_seeds(arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str]) -> tuple[list[str], Values]:
+def keep_whole_seeds(
+    arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str] = tuple(GRID_ARMS)
+) -> tuple[list[str], Values]:
     """The seeds that all these arms have, and the values of the arms at these seeds."""
     seeds = find_common_seeds(arms, among)
     return seeds, {arm: [arms[arm][seed] for seed in seeds] for arm in among}  # type: ignore[misc]
@@ -81,12 +83,20 @@ def keep_seeds_of_look(
     return seeds[:count], {arm: row[:count] for arm, row in values.items()}
 
 
-def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
+def use_published(result: dict[str, Any]) -> dict[str, Any]:
+    """The runs of each arm, at the paper's settings in the four arms that the paper ran."""
+    return {**result["arms"], **result.get("published", {})}
+
+
+def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str, Contrast]:
     """All effects that the rules of the table look at, by name; none if `find_obstacle` finds one.
 
-    "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor.
+    "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor. `published`
+    takes the paper's settings in the four arms that the paper ran, and all seeds that the eight arms then share.
     """
-    seeds, values = keep_seeds_of_look(result["arms"])
+    arms = use_published(result) if published else result["arms"]
+    keep_seeds = keep_whole_seeds if published else keep_seeds_of_look
+    seeds, values = keep_seeds(arms)
     if find_obstacle(values, len(seeds)):
         return {}
     effects = {"floor": estimate_contrast(values, make_weights("floor"))}
@@ -100,7 +110,7 @@ def compute_effects(result: dict[str, Any]) -> dict[str, Contrast]:
             effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
     for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
         effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
-    seeds, values = keep_seeds_of_look(result["arms"], SGD_ARMS)
+    seeds, values = keep_seeds(arms, SGD_ARMS)
     return effects if find_obstacle(values, len(seeds)) else {**effects, "SGD": compare_sgd(values)}
 
 

@@ -124,8 +124,8 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
     if same:
         makes = "each make" if len(same) > 1 else "makes"
         parts.append(
-            f"averaged over runs with and without a floor, {' and '.join(same)} {makes} less than {MARGIN} points of "
-            "difference"
+            f"averaged over runs with and without a floor, at the settings chosen at 30 epochs, {' and '.join(same)} "
+            f"{makes} less than {MARGIN} points of difference"
         )
     if different:
         parts.append(_describe_estimates(verdicts, equal, different))
@@ -133,7 +133,8 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
         effects = {name: _get_estimate(verdicts[equal[name]]).value for name in undecided}
         change, sizes = "change" if len(effects) > 1 else "changes", " and ".join(f"{x:.2f}" for x in effects.values())
         parts.append(
-            f"{' and '.join(effects)} {change} accuracy by {sizes} points, not yet shown to be less than {MARGIN}"
+            f"at the settings chosen at 30 epochs {' and '.join(effects)} {change} accuracy by {sizes} points, not yet "
+            f"shown to be less than {MARGIN}"
         )
     if differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
         gains = [row.value for row in strip.rows]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, BATCH_128_RATES, MNIST_SEEDS
@@ -22,6 +23,7 @@ from mvngrad_lab.experiments.floor.effects import (
     keep_whole_seeds,
     make_weights,
     name_arm,
+    use_published,
 )
 from mvngrad_lab.recipe import COUPLED, NAMES
 from mvngrad_lab.report.claims import find_values
@@ -59,6 +61,7 @@ MNIST_FLOOR = "0.01"
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
 ONE_SEED = "A comparison, not a verdict: one seed."
+EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
 def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -75,8 +78,14 @@ def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
     return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
 
 
-def make_effect_strip(effects: Effects, n: int, reference: float = 0.0, what: str = "no effect") -> Strip:
-    rows = tuple(Estimate(name, effect.estimate, effect.interval(), n, reference) for name, effect in effects.items())
+def make_effect_strip(
+    effects: Effects, n: int, reference: float = 0.0, what: str = "no effect", counts: Mapping[str, int] = EMPTY
+) -> Strip:
+    """The effects with their intervals; `counts` has the seeds of those that have others than n."""
+    rows = tuple(
+        Estimate(name, effect.estimate, effect.interval(), counts.get(name, n), reference)
+        for name, effect in effects.items()
+    )
     return Strip("points of test accuracy, and 95% interval", rows, reference=what)
 
 
@@ -110,20 +119,26 @@ def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
     return Verdict(NOT_REPRODUCED if worse < OUR_LEVEL / len(LOOKS) else UNDECIDED, text, strip=strip)
 
 
-@of_whole_seeds
-def judge_equal(seeds: list[str], effects: Effects, name: str) -> Verdict:
+def judge_equal(result: dict[str, Any], name: str) -> Verdict:
     """Whether the effect of a factor is within the margin, at equal floor."""
-    of_factor = {each: effect for each, effect in effects.items() if each.partition(",")[0] == name}
-    return _judge_equivalence(of_factor, seeds)
+    seeds, values = keep_seeds_of_look(result["arms"])
+    if obstacle := find_obstacle(values, len(seeds)):
+        return obstacle
+    effects = {each: of for each, of in compute_effects(result).items() if each.partition(",")[0] == name}
+    if name not in (published := compute_effects(result, published=True)) or not result.get("published"):
+        return _judge_equivalence(effects, seeds)
+    last = f"{name}, the paper's settings"
+    counts = {last: len(keep_whole_seeds(use_published(result))[0])}
+    return _judge_equivalence({**effects, last: published[name]}, seeds, counts)
 
 
 judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE))
 judges("floor-order-equal")(partial(judge_equal, name=ORDER))
 
 
-def _judge_equivalence(effects: Effects, seeds: Sequence[str]) -> Verdict:
+def _judge_equivalence(effects: Effects, seeds: Sequence[str], counts: Mapping[str, int] = EMPTY) -> Verdict:
     """Whether the first of the effects is within the margin; the others are stated."""
-    effect, strip = next(iter(effects.values())), make_effect_strip(effects, len(seeds))
+    effect, strip = next(iter(effects.values())), make_effect_strip(effects, len(seeds), counts=counts)
     p, (low, high) = effect.p_within(MARGIN), effect.interval()
     text = f"p for within {MARGIN} points {p:.2g}; {describe_seeds(seeds, effect)}"
     if len(seeds) < EQUIVALENCE_SEEDS:
@@ -134,7 +149,7 @@ def _judge_equivalence(effects: Effects, seeds: Sequence[str]) -> Verdict:
     if p >= OUR_LEVEL:
         return Verdict(NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
     apart = [name for name, part in [*effects.items()][1:] if part.p_within(MARGIN) >= OUR_LEVEL]
-    note = f"The average of both; alone not shown to be within {MARGIN} points: {'; '.join(apart)}." if apart else ""
+    note = f"Not shown to be within {MARGIN} points: {'; '.join(apart)}." if apart else ""
     return decide(True, text, note, strip)
 
 
