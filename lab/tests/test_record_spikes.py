@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 from pages import ROOT, load_results, read
 
+from mvngrad_lab.recipe import COUPLED
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, REPRODUCED, UNDECIDED, find_judges
 
 RUNS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_text().splitlines()]
@@ -122,7 +123,7 @@ def test_bad_batches_in_a_language_model():
     """If this fails after new runs: the log's entry, the settings page and the README."""
     records = {each.name: each.result for each in load_results()}
     result, log, settings = records["spikes-text-short"], read("log.md").replace("**", ""), read("how-to/settings.md")
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    index = " ".join(read("index.md").split())
 
     def measure(name, cell, rate, injection):
         wanted = {"cell": cell, "rate": rate, "injection": injection}
@@ -156,7 +157,7 @@ def test_bad_batches_in_a_language_model():
     names = {"adam": "Adam", "adabelief": "AdaBelief", "mvngrad": "MVN-Grad", "laprop": "LaProp"}
     adam, *others = (f"{measure('damage', cell, '1x', 'scaled'):.2f} with {name}" for cell, name in names.items())
     scaled = [adam.replace(" with", " nats with"), *others]
-    assert f"[{', '.join(scaled[:3])} and {scaled[3]}]" in readme
+    assert f"[{', '.join(scaled[:3])} and {scaled[3]}]" in index
     row = (f"{measure('damage', cell, '1x', 'scaled'):.2f}" for cell in ("adam", "laprop", "adabelief", "mvngrad"))
     assert f"| | (0.9, 0.7) | {' | '.join(row)} | not run |" in settings
     adam, *others = (f"{measure('damage', cell, '1x', 'repeated'):.2f} with {name}" for cell, name in names.items())
@@ -188,9 +189,7 @@ def test_bad_batches_in_a_language_model_at_usual_betas():
     """If this fails after new runs: the log's entry, the settings page and the README."""
     records = {each.name: each.result for each in load_results()}
     result, log = records["spikes-text"], " ".join(read("log.md").replace("**", "").split())
-    settings, readme = (
-        " ".join(text.split()) for text in (read("how-to/settings.md"), (ROOT / "README.md").read_text())
-    )
+    settings, index = (" ".join(read(page).split()) for page in ("how-to/settings.md", "index.md"))
     assert result["done"] == result["of"] == 240
 
     def measure(name, *of):
@@ -216,7 +215,7 @@ def test_bad_batches_in_a_language_model_at_usual_betas():
     halved = [measure("damage", cell, "z_clip", "1x", "scaled") for cell in ("laprop", "mvngrad")]
     assert {f"{median(of):.1f}" for of in halved} == {"0.5"}
     assert "after a loss times 1,000 GPT-2 loses 0.5 nats" in settings
-    assert f"it costs all four [{min(costs):.1f} to {max(costs):.1f}]" in readme
+    assert f"it costs all four [{min(costs):.1f} to {max(costs):.1f}]" in index
 
     verdicts = {
         name: find_judges()[f"spikes-text-{name}"](result) for name in ("recovery", "damage", "clipping", "divergence")
@@ -265,6 +264,41 @@ def test_bad_batches_in_a_language_model_at_usual_betas():
         > fmean(losses[injection, rate, None, None, pair[1]].values())
     ]
     assert others == [("scaled", 1e-3, ("mvngrad", "adabelief"))]
+
+
+def test_clean_runs_of_a_language_model_at_two_rates():
+    """If this fails after new runs: the log's entry on Adam with the norm clipped, README, index and settings page."""
+    log = " ".join(read("log.md").replace("**", "").split())
+    readme, index, settings = (
+        " ".join(text.split())
+        for text in ((ROOT / "README.md").read_text(), read("index.md"), read("how-to/settings.md"))
+    )
+    losses = {}
+    for run in json.loads((ROOT / "results" / "spikes-text.json").read_text())["runs"]:
+        if (each := run["settings"])["injection"] == "none":
+            of = losses.setdefault((each["clip"], each["z_clip"], each["lr"], each["optimizer"]), {})
+            of[each["seed"]] = run["metrics"]["validation_loss"]
+    for clip, title in ((None, "not clipped"), (1.0, "clipped at 1")):
+        for lr, start in ((1e-3, f"| {title} | 1e-3"), (3e-3, "| | 3e-3")):
+            means = [f"{fmean(losses[clip, None, lr, cell].values()):.3f}" for cell in COUPLED]
+            assert f"{start} | {' | '.join(means)} |" in log
+    adam, adabelief = (losses[1.0, None, 3e-3, cell] for cell in ("adam", "adabelief"))
+    unclipped = [of for (clip, z_clip, *_), of in losses.items() if clip is z_clip is None]
+    assert all(adam[seed] < of[seed] for of in unclipped for seed in (1, 2, 3))
+    mean = fmean(adam.values())
+    assert f"[lower still, at {mean:.2f}]" in readme
+    assert f"[ends at {mean:.3f}]" in index
+    assert f"Adam ends at {mean:.3f} at 3e-3 and AdaBelief at {fmean(adabelief.values()):.3f}" in settings
+    assert f"to Adam: {fmean(losses[None, None, 1e-3, 'adam'].values()) - mean:.2f} from" in log
+    by_rate = {}
+    for lr, cell in product((1e-3, 3e-3), ("laprop", "mvngrad")):
+        changes = [losses[None, 3.0, lr, cell][seed] - losses[None, None, lr, cell][seed] for seed in (1, 2, 3)]
+        by_rate.setdefault(lr, []).append(f"{abs(fmean(changes)):.3f}")
+        assert (fmean(changes) > 0, all(change > 0 for change in changes)) == (lr == 1e-3, lr == 1e-3)
+    assert "`z_clip=3` costs LaProp {} nats and MVN-Grad {} at 1e-3, in each seed".format(*by_rate[1e-3]) in log
+    assert "cost GPT-2 30M {} nats with LaProp and {} with MVN-Grad".format(*by_rate[1e-3]) in settings
+    for page in (log, settings):
+        assert "{} and {}".format(*by_rate[3e-3]) in page
 
 
 def test_bad_batches_on_cifar100():
@@ -323,6 +357,19 @@ def test_bad_batches_on_cifar100():
     }
     laprop, mvngrad = (" and ".join(dict.fromkeys(of)) for of in changed.values())
     assert f"the accuracy of LaProp by {laprop} points and that of MVN-Grad by {mvngrad} (CIFAR-100" in settings
+    price = [
+        fmean(of)
+        - fmean(
+            run["metrics"]["test_accuracy"]
+            for run in runs
+            if run["settings"]["injection"] == "none"
+            and run["settings"]["clip"]
+            and (run["settings"]["optimizer"], run["settings"]["lr"]) == (cell, lr)
+        )
+        for (cell, lr, is_bounded), of in clean.items()
+        if not is_bounded
+    ]
+    assert f"{min(price):.1f} to {max(price) + 1e-9:.1f} points" in settings
     for claim in ("recovery", "damage", "clipping", "divergence"):
         verdict = find_judges()[f"spikes-images-{claim}"](result)
         assert f"`spikes-images-{claim}`: {verdict.status})" in log
