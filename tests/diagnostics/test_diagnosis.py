@@ -453,6 +453,7 @@ def test_what_is_cited_of_a_floor_depends_on_weight_decay(make, options, cited):
     if is_early:
         del entry["weight_decay"], entry["decoupled_weight_decay"]
     (group,) = diagnose(records).groups
+    assert ("On images a floor may help with coupled" in group.action) == (cited == [FLOOR_COUPLED])
     own, *others = group.measured
     assert others == [*cited, FLOOR_LANGUAGE]
     assert own.startswith("Your floor of 1 is ")

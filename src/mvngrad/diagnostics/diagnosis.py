@@ -146,7 +146,7 @@ def _explain_floor(entries: Sequence[Record], optimizer: str, groups: Sequence[R
     roots = [entry["root"] for entry in with_root if get_hidden(entry) < MAJORITY]
     upper_bounds = [entry["root"] for entry in with_root]  # of the roots that the floor hides
     size = compare_floor_with_root(entries[-1], roots or upper_bounds, is_hidden=not roots)
-    action = advise_on_floor(entries[-1], median(roots) if roots else math.inf)
+    action = advise_on_floor(entries[-1], median(roots) if roots else math.inf, optimizer)
     return action, (*size, *cite_measurements(optimizer, groups))
 
 

@@ -27,7 +27,7 @@ FLOOR_DECOUPLED = (
 )
 FLOOR_WITHOUT_DECAY = (
     f"{MEASURED_FLOOR} There, without weight decay, it lost 1.7 points with Adam and 3.1 with MVN-Grad (30 epochs, one "
-    "seed). Betas differed, too, so this need not be the floor's effect."
+    "seed; with it the highest of four rates was the best). Betas differed, too, so this need not be the floor's effect."
 )
 FLOOR_LANGUAGE = (
     "On a language model a floor of 1.4 times the root mean square of the gradient cost 0.30 to 0.48 nats, one of 14 "
@@ -43,21 +43,29 @@ NO_FLOOR = 0.1
 """Multiple of the median root at which a floor hardly changes that coordinate's divisor: eps by 10%, eps_s by 0.5%."""
 
 
-def advise_on_floor(last: Record, root: float) -> str:
-    """How to remove the floor of a record: with values, if the median root is below it."""
+def advise_on_floor(last: Record, root: float, optimizer: str) -> str:
+    """When to keep the floor of a record, and how to remove it: with values, if the median root is below it."""
+    unless = "If that is not intended,"
+    if last.get("weight_decay") and not _is_decoupled(last, optimizer):
+        unless = "On images a floor may help with coupled weight decay, as measured below. Otherwise"
     eps, floor = (min(last[name], NO_FLOOR * root) for name in ("eps", "floor"))
     settings = [f"eps_s={floor * floor * (1 - last['beta2']):.1g}"] if floor < last["floor"] else []
     settings += [f"eps={eps:.1g}"] if eps < last["eps"] else []
     if not settings:
         least = NO_FLOOR * max(last["eps"], last["floor"])
         names = [name for name, value in (("eps_s", last["floor"]), ("eps", last["eps"])) if value >= least]
-        return f"If that is not intended, lower {' and '.join(names)}, and lr too if it was tuned with this floor."
+        return f"{unless} lower {' and '.join(names)}, and lr too if it was tuned with this floor."
     growth = (math.hypot(root, last["floor"]) + last["eps"]) / (math.hypot(root, floor) + eps)
     return (
-        f"If that is not intended, set {' and '.join(settings)}, a floor of about a tenth of the median root "
+        f"{unless} set {' and '.join(settings)}, a floor of about a tenth of the median root "
         f"({root:.2g}). At the same lr the median step is then about {growth:.2g} times as large: lower lr if it was "
         "tuned with this floor."
     )
+
+
+def _is_decoupled(entry: Record, optimizer: str) -> bool:
+    """Whether a group decouples weight decay; early records have only the name of the optimizer."""
+    return bool(entry.get("decoupled_weight_decay", optimizer.endswith("W")))
 
 
 def compare_floor_with_root(last: Record, roots: Sequence[float], *, is_hidden: bool) -> tuple[str, ...]:
@@ -76,7 +84,7 @@ def compare_floor_with_root(last: Record, roots: Sequence[float], *, is_hidden: 
 def cite_measurements(optimizer: str, groups: Sequence[Record]) -> tuple[str, ...]:
     """What we measured with a floor: on images with the weight decay that these groups have, and on language."""
     decays = [entry.get("weight_decay") for entry in groups]
-    is_decoupled = any(entry.get("decoupled_weight_decay", optimizer.endswith("W")) for entry in groups)
+    is_decoupled = any(_is_decoupled(entry, optimizer) for entry in groups)
     cited = []
     if any(decays) or None in decays:  # early records do not have it, so that both apply
         cited.append(FLOOR_DECOUPLED if is_decoupled else FLOOR_COUPLED)

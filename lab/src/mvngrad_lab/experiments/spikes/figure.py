@@ -140,8 +140,8 @@ def describe_unclipped(result: dict[str, Any], verdicts: Mapping[str, Verdict]) 
     low, *_, high = sorted(of["clipped"] for of in medians.values())
     return (
         f"**Without gradient clipping a language model ends lower with momentum last**: GPT-2 30M at {losses}; with "
-        f"the norm clipped at 1 all four end at {low:.2f} to {high:.2f} (betas {recipes.TEXT_BETAS}, 500 steps of a "
-        f"stand-in text, {_count_seeds(result)} seeds)."
+        f"the norm clipped at 1 all four end at {low:.2f} to {high:.2f} (rates chosen without clipping, betas "
+        f"{recipes.TEXT_BETAS}, 500 steps of a stand-in text, {_count_seeds(result)} seeds)."
     )
 
 
