@@ -315,6 +315,18 @@ def test_seeds_of_the_grid_are_in_the_mean(toy):
     assert any(line.startswith("adam: 1.125 ± 0.125 over 3 seeds  (lr 2.0") for line in describe_selection(toy.queue))
 
 
+def test_one_lucky_seed_of_the_grid_selects_nothing(toy):
+    toy.init(make_sweep(toys(("adam",), lr=(1.0, 2.0, 3.0), seed=(0, 1, 2))))
+    losses = {(1.0, 0): 0.1, (3.0, 0): 0.01, (3.0, 1): "diverged"}  # a seed of lr=3 diverges
+    end_all(
+        toy.queue,
+        lambda record: losses.get(
+            (record.settings["lr"], record.settings["seed"]), 0.2 if record.settings["lr"] == 2.0 else 0.9
+        ),
+    )
+    assert {name: record.settings["lr"] for name, record in select_best(toy.queue).items()} == {"adam": 2.0}
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamedToy(Toy):
     name: ClassVar[str] = "named-toy"

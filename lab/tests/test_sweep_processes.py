@@ -29,7 +29,7 @@ from sweep_toy import (
 )
 from test_pool import alive
 
-from mvngrad_lab.errors import InvalidInput
+from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.experiments.sweeps import find_sweep
 from mvngrad_lab.sweep import local_workers
 from mvngrad_lab.sweep.database import parse_address
@@ -102,6 +102,14 @@ def test_passwords_and_malformed_options_are_not_submitted_to_a_cluster(tmp_path
         submit_jobs(1, storage, worker_options, options, cluster="local")
     assert "secret" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_without_slurm_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", "")
+    worker_options = WorkerOptions("sweep_toy:small", find_sweep, tmp_path, None, "cpu", compile=False)
+    with pytest.raises(NotPossible, match="jobs of SLURM cannot be submitted here"):
+        submit_jobs(1, None, worker_options)
 
 
 # Processes, on both kinds of store

@@ -91,7 +91,9 @@ def test_every_line_of_several_workers_names_its_worker(do, tmp_path):
         (("work", "--slurm", "2", "--workers", "4"), "--workers is for one machine"),
         (("work", "--slurm", "-2"), "slurm=-2"),
         (("work", "--workers", "0"), "workers=0"),
+        (("work", "--workers", "100000"), "at most"),
         (("rerun", "--seeds", "0"), "seeds=0"),
+        (("rerun", "--seeds", "3000000000"), "at most 1,000"),
     ],
 )
 def test_options_without_effect_are_refused(do, options, message):

@@ -16,12 +16,15 @@ from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs, make_runs_folder
 from mvngrad_lab.errors import InvalidInput, MissingFile, NotPossible, UserError
 from mvngrad_lab.experiments.sweeps import find_sweep, find_sweeps
+from mvngrad_lab.pool import count_cores
 
 if TYPE_CHECKING:
     from mvngrad_lab.sweep.database import Address
     from mvngrad_lab.sweep.grids import Sweep
     from mvngrad_lab.sweep.queue import Queue
 
+WORKERS_PER_CORE = 16
+"""At most: each is a process with torch."""
 URLS: dict[str, str] = {}
 """Storage URLs of this command as they are shown -> with their passwords."""
 
@@ -103,8 +106,12 @@ class Work:
     ] = ()
 
     def __call__(self) -> int:
-        if self.workers < 1:
-            raise InvalidInput(f"workers={self.workers} is invalid; it must be at least 1")
+        most = WORKERS_PER_CORE * count_cores()
+        if not 1 <= self.workers <= most:
+            raise InvalidInput(
+                f"workers={self.workers} is invalid; it must be at least 1, and at most {most} on this machine, "
+                f"{WORKERS_PER_CORE} for each core"
+            )
         if self.slurm < 0:
             raise InvalidInput(f"slurm={self.slurm} is invalid; it is a number of jobs")
         if self.slurm and self.workers > 1:
@@ -186,7 +193,7 @@ class Rerun(QueueCommand):
     examples: ClassVar[tuple[str, ...]] = ("mvngrad sweep rerun mnist-5k --seeds 5",)
 
     seeds: Annotated[
-        int | None, arg(help="of each, in all", help_behavior_hint="(default: as many as the paper has)")
+        int | None, arg(help="of each, in all", help_behavior_hint="(default: as many as the sweep names, mostly 3)")
     ] = None
 
     def act(self, queue: Queue, sweep: Sweep) -> str:

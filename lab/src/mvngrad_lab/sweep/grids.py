@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import product
+from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
 
 from mvngrad_lab.errors import InvalidInput
@@ -43,13 +44,27 @@ class Results:
 
     @property
     def best(self) -> dict[str, Outcome]:
-        """The best outcome of each optimizer that has one. Ties go to the first key."""
-        sign = -1 if self.higher else 1
-        done = [(sign * o.value, o.recipe.key, o) for o in self.outcomes if o.value is not None]
-        best: dict[str, Outcome] = {}
-        for _, _, outcome in sorted(done, key=lambda ranked: ranked[:2]):
+        """The best configuration of each optimizer that has one, by its mean over seeds; ties go to the first key.
+
+        A configuration of which one seed diverged is none. Each is the outcome of its first seed.
+        """
+        sign, by_seed = -1 if self.higher else 1, dict[str, list[Outcome]]()
+        for outcome in self.outcomes:
+            by_seed.setdefault(_get_key_without_seed(outcome.recipe), []).append(outcome)
+        ranked, best = list[tuple[float, str, Outcome]](), dict[str, Outcome]()
+        for outcomes in by_seed.values():
+            values = [outcome.value for outcome in outcomes if outcome.value is not None]
+            if len(values) == len(outcomes):
+                first = min(outcomes, key=lambda outcome: getattr(outcome.recipe, "seed", 0))
+                ranked.append((sign * fmean(values), first.recipe.key, first))
+        for _, _, outcome in sorted(ranked, key=lambda each: each[:2]):
             best.setdefault(optimizer_name(outcome.recipe), outcome)
         return dict(sorted(best.items()))
+
+
+def _get_key_without_seed(recipe: Any) -> str:
+    """A key that runs share if they differ in nothing but the seed."""
+    return str((dataclasses.replace(recipe, seed=0) if hasattr(recipe, "seed") else recipe).key)
 
 
 Stage: TypeAlias = Sequence[Recipe] | Callable[[Results], Sequence[Recipe]]

@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from mvngrad_lab.errors import InvalidInput, UserError
+from mvngrad_lab.errors import InvalidInput, NotPossible, UserError
 from mvngrad_lab.pool import call_after_parent, count_cores
 from mvngrad_lab.sweep.database import VARIABLE, Address, parse_address
 from mvngrad_lab.sweep.grids import Sweep
@@ -162,7 +162,10 @@ def submit_jobs(
         raise InvalidInput(f"slurm_options={wrong[0]!r} is not KEY=VALUE; name one as timeout_min=600")
     parameters = dict(option.split("=", 1) for option in submitit_options)
     options = options._replace(root=options.root.resolve())
-    executor = submitit.AutoExecutor(folder=options.root / "jobs", cluster=cluster)
+    try:
+        executor = submitit.AutoExecutor(folder=options.root / "jobs", cluster=cluster)
+    except RuntimeError as error:  # there is no srun
+        raise NotPossible(f"jobs of SLURM cannot be submitted here: {error}") from None
     executor.update_parameters(
         name=f"mvngrad-{options.name}",
         **{key: int(value) if value.isdecimal() else value for key, value in parameters.items()},

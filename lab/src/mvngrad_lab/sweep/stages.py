@@ -17,6 +17,9 @@ from mvngrad_lab.sweep.grids import Outcome, Results, Sweep, check_equal_budgets
 from mvngrad_lab.sweep.queue import GRACE, HEARTBEAT, Queue, Say, create_study
 from mvngrad_lab.sweep.records import DONE, SEEDS, Record, latest_by_key, make_entry
 
+MOST_SEEDS = 1000
+"""Of a configuration: more are a slip of the keyboard, and take long to queue."""
+
 
 def init_sweep(
     address: Address,
@@ -160,7 +163,7 @@ def get_runs(queue: Queue) -> tuple[list[Record], list[Record], list[Record]]:
 def select_best(queue: Queue) -> dict[str, Record]:
     """The best finished configuration of each optimizer, by the sweep's metric."""
     records = {record.key: record for record in get_runs(queue)[0]}
-    outcomes = [Outcome(r.recipe, r.value) for r in records.values() if r.value is not None]
+    outcomes = [Outcome(r.recipe, r.value) for r in records.values() if r.status in DONE or r.value is not None]
     best = Results(outcomes, queue.notes["higher"]).best
     return {optimizer: records[outcome.recipe.key] for optimizer, outcome in best.items()}
 
@@ -170,8 +173,8 @@ def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
 
     Raises NotPossible if runs are left: a selection among some would favour those that ran first, or without an error.
     """
-    if seeds < 1:
-        raise InvalidInput(f"seeds={seeds} is invalid; it must be at least 1")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise InvalidInput(f"seeds={seeds} is invalid; it must be at least 1 and at most {MOST_SEEDS:,}")
     add_missing(queue, sweep)
     swept, records = get_runs(queue)[0], queue.records()
     if left := sum(record.status not in DONE for record in swept):

@@ -56,7 +56,7 @@ def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
             raise InvalidInput(f"--{name} {value}: the sweep's function {function} has no parameter {name}")
 
 
-RESERVED = ("began", "code", "double", "trace", "worker", "worker_seconds")
+RESERVED = ("began", "code", "double", "reason", "trace", "worker", "worker_seconds")
 """What a sweep's store keeps of a run next to its metrics."""
 
 
