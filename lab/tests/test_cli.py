@@ -163,6 +163,21 @@ def test_invalid_arguments_are_refused_by_name_and_nothing_is_written(capsys, mo
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # of matplotlib
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cifar100", "--optimizer", "AdaBelief"],
+        ["mnist", "--optimizer", "AdamW"],
+        ["cifar100", "--optimizer", "mvngrad", "--batch-size", "1_024"],
+    ],
+)
+def test_defaults_do_not_depend_on_how_a_name_or_number_is_written(words):
+    plain = [*words[:2], words[2].lower(), *(word.replace("_", "") for word in words[3:])]
+    written, usual = (train.parse_training(each, "", cli.CONFIG).recipe for each in (words, plain))
+    assert written == usual
+    assert written.lr == (4e-3 if len(words) > 3 else usual.lr)
+
+
 def test_a_model_that_no_memory_can_hold_is_refused_in_one_line(capsys):
     assert cli.main(["train", "mnist", "--digits", "mnist-5k", "--device", "cpu", "--hidden", str(2**31 - 1)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

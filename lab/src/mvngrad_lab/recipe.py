@@ -108,6 +108,15 @@ def get_cell(optimizer: str) -> str:
     return optimizer.removesuffix("w")
 
 
+def parse_optimizer(name: str) -> str:
+    """An optimizer as recipes write it: the names of our classes, such as MVNGradW, in lower case.
+
+    >>> parse_optimizer("MVNGradW"), parse_optimizer("torch:SGD")
+    ('mvngradw', 'torch:SGD')
+    """
+    return name.lower() if name.lower() in get_args(OptimizerName) else name
+
+
 def has_eps_s(optimizer: str) -> bool:
     """Whether an optimizer normalizes by the variance, and so needs an eps_s."""
     return RULES[get_cell(optimizer)].centered
@@ -212,8 +221,7 @@ class TrainingRecipe(Recipe, ABC):
     """Valid values of fields that are not None; a subclass adds its own."""
 
     def __post_init__(self) -> None:
-        if str(self.optimizer).lower() in get_args(OptimizerName):  # such as MVNGradW, its name in Python
-            object.__setattr__(self, "optimizer", self.optimizer.lower())
+        object.__setattr__(self, "optimizer", parse_optimizer(str(self.optimizer)))
         self._check_values()
         if self.is_third_party:
             object.__setattr__(self, "optimizer", add_code(self.optimizer))

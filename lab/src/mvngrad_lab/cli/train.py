@@ -20,7 +20,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from mvngrad_lab import store
 from mvngrad_lab.cli.options import Data, Runs, make_runs_folder
 from mvngrad_lab.errors import InvalidInput, NotPossible
-from mvngrad_lab.recipe import DECOUPLED, RULES, Preset, TrainingRecipe, get_cell
+from mvngrad_lab.recipe import DECOUPLED, RULES, Preset, TrainingRecipe, get_cell, parse_optimizer
 from mvngrad_lab.tasks import find_presets, find_task_class
 from mvngrad_lab.tasks.own.recipe import Own
 
@@ -233,7 +233,10 @@ def make_default(preset: Preset, arguments: Sequence[str]) -> TrainingRecipe:
         from mvngrad_lab.training.optimizers import import_module_of
 
         import_module_of(options.optimizer)
-    batch_size = int(options.batch_size) if options.batch_size.isdecimal() else None
+    try:
+        batch_size = int(options.batch_size)
+    except ValueError:  # refused later
+        batch_size = None
     return _default_recipe(preset, options.optimizer or "", batch_size)
 
 
@@ -244,7 +247,7 @@ def _write_with_hyphens(name: re.Match[str]) -> str:
 
 def _default_recipe(preset: Preset, optimizer: str = "", batch_size: int | None = None) -> TrainingRecipe:
     """The preset's settings for an optimizer. An unknown name is left for the recipe to refuse."""
-    optimizer = optimizer or preset.optimizer
+    optimizer = parse_optimizer(optimizer or preset.optimizer)
     cell = get_cell(optimizer)
     if ":" in optimizer and optimizer == preset.optimizer:  # a user's task sets the options of its own optimizer
         return preset.make(optimizer, batch_size)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_module
+from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_module, parse_optimizer
 from mvngrad_lab.tasks.own.recipe import Own
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators, seed_generators
 
@@ -101,7 +101,8 @@ def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, set
     if path not in _functions:
         _functions[path] = cache(function)
     defaults = {"optimizer": "mvngrad", "lr": 1e-3, **get_own_task(path).settings}
-    if optimizer is not None and optimizer != defaults["optimizer"]:
+    defaults["optimizer"] = parse_optimizer(defaults["optimizer"])
+    if optimizer is not None and (optimizer := parse_optimizer(optimizer)) != defaults["optimizer"]:
         defaults = {name: value for name, value in defaults.items() if name != "eps_s"} | {"optimizer": optimizer}
     if (cell := get_cell(defaults["optimizer"])) in RULES:
         defaults = {"beta1": 0.9, "beta2": 0.999, "eps_s": 1e-16 if has_eps_s(cell) else None, **defaults}
@@ -125,6 +126,8 @@ class Samples:
     def __init__(self, name: str, data: Any, device: torch.device) -> None:
         self.device, self.data = device, data
         self.in_memory = isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data)
+        if isinstance(data, tuple) and not self.in_memory and any(hasattr(part, "__array__") for part in data):
+            raise InvalidInput(f"{name} has an array that is no tensor; convert each with torch.from_numpy")
         if self.in_memory:
             lengths = sorted({len(part) for part in data})
             if len(lengths) != 1:
