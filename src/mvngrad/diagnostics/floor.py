@@ -27,7 +27,7 @@ FLOOR_DECOUPLED = (
 )
 FLOOR_WITHOUT_DECAY = (
     f"{MEASURED_FLOOR} There, without weight decay, it lost 1.7 points with Adam and 3.1 with MVN-Grad (30 epochs, one "
-    "seed; with it the highest of four rates was the best). Betas differed, too, so this need not be the floor's effect."
+    "seed; its best rate was the highest of four). Betas differed, too, so this need not be the floor's effect."
 )
 FLOOR_LANGUAGE = (
     "On a language model a floor of 1.4 times the root mean square of the gradient cost 0.30 to 0.48 nats, one of 14 "

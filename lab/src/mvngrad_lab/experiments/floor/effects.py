@@ -25,7 +25,7 @@ FACTORS: dict[str, Callable[[str], bool]] = {
 }
 """Whether an arm has a floor, normalizes by the variance, and applies momentum last."""
 KINDS = {"with a floor": "floor", "without a floor": "none"}
-VARIANCE, ORDER = "variance", "momentum last"
+VARIANCE_EFFECT, ORDER_EFFECT = "variance", "momentum last"
 SGD_ARMS = ("sgd", *filter(FACTORS["floor"], GRID_ARMS))
 """SGD, and what it is compared with."""
 
@@ -43,7 +43,7 @@ def make_weights(*factors: str, among: Sequence[str] = tuple(GRID_ARMS)) -> dict
     return {arm: scale * prod(1 if FACTORS[factor](arm) else -1 for factor in factors) for arm in among}
 
 
-def keep_whole_seeds(
+def get_whole_seeds(
     arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str] = tuple(GRID_ARMS)
 ) -> tuple[list[str], Values]:
     """The seeds that all these arms have, and the values of the arms at these seeds."""
@@ -74,16 +74,16 @@ def find_obstacle(values: Mapping[str, Sequence[float | None]], seeds: int) -> V
     return None
 
 
-def keep_seeds_of_look(
+def get_seeds_of_look(
     arms: Mapping[str, Mapping[str, float | None]], among: Sequence[str] = tuple(GRID_ARMS)
 ) -> tuple[list[str], Values]:
     """The first six whole seeds of these arms, or three, or as many as there are."""
-    seeds, values = keep_whole_seeds(arms, among)
+    seeds, values = get_whole_seeds(arms, among)
     count = next((look for look in LOOKS if len(seeds) >= look), len(seeds))
     return seeds[:count], {arm: row[:count] for arm, row in values.items()}
 
 
-def use_published(result: dict[str, Any]) -> dict[str, Any]:
+def get_arms_with_published(result: dict[str, Any]) -> dict[str, Any]:
     """The runs of each arm, at the paper's settings in the four arms that the paper ran."""
     return {**result["arms"], **result.get("published", {})}
 
@@ -94,8 +94,8 @@ def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str
     "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor. `published`
     takes the paper's settings in the four arms that the paper ran, and all seeds that the eight arms then share.
     """
-    arms = use_published(result) if published else result["arms"]
-    keep_seeds = keep_whole_seeds if published else keep_seeds_of_look
+    arms = get_arms_with_published(result) if published else result["arms"]
+    keep_seeds = get_whole_seeds if published else get_seeds_of_look
     seeds, values = keep_seeds(arms)
     if find_obstacle(values, len(seeds)):
         return {}
@@ -103,7 +103,7 @@ def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str
     for cell in COUPLED:
         weights = {f"{cell}-floor": 1.0, f"{cell}-none": -1.0}
         effects[f"floor, {NAMES[cell]}"] = estimate_contrast(values, weights)
-    for factor, name in (("variance", VARIANCE), ("order", ORDER)):
+    for factor, name in (("variance", VARIANCE_EFFECT), ("order", ORDER_EFFECT)):
         effects[name] = estimate_contrast(values, make_weights(factor))
         for where, kind in KINDS.items():
             four = {arm: row for arm, row in values.items() if arm.endswith(f"-{kind}")}

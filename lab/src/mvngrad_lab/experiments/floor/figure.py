@@ -11,14 +11,14 @@ from matplotlib.ticker import MultipleLocator
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
 from mvngrad_lab.experiments.floor.effects import (
-    ORDER,
+    ORDER_EFFECT,
     SGD_ARMS,
-    VARIANCE as NORMALIZER,
+    VARIANCE_EFFECT,
     compute_effects,
     find_obstacle,
-    keep_seeds_of_look,
-    keep_whole_seeds,
-    use_published,
+    get_arms_with_published,
+    get_seeds_of_look,
+    get_whole_seeds,
 )
 from mvngrad_lab.experiments.floor.findings import (
     TITLES,
@@ -157,21 +157,21 @@ def _make_published_table(effects: Mapping[str, Contrast], result: dict[str, Any
     ]
     if not rows:
         return []
-    seeds, _ = keep_whole_seeds(use_published(result))
+    seeds, _ = get_whole_seeds(get_arms_with_published(result))
     caption = (
         "Settings were chosen at 30 epochs, which may choose badly for 200. Here the four arms that the paper ran have "
         f"its settings, as in Table 1 (seeds {', '.join(seeds)}); the other four have no second setting. This was not "
         "planned, and p are not corrected for their number."
     )
-    head = ("effect", "as selected", "the paper's settings", "p")
+    head = ("effect", "as selected", "the paper's settings", "p with the paper's settings")
     table = Table("Effects in points, with 95% intervals", head, tuple(rows))
     return [Figure("The effects with the paper's settings", caption, (), (), table)]
 
 
 def _describe_seeds(result: dict[str, Any]) -> str:
     """Which seeds the effects are of, or why there is no effect."""
-    seeds, values = keep_seeds_of_look(result["arms"])
-    of_sgd, sgd_values = keep_seeds_of_look(result["arms"], SGD_ARMS)
+    seeds, values = get_seeds_of_look(result["arms"])
+    of_sgd, sgd_values = get_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return f"No effect is shown. {obstacle.note}"
     text = f"Effects and means are of seeds {', '.join(seeds)}"
@@ -185,7 +185,7 @@ def _make_analysis(effects: Mapping[str, Contrast]) -> list[Figure]:
     rows = [
         (name, str(effect), f"{(effect.estimate / effect.error) ** 2:.1f}", f"{effect.p_different():.2g}")
         for name, effect in effects.items()
-        if name in ("floor", NORMALIZER, ORDER) or " x " in name
+        if name in ("floor", VARIANCE_EFFECT, ORDER_EFFECT) or " x " in name
     ]
     if not rows:
         return []

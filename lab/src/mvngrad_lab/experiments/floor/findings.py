@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
-from mvngrad_lab.experiments.floor.effects import keep_seeds_of_look, name_arm
-from mvngrad_lab.experiments.floor.judge import MARGIN
+from mvngrad_lab.experiments.floor.effects import SGD_ARMS, get_seeds_of_look, name_arm
+from mvngrad_lab.experiments.floor.judge import MARGIN, PAPERS_SETTINGS
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_vertical, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, make_panel
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE
@@ -33,8 +33,12 @@ def get_judged_arms(result: dict[str, Any]) -> dict[str, Any]:
     """The runs of each arm; at 200 epochs those of the seeds that are judged."""
     if "selected" not in result:
         return dict(result["arms"])
-    seeds, _ = keep_seeds_of_look(result["arms"])
-    return {arm: {seed: row[seed] for seed in seeds if seed in row} for arm, row in result["arms"].items()}
+    arms = result["arms"]
+    seeds, of_sgd = get_seeds_of_look(arms)[0], get_seeds_of_look(arms, SGD_ARMS)[0]
+    return {
+        arm: {seed: row[seed] for seed in (of_sgd if arm == "sgd" else seeds) if seed in row}
+        for arm, row in arms.items()
+    }
 
 
 def get_accuracies(arms: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -136,10 +140,21 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
             f"at the settings chosen at 30 epochs {' and '.join(effects)} {change} accuracy by {sizes} points, not yet "
             f"shown to be less than {MARGIN}"
         )
+    if published := _describe_published([verdicts[claim] for claim in equal.values()]):
+        parts.append(published)
     if differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
         gains = [row.value for row in strip.rows]
         parts.append(f"the floor is not worth the same in all four, {min(gains):.1f} to {max(gains):.1f} points")
     return parts
+
+
+def _describe_published(verdicts: Sequence[Verdict]) -> str:
+    """What the effects are with the paper's settings, if one of them is beyond the margin then."""
+    rows = [row for each in verdicts if each.strip for row in each.strip.rows if row.label.endswith(PAPERS_SETTINGS)]
+    if not any(abs(row.value) > MARGIN for row in rows):
+        return ""
+    effects = {row.label.removesuffix(PAPERS_SETTINGS): f"{row.value:+.2f}" for row in rows}
+    return f"with the paper's settings, not planned: {', '.join(f'{name} {text}' for name, text in effects.items())}"
 
 
 def describe_decay(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:

@@ -6,24 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, BATCH_128_RATES, MNIST_SEEDS
 from mvngrad_lab.experiments.floor.effects import (
     LOOKS,
-    ORDER,
+    ORDER_EFFECT,
     SGD_ARMS,
-    VARIANCE,
+    VARIANCE_EFFECT,
     Effects,
     compare_sgd,
     compute_effects,
     find_obstacle,
-    keep_seeds_of_look,
-    keep_whole_seeds,
+    get_arms_with_published,
+    get_seeds_of_look,
+    get_whole_seeds,
     make_weights,
     name_arm,
-    use_published,
 )
 from mvngrad_lab.recipe import COUPLED, NAMES
 from mvngrad_lab.report.claims import find_values
@@ -60,15 +59,16 @@ MNIST_FLOOR = "0.01"
 """The floor on MNIST that is compared with none."""
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
+PAPERS_SETTINGS = ", the paper's settings"
+"""Ends the label of an effect with Table 1's runs in the four arms that the paper ran."""
 ONE_SEED = "A comparison, not a verdict: one seed."
-EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
 def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
     """Call a judge with the seeds that all eight arms have and the effects, unless there is an obstacle."""
 
     def judge_result(result: dict[str, Any], **options: Any) -> Verdict:
-        seeds, values = keep_seeds_of_look(result["arms"])
+        seeds, values = get_seeds_of_look(result["arms"])
         return find_obstacle(values, len(seeds)) or judge(seeds, compute_effects(result), **options)
 
     return judge_result
@@ -79,11 +79,11 @@ def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
 
 
 def make_effect_strip(
-    effects: Effects, n: int, reference: float = 0.0, what: str = "no effect", counts: Mapping[str, int] = EMPTY
+    effects: Effects, n: int, reference: float = 0.0, what: str = "no effect", counts: Mapping[str, int] | None = None
 ) -> Strip:
     """The effects with their intervals; `counts` has the seeds of those that have others than n."""
     rows = tuple(
-        Estimate(name, effect.estimate, effect.interval(), counts.get(name, n), reference)
+        Estimate(name, effect.estimate, effect.interval(), (counts or {}).get(name, n), reference)
         for name, effect in effects.items()
     )
     return Strip("points of test accuracy, and 95% interval", rows, reference=what)
@@ -121,22 +121,22 @@ def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
 
 def judge_equal(result: dict[str, Any], name: str) -> Verdict:
     """Whether the effect of a factor is within the margin, at equal floor."""
-    seeds, values = keep_seeds_of_look(result["arms"])
+    seeds, values = get_seeds_of_look(result["arms"])
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effects = {each: of for each, of in compute_effects(result).items() if each.partition(",")[0] == name}
     if name not in (published := compute_effects(result, published=True)) or not result.get("published"):
         return _judge_equivalence(effects, seeds)
-    last = f"{name}, the paper's settings"
-    counts = {last: len(keep_whole_seeds(use_published(result))[0])}
+    last = f"{name}{PAPERS_SETTINGS}"
+    counts = {last: len(get_whole_seeds(get_arms_with_published(result))[0])}
     return _judge_equivalence({**effects, last: published[name]}, seeds, counts)
 
 
-judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE))
-judges("floor-order-equal")(partial(judge_equal, name=ORDER))
+judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE_EFFECT))
+judges("floor-order-equal")(partial(judge_equal, name=ORDER_EFFECT))
 
 
-def _judge_equivalence(effects: Effects, seeds: Sequence[str], counts: Mapping[str, int] = EMPTY) -> Verdict:
+def _judge_equivalence(effects: Effects, seeds: Sequence[str], counts: Mapping[str, int] | None = None) -> Verdict:
     """Whether the first of the effects is within the margin; the others are stated."""
     effect, strip = next(iter(effects.values())), make_effect_strip(effects, len(seeds), counts=counts)
     p, (low, high) = effect.p_within(MARGIN), effect.interval()
@@ -168,7 +168,7 @@ def judge_interactions(seeds: list[str], effects: Effects) -> Verdict:
 
 @judges("floor-sgd")
 def judge_sgd(result: dict[str, Any]) -> Verdict:
-    seeds, values = keep_seeds_of_look(result["arms"], SGD_ARMS)
+    seeds, values = get_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     return _judge_equivalence({"SGD less the four with a floor": compare_sgd(values)}, seeds)
@@ -188,7 +188,7 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     compared = [*floor, *decoupled]
     if unfinished := _find_unfinished_grid(result, compared):
         return unfinished
-    seeds, values = keep_whole_seeds(result["arms"], [*compared, *none])
+    seeds, values = get_whole_seeds(result["arms"], [*compared, *none])
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     gap, rest = _subtract_means(floor, none), _subtract_means(floor, decoupled)
@@ -197,8 +197,8 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
     excess = estimate_contrast(values, {arm: rest.get(arm, 0.0) - gap.get(arm, 0.0) / 2 for arm in values})
     epsilon, decay = excess.p_above(0), open_part.p_below(MARGIN)
     text = (
-        f"p that decoupled decay leaves more than half {epsilon:.2g}, less than half {excess.p_below(0):.2g}, "
-        f"less than {MARGIN} points {decay:.2g}; "
+        f"tests for more than half left: p = {epsilon:.2g}; for less than half: p = {excess.p_below(0):.2g}; "
+        f"for less than {MARGIN} points: p = {decay:.2g}; "
         f"n = {len(seeds)} seeds ({', '.join(seeds)}), {excess.freedom} and {open_part.freedom} degrees of freedom"
     )
     strip = make_effect_strip({"gap": whole, "gap to decoupled decay": open_part}, len(seeds))
@@ -231,7 +231,7 @@ def judge_any_gain(result: dict[str, Any], better: str, worse: str, what: str) -
     compared = [f"{cell}{ending}" for ending in (better, worse) for cell in ("adam", "mvngrad")]
     if unfinished := _find_unfinished_grid(result, compared):
         return unfinished
-    seeds, values = keep_whole_seeds(result["arms"], compared)
+    seeds, values = get_whole_seeds(result["arms"], compared)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effect = estimate_contrast(values, _subtract_means(compared[:2], compared[2:]))
@@ -262,7 +262,7 @@ def compare_without_decay(result: dict[str, Any]) -> Verdict:
     tried = {**result["no_decay"], **{f"{arm}, decayed": best for arm, best in result["with_decay"].items()}}
     if obstacle := _find_missing(tried):
         return obstacle
-    rows, unseen = list[Estimate](), list[str]()
+    rows, unseen, lost = list[Estimate](), list[str](), list[str]()
     for cell in ("adam", "mvngrad"):
         without, with_decay = (
             part[f"{cell}-floor"]["best"] - part[f"{cell}-none"]["best"]
@@ -271,8 +271,12 @@ def compare_without_decay(result: dict[str, Any]) -> Verdict:
         rows.append(Estimate(NAMES[cell], without, None, 1, with_decay))
         if abs(without) <= SEEN:
             unseen.append(NAMES[cell])
+        elif without < 0:
+            lost.append(NAMES[cell])
     strip = Strip("points gained by the floor, without decay", tuple(rows), 2, "with decay")
-    return Verdict(COMPARED, f"Not seen in {', '.join(unseen)}." if unseen else "", ONE_SEED, strip)
+    texts = [f"Not seen in {', '.join(unseen)}."] if unseen else []
+    texts += [f"A floor loses with {' and '.join(lost)}."] if lost else []
+    return Verdict(COMPARED, " ".join(texts), ONE_SEED, strip)
 
 
 def _find_missing(tried: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
@@ -335,7 +339,7 @@ def judge_batch_128(result: dict[str, Any]) -> Verdict:
     arms = result["arms"]
     if waiting := [arm for arm in BATCH_128_ARMS if len(arms[arm]) < 3]:
         return Verdict(NOT_RUN, "", f"Fewer than three seeds are done of {', '.join(map(name_arm, waiting))}.")
-    seeds, values = keep_whole_seeds(arms, BATCH_128_ARMS)
+    seeds, values = get_whole_seeds(arms, BATCH_128_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
     effect = estimate_contrast(values, make_weights("floor", among=BATCH_128_ARMS))
