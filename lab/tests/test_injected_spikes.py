@@ -398,7 +398,7 @@ def test_clipping_that_harms_after_one_kind_of_bad_batch_is_named():
         if row["injection"] == "labels" and row["protection"] == "norm clipping":
             row["damage"] += 1.5
     verdict = JUDGES["spikes-images-clipping"](result)
-    assert "The bad batches 'labels' cost more with norm clipping (p = 6e-08)." in verdict.note
+    assert "Damage by wrong labels is larger with norm clipping (p = 6e-08)." in verdict.note
     assert "z_clip" not in verdict.note
 
 

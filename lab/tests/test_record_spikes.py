@@ -142,7 +142,7 @@ def test_bad_batches_in_a_language_model():
         verdict = find_judges()[f"spikes-text-short-{claim}"](result)
         value = {row.label: f"{row.value:.{digits}f}" for row in verdict.strip.rows}
         medians = f"{value['LaProp']} and {value['Adam']}, {value['MVN-Grad']} and {value['AdaBelief']}"
-        p_values = re.findall(r"(?:Adam|AdaBelief) ([\d.e-]+) and", verdict.measured)
+        p_values = re.findall(r"(?:Adam|AdaBelief), p = ([\d.e-]+) and", verdict.measured)
         status = f"`spikes-text-short-{claim}`: {verdict.status}"
         assert "{}; p = {} and {}; {}".format(medians, *p_values, status) in log
     assert not any(row["diverged"] for row in result["rows"])
@@ -152,7 +152,7 @@ def test_bad_batches_in_a_language_model():
     ):
         rows = [row for row in result["rows"] if row["injection"] != without]
         verdict = find_judges()[f"spikes-text-short-{claim}"]({**result, "rows": rows})
-        assert sentence.format(re.search(r"and AdaBelief ([\d.e-]+) and", verdict.measured)[1]) in log
+        assert sentence.format(re.search(r"against AdaBelief, p = ([\d.e-]+) and", verdict.measured)[1]) in log
 
     names = {"adam": "Adam", "adabelief": "AdaBelief", "mvngrad": "MVN-Grad", "laprop": "LaProp"}
     adam, *others = (f"{measure('damage', cell, '1x', 'scaled'):.2f} with {name}" for cell, name in names.items())

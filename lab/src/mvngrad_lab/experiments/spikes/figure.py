@@ -49,7 +49,7 @@ def draw(result: dict[str, Any], task: str) -> list[Figure]:
             some = [row for key, row in runs.items() if key._replace(**wanted) == key]
             middle = [quantile([get_number(row, name) for row in some], 0.5) for name in MEASURES if some]
             cells.append(", ".join(number(value) if isfinite(value) else "diverged" for value in middle))
-        rows.append((INJECTIONS[injection], protection, rate, *cells))
+        rows.append((recipes.INJECTION_NAMES[injection], protection, rate, *cells))
     what = "events" if "mean_excess" in result else "events and kinds of bad batches"
     caption = (
         f"{result['done']} of {result['of']} runs are done. Each run with bad batches is compared with the run of the "
@@ -74,7 +74,7 @@ def _get_mean_excess(result: Mapping[str, Any]) -> dict[str, Mapping[str, list[f
             for rate, cells in sorted(result["excess"].items())
         }
     return {
-        f"{INJECTIONS[injection].capitalize()}, {rate} the best rate": cells
+        f"{recipes.INJECTION_NAMES[injection].capitalize()}, {rate} the best rate": cells
         for injection, rates in result["mean_excess"].items()
         for rate, cells in sorted(rates.items())
     }
@@ -218,12 +218,6 @@ def _format_betas(result: Mapping[str, Any]) -> str:
 
 
 MEASURES = ("recovery", "damage")
-INJECTIONS = {
-    "labels": "wrong labels",
-    "scaled": f"loss times {recipes.SCALE:,.0f}",
-    "shuffled": "shuffled tokens",
-    "repeated": "repeated token",
-}
 FINDINGS = {
     "spikes-text-unclipped": (19, describe_unclipped),
     "spikes-text-short": (20, describe_text),

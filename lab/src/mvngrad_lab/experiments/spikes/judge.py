@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from mvngrad_lab.experiments.spikes import recipes
+from mvngrad_lab.experiments.spikes.recipes import INJECTION_NAMES
 from mvngrad_lab.recipe import NAMES
 from mvngrad_lab.report.statistics import OUR_LEVEL, adjust_by_holm, quantile, signed_rank
 from mvngrad_lab.report.verdicts import (
@@ -28,6 +29,8 @@ from mvngrad_lab.report.verdicts import (
 
 LAST_AND_FIRST = (("laprop", "adam"), ("mvngrad", "adabelief"))
 """Momentum after normalizing, and before it, by the same normalizer."""
+VERSUS = " against "
+"""Between the two sides of a comparison in its name."""
 NOMINAL = "Pairs of one seed are not independent, so p is nominal."
 
 Row = Mapping[str, Any]
@@ -89,13 +92,13 @@ def judge_pairs(all_pairs: Mapping[str, Pairs], what: str, *caveats: str) -> Ver
     )
     rows = []
     for name, pairs in all_pairs.items():
-        for label, column in zip(name.split(" and "), zip(*pairs, strict=True), strict=True):
+        for label, column in zip(name.split(VERSUS), zip(*pairs, strict=True), strict=True):
             low, middle, high = (quantile(column, share) for share in (0.25, 0.5, 0.75))
             rows.append(Estimate(label, middle, (low, high), len(pairs)))
     strip = Strip(f"{what}, median over pairs and quartiles", tuple(rows), None)
-    p_values = (f"{name} {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
+    p_values = (f"{name}, p = {for_it[name]:.2g} and {against[name]:.2g}" for name in all_pairs)
     differ = [f"{sum(a != b for a, b in pairs)} of {len(pairs)}" for pairs in all_pairs.values()]
-    text = f"p that the first has less, and that it has more (Holm): {'; '.join(p_values)}"
+    text = f"tests for less and for more (Holm): {'; '.join(p_values)}"
     text += f"; pairs that differ: {', '.join(differ)}"
     if shown := [name for name in all_pairs if for_it[name] < OUR_LEVEL]:
         partly = [] if len(shown) == len(all_pairs) else [f"Shown only for {', '.join(shown)}."]
@@ -112,7 +115,7 @@ def judge_order(result: Mapping[str, Any], measure: str, what: str, by_seed: boo
         return obstacle
     rows, none = index_rows(result), "no clipping"
     pairs = {
-        f"{NAMES[last]} and {NAMES[first]}": pair_runs(
+        f"{NAMES[last]}{VERSUS}{NAMES[first]}": pair_runs(
             rows, {"cell": last, "protection": none}, {"cell": first}, measure, by_seed
         )
         for last, first in LAST_AND_FIRST
@@ -125,7 +128,7 @@ def judge_clipping(result: Mapping[str, Any], by_seed: bool = False) -> Verdict:
     if obstacle := find_obstacle(result):
         return obstacle
     rows, none, names = index_rows(result), {"protection": "no clipping"}, ("norm clipping", "z_clip")
-    pairs = {f"{name} and none": pair_runs(rows, {"protection": name}, none, "damage", by_seed) for name in names}
+    pairs = {f"{name}{VERSUS}none": pair_runs(rows, {"protection": name}, none, "damage", by_seed) for name in names}
     return judge_pairs(pairs, "damage", *([] if by_seed else [NOMINAL, *_find_harm(rows, names)]))
 
 
@@ -135,7 +138,7 @@ def _find_harm(rows: Mapping[Key, Row], protections: Sequence[str]) -> Iterator[
         some = {key: row for key, row in rows.items() if key.injection == injection}
         pairs = pair_runs(some, {"protection": name}, {"protection": "no clipping"}, "damage", by_seed=False)
         if pairs and (p := signed_rank([pair[::-1] for pair in pairs])) < OUR_LEVEL:
-            yield f"The bad batches '{injection}' cost more with {name} (p = {p:.2g})."
+            yield f"Damage by {INJECTION_NAMES[injection]} is larger with {name} (p = {p:.2g})."
 
 
 def judge_divergence(result: Mapping[str, Any]) -> Verdict:
@@ -180,7 +183,7 @@ def judge_unclipped(result: Mapping[str, Any], gain: bool) -> Verdict:
         return math.inf if loss is None else loss - (losses[cell]["clipped"][seed] if gain else 0.0)
 
     pairs = {
-        f"{NAMES[last]} and {NAMES[first]}": [
+        f"{NAMES[last]}{VERSUS}{NAMES[first]}": [
             (measure(last, seed), measure(first, seed)) for seed in losses[last]["unclipped"]
         ]
         for last, first in LAST_AND_FIRST

@@ -131,6 +131,12 @@ UNCLIPPED = "text-unclipped"
 UNCLIPPED_SEEDS = (4, 5, 6, 7, 8, 9, 10, 11)
 QUEUES = ("text-rates", "text", "text-short-rates", "text-short", "images", UNCLIPPED)
 """In the order in which they can run."""
+INJECTION_NAMES = {
+    "labels": "wrong labels",
+    "scaled": f"loss times {SCALE:,.0f}",
+    "shuffled": "shuffled tokens",
+    "repeated": "repeated token",
+}
 RATES_SUFFIX = "-rates"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.compare import compare_all
-from mvngrad_lab.report import Sources, TableResult
+from mvngrad_lab.report import Sources, TableResult, join_environments
 from mvngrad_lab.store import read_rows
+
+ENVIRONMENT = ("device", "torch", "python", "commit")
 
 
 def get_file_name(queue: str) -> str:
@@ -30,10 +33,11 @@ def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:
                 rows = read_rows(root / run.key / "metrics.jsonl")
                 losses = [loss for row in rows for loss in row.get("losses", [])]
                 if losses:
-                    runs.setdefault(run.key, {**run.result, "losses": losses})
+                    runs.setdefault(run.key, {**run.result, "losses": losses, "environment": run.environment})
         for path in (root / get_file_name(queue) for queue in recipes.QUEUES):
             for row in store.read_exported(path):
-                runs.setdefault(row["key"], {"status": row["status"], **row["metrics"], "losses": row["losses"]})
+                result = {"status": row["status"], **row["metrics"], "losses": row["losses"], "environment": row}
+                runs.setdefault(row["key"], result)
     return runs
 
 
@@ -50,7 +54,7 @@ def collect(sources: Sources) -> list[TableResult]:
             **compare_all(queue, runs, task.partition("-")[0], best_rates),
         }
         if done:
-            tables.append(TableResult(f"spikes-{task}", {}, {}, result, done, len(queue) - len(done)))
+            tables.append(_make_table(task, runs, result, done, len(queue)))
     return [*tables, *_collect_unclipped(runs)]
 
 
@@ -67,4 +71,12 @@ def _collect_unclipped(runs: dict[str, dict[str, Any]]) -> list[TableResult]:
         of_cell["clipped" if recipe.clip else "unclipped"][str(recipe.seed)] = loss
     result = {"losses": losses, "done": len(done), "of": len(queue)}
     keys = tuple(recipe.key for recipe in done)
-    return [TableResult(f"spikes-{recipes.UNCLIPPED}", {}, {}, result, keys, len(queue) - len(done))] if done else []
+    return [_make_table(recipes.UNCLIPPED, runs, result, keys, len(queue))] if done else []
+
+
+def _make_table(
+    queue: str, runs: Mapping[str, Mapping[str, Any]], result: dict[str, Any], keys: tuple[str, ...], planned: int
+) -> TableResult:
+    """The record of the runs of a queue that are done, of `planned` in all."""
+    environment = join_environments([runs[key].get("environment", {}) for key in keys], ENVIRONMENT)
+    return TableResult(f"spikes-{queue}", {}, environment, result, keys, planned - len(keys))
