@@ -339,7 +339,7 @@ def test_records_of_monitors_are_shown(tmp_path, monkeypatch, capsys):
     assert shown.table.rows[0][3].endswith(", noise-dominated")
 
     assert main(["report", "--keep", "kept/runs.jsonl"]) == 0
-    assert capsys.readouterr().out.startswith("1 runs of runs are in kept/runs.jsonl\n")
+    assert capsys.readouterr().out.startswith("added 1 runs from the folder runs to kept/runs.jsonl\n")
     assert (Path("kept/monitors") / f"{mvngrad.key}.jsonl").read_text() == monitors[mvngrad.key].read_text()
     assert "What Monitors saw" in Path("runs/report.html").read_text()
 

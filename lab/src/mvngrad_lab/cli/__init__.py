@@ -146,8 +146,9 @@ class Report:
         if not self.runs.is_dir() and self.runs != store.ROOT:
             raise MissingFile(f"--runs {self.runs} is not a folder; name the one that has your results")
         if self.keep is not None:
-            print(f"{keep_runs(self.runs, self.keep)} runs of {self.runs} are in {self.keep}")
-        if not store.load_runs(self.runs) and not any(self.runs.glob("*.json")):
+            print(f"added {keep_runs(self.runs, self.keep)} runs from the folder {self.runs} to {self.keep}")
+        has_own = bool(store.load_runs(self.runs)) or any(self.runs.glob("*.json"))
+        if not has_own and (self.runs != store.ROOT or not store.RESULTS.is_dir()):
             store.print_warning(f"there is no result in {self.runs}; name a folder that has some with --runs")
         if not store.RESULTS.is_dir():
             print(
@@ -312,7 +313,7 @@ def _describe(kind: Any) -> str:
 
 def _print_wrapped(line: str) -> None:
     """Print a line, wrapped at words on a terminal."""
-    width = min(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else sys.maxsize
+    width = min(100, shutil.get_terminal_size().columns) if sys.stdout and sys.stdout.isatty() else sys.maxsize
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print(wrapper.fill(line))  # paths stay in one piece
 

@@ -83,11 +83,11 @@ class UnreadableRecord(Exception):
 
 @contextmanager
 def catch_unreadable(record: Record) -> Iterator[None]:
-    """Raise UnreadableRecord for errors of code that judges or draws a stored run, whose shape nothing has checked."""
+    """Raise UnreadableRecord for errors of code that judges or draws a record, whose shape was not checked in full."""
     try:
         yield
     except DAMAGE as error:
-        if not isinstance(record, store.FinishedRun) or os.environ.get("MVNGRAD_DEBUG"):
+        if os.environ.get("MVNGRAD_DEBUG"):
             raise
         raise UnreadableRecord(record.key, error) from error
 
@@ -139,7 +139,7 @@ class Sources:
     def read_benchmark(self, file: str, name: str, types: Mapping[str, type]) -> list[BenchmarkFile]:
         """The first `file` of the folders whose fields have these `types`; an empty list if there is none.
 
-        Files come from anywhere, so their shape is checked here, and what uses them need not.
+        Files come from anywhere, so the types of their fields are checked here.
         """
         for path in (folder / file for folder in self.folders):
             if not path.is_file():
@@ -313,6 +313,8 @@ def build(
         say(line)
     for name, record in find_own(judged, by_name).items():
         own_page = path.with_name(f"{get_slug(name)}.html")
+        if own_page == path:
+            raise InvalidInput(f"{path} is the page of {name} itself; give the report another name")
         store.write_atomic(own_page, render_own(record, version=__version__, made=made))
         say(f"{name}: {own_page.resolve()}")
     targets = {claim.target for claim, _ in judged}

@@ -19,12 +19,12 @@ from markupsafe import Markup, escape
 from mvngrad.diagnostics.statements import Diagnosis, GroupDiagnosis
 from mvngrad_lab.discovery import import_all
 from mvngrad_lab.report import Record, Summary, catch_unreadable, findings
-from mvngrad_lab.report.claims import ARXIV, NUMBERS, Claim
+from mvngrad_lab.report.claims import ARXIV, NUMBERS, OURS, Claim
 from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.figures.svg import Figure, Table
 from mvngrad_lab.report.verdicts import (
+    NAMES_FOR_OURS,
     NOT_RUN,
-    OUR_WORDS,
     SHOWN_STATUSES,
     STATUSES,
     Estimate,
@@ -354,6 +354,7 @@ TEMPLATES.globals |= {
     "arxiv": ARXIV,
     "numbers": NUMBERS,
     "statuses": STATUSES,
-    "our_words": OUR_WORDS,
+    "names_for_ours": NAMES_FOR_OURS,
+    "ours": OURS,
     "name_status": name_status,
 }

@@ -78,7 +78,7 @@ def judge_means(
     p_values = adjust_by_holm([p_farther_than(row, paper[name], margin) for name, row in values.items()])
     clear = sum(p < LEVEL for p in p_values) >= 2
     note = "" if clear else f"Outside {margin:g}, but not beyond doubt: {', '.join(outside)}."
-    text = f"p that two or more means are outside {sorted(p_values)[1]:.2g} (Holm)"
+    text = f"test for two or more means outside the margin: p = {sorted(p_values)[1]:.2g} (Holm)"
     return Verdict(NOT_REPRODUCED if clear else UNDECIDED, text, note, strip)
 
 
@@ -93,7 +93,7 @@ def judge_deviations(values: Mapping[str, Sequence[float]], paper: Mapping[str, 
     if all(0.5 <= value / paper[name] <= 2 for name, value in spread.items()):
         return decide(True, "", strip=strip)
     p_values = adjust_by_holm([p_deviations_differ(row, paper[name], size) for name, row in values.items()])
-    text = f"smallest p that a deviation differs {min(p_values):.2g} (Holm)"
+    text = f"tests for different deviations: smallest p = {min(p_values):.2g} (Holm)"
     return Verdict(NOT_REPRODUCED if min(p_values) < LEVEL else UNDECIDED, text, strip=strip)
 
 

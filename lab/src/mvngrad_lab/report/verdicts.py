@@ -19,14 +19,16 @@ REPRODUCED, CAVEAT, NOT_REPRODUCED, UNDECIDED, COMPARED, NOT_RUN = STATUSES = (
     "compared",
     "not run",
 )
-OUR_WORDS = {REPRODUCED: "confirmed", CAVEAT: "confirmed with a caveat", NOT_REPRODUCED: "not confirmed"}
-"""What is said of hypotheses of ours, which nobody claimed before."""
-SHOWN_STATUSES = tuple(dict.fromkeys(name for status in STATUSES for name in (status, OUR_WORDS.get(status, status))))
+NAMES_FOR_OURS = {REPRODUCED: "confirmed", CAVEAT: "confirmed with a caveat", NOT_REPRODUCED: "not confirmed"}
+"""Status names for our own hypotheses, which repeat no earlier claim."""
+SHOWN_STATUSES = tuple(
+    dict.fromkeys(name for status in STATUSES for name in (status, NAMES_FOR_OURS.get(status, status)))
+)
 
 
 def name_status(claim: Claim, status: str) -> str:
     """The status as a page shows it."""
-    return OUR_WORDS.get(status, status) if claim.kind == OURS else status
+    return NAMES_FOR_OURS.get(status, status) if claim.kind == OURS else status
 
 
 SAMPLE = "-5k"
@@ -117,16 +119,8 @@ def find_judges() -> dict[str, Judge]:
     return JUDGES
 
 
-def decide(
-    holds: bool, measured: str, caveat: str = "", strip: Strip | None = None, could_hold: bool = True
-) -> Verdict:
-    """Reproduced if the rule holds, with a caveat if there is one; else not reproduced.
-
-    Undecided if the rule does not hold, and would not have held (`could_hold`) if the means had been exactly those of
-    the claim, with the n and the spread of these runs.
-    """
-    if not (holds or could_hold):
-        return Verdict(UNDECIDED, measured, UNDERPOWERED, strip)
+def decide(holds: bool, measured: str, caveat: str = "", strip: Strip | None = None) -> Verdict:
+    """Reproduced if the rule holds, with a caveat if there is one; else not reproduced."""
     status = (CAVEAT if caveat else REPRODUCED) if holds else NOT_REPRODUCED
     return Verdict(status, measured, caveat if holds else "", strip)
 
@@ -139,7 +133,7 @@ def decide_transferred(holds: bool, fails: bool, measured: str, note: str, strip
 def mark_as_quick(verdict: Verdict) -> Verdict:
     """The verdict of a run with --quick: small sizes can show that a claim holds, but not that it fails."""
     if verdict.status == NOT_REPRODUCED:
-        return replace(verdict, status=NOT_RUN, note="Undecided at small sizes (--quick): run it in full.")
+        return replace(verdict, status=UNDECIDED, note="Small sizes (--quick) cannot decide this: run it in full.")
     return replace(verdict, note=f"{verdict.note} Small sizes (--quick).".strip())
 
 

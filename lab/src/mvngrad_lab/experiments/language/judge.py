@@ -134,7 +134,7 @@ def judge_spread(result: dict[str, Any]) -> Verdict:
         return verdict
     losses = get_losses(result["cells"])
     p = p_variance_above(losses["LaProp"], [losses[cell] for cell in OPTIMIZERS if cell != "LaProp"])
-    text = f"p that LaProp varies more {p:.2g}"
+    text = f"test for a larger variance of LaProp: p = {p:.2g}"
     return decide_transferred(p < LEVEL, 1 - p < LEVEL, text, STAND_IN, make_loss_strip(losses))
 
 

@@ -23,7 +23,8 @@ def _(result: dict[str, Any]) -> Verdict:
     others = [cell for cell in counts if cell != "MVN-Grad"]
     p = {cell: p_fewer(counts["MVN-Grad"], counts[cell]) for cell in others}
     p_against = adjust_by_holm([p_fewer(counts[cell], counts["MVN-Grad"]) for cell in others])
-    text = "p that MVN-Grad has fewer: " + ", ".join(f"{cell} {value:.2g}" for cell, value in p.items())
+    against = ", ".join(f"{value:.2g} against {cell}" for cell, value in p.items())
+    text = f"tests for fewer spikes with MVN-Grad: p = {against}"
     strip = make_mean_strip("loss spikes in a run", counts, digits=1)
     if max(p["Adam"], p["AdaBelief"]) >= LEVEL:
         return Verdict(NOT_REPRODUCED if min(p_against) < LEVEL else UNDECIDED, text, strip=strip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.experiments.state_precision.arms import IMAGE_ARMS, TORCH
+from mvngrad_lab.experiments.state_precision.arms import IMAGE_ARMS, INT8, OURS, TORCH
 from mvngrad_lab.experiments.state_precision.judge import compute_loss
 from mvngrad_lab.report import Row
 from mvngrad_lab.report.figures.svg import Figure, Table
@@ -53,24 +53,24 @@ def draw_images(result: dict[str, Any]) -> list[Figure]:
 def draw_adamw(result: dict[str, Any]) -> list[Figure]:
     caption = (
         f"GPT-2 30M, 1,000 steps: {result['done']} of {result['of']} runs are done. Mean ± standard deviation over "
-        "seeds. Nats lost against torch's fused AdamW with their 95% interval, seeds as blocks, residual of the two. "
-        f"{result['data']}."
+        "seeds. Nats lost against torch's fused AdamW with their 95% interval, seeds as blocks, residual of torch's "
+        f"and ours; for other packages, of theirs and torch's. {result['data']}."
     )
-    table = _make_table(result, TORCH, None, -1, ("validation loss", "nats lost"))
+    table = _make_table(result, TORCH, (TORCH, OURS, INT8), -1, ("validation loss", "nats lost"))
     return [Figure("AdamW in 8 bits", caption, table=table)]
 
 
 def _make_table(
-    result: dict[str, Any], reference: str, compared: tuple[str, ...] | None, sign: int, head: tuple[str, str]
+    result: dict[str, Any], reference: str, compared: tuple[str, ...], sign: int, head: tuple[str, str]
 ) -> Table:
-    """A row for each arm, compared with the reference: with the residual of `compared`, or of the two."""
+    """A row for each arm, compared with the reference: with the residual of `compared`, or of the two if not in it."""
     digits, rows = 2 if sign > 0 else 4, []
     for arm, by_seed in result["arms"].items():
         values = [value for value in by_seed.values() if value is not None]
         loss = (
             None
             if arm == reference
-            else compute_loss(result["arms"], compared or (reference, arm), arm, reference, sign)
+            else compute_loss(result["arms"], compared if arm in compared else (reference, arm), arm, reference, sign)
         )
         low, high = loss.interval() if loss else (0.0, 0.0)
         text = f"{loss.estimate:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})" if loss else ""
