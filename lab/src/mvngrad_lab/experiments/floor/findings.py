@@ -122,9 +122,13 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
         for some in ((REPRODUCED, CAVEAT), (NOT_REPRODUCED,), (UNDECIDED,))
     )
     differs_by_cell = statuses["floor-interactions"] == NOT_REPRODUCED
-    if not (different or undecided or differs_by_cell or _explain_by_decay(verdicts)):
+    published = _describe_published([verdicts[claim] for claim in equal.values()])
+    if not (different or undecided or differs_by_cell or published or _explain_by_decay(verdicts)):
         return ["**The epsilon floor does the work**, not the variance or the order of momentum"]
     parts = ["**An epsilon floor is worth more than 1 point**"]
+    if differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
+        gains = [row.value for row in strip.rows]
+        parts[0] += f", not the same in all four ({min(gains):.1f} to {max(gains):.1f})"
     if same:
         makes = "each make" if len(same) > 1 else "makes"
         parts.append(
@@ -140,12 +144,7 @@ def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
             f"at the settings chosen at 30 epochs {' and '.join(effects)} {change} accuracy by {sizes} points, not yet "
             f"shown to be less than {MARGIN}"
         )
-    if published := _describe_published([verdicts[claim] for claim in equal.values()]):
-        parts.append(published)
-    if differs_by_cell and (strip := verdicts["floor-each-cell"].strip) is not None:
-        gains = [row.value for row in strip.rows]
-        parts.append(f"the floor is not worth the same in all four, {min(gains):.1f} to {max(gains):.1f} points")
-    return parts
+    return [*parts, published] if published else parts
 
 
 def _describe_published(verdicts: Sequence[Verdict]) -> str:
