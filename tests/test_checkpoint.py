@@ -295,6 +295,15 @@ def test_a_corrupted_state_dict_is_refused_and_changes_nothing(corrupt, message)
     twin.load_state_dict(optimizer.state_dict())
 
 
+def test_a_damaged_layout_of_8_bit_codes_is_named():
+    optimizer = make_trained(mvngrad.MVNGrad, state_dtype="int8")
+    saved = copy.deepcopy(optimizer.state_dict())
+    (blocks,) = (value for value in [saved["state"][0]["m_scale"]] if isinstance(value, dict))
+    blocks["layout"] = torch.tensor([[1000], [1000]])
+    with pytest.raises(ValueError, match="corrupted state_dict: the layout of the 8-bit codes of m"):
+        optimizer.load_state_dict(saved)
+
+
 def test_a_loaded_option_that_is_none_is_refused():
     optimizer = mvngrad.MVNGrad(parameters((3,)))
     saved = optimizer.state_dict()

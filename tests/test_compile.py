@@ -141,6 +141,50 @@ def test_a_compiled_step_of_8_bits_steps_the_last_partial_block():
     torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
 
 
+def make_laid_out(case):
+    """Parameters and gradients in memory orders of their own."""
+    params = [torch.randn(8, 3, 2, 2).to(memory_format=torch.channels_last), torch.randn(5, 4).t(), torch.randn(4, 5)]
+    params = [torch.nn.Parameter(param) for param in params]
+    grads = [[torch.randn_like(param) for param in params[:2]] + [torch.randn(5, 4).t()] for _ in range(3)]
+    return params, case(params), grads
+
+
+LAYOUT_CASES = {
+    "float32": lambda params: mvngrad.AdaBelief(params, lr=0.1, fused=False),
+    "lean": lambda params: mvngrad.MVNGrad(params, lr=0.1, lean=True, fused=False),
+    "int8": lambda params: mvngrad.MVNGrad(params, lr=0.1, betas=(0.4, 0.9), state_dtype="int8", fused=False),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUT_CASES.values(), ids=LAYOUT_CASES)
+def test_a_step_on_channels_last_and_transposed_tensors_is_one_graph(case):
+    params, optimizer, grads = make_laid_out(case)
+    counter = CompileCounter()
+    step = torch.compile(optimizer.step, backend=counter)
+    for param, grad in zip(params, grads[0], strict=True):
+        param.grad = grad
+    step()
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.parametrize("case", LAYOUT_CASES.values(), ids=LAYOUT_CASES)
+def test_a_compiled_step_on_channels_last_and_transposed_tensors(case):
+    """A graph ended at out= of a tensor that is not contiguous, and 8-bit codes were stored in another order."""
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        params, optimizer, grads = make_laid_out(case)
+        step = torch.compile(optimizer.step) if compiled else optimizer.step
+        for each in grads:
+            for param, grad in zip(params, each, strict=True):
+                param.grad = grad
+            step()
+        runs.append(params)
+    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
 def test_a_schedule_of_weight_decay_recompiles_no_more_than_torch():
     graphs = []
     for make in (mvngrad.MVNGradW, torch.optim.AdamW):

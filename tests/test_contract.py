@@ -339,6 +339,19 @@ def test_a_hook_sees_the_arguments_of_a_step_and_a_profiler_its_name():
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_16_bit_lr_does_not_lose_weight_decay(capturable):
+    """1 - 0.001 is 1 in bfloat16."""
+    (weight,) = parameters((3,))
+    before = weight.detach().clone()
+    lr = torch.tensor(0.1, dtype=torch.bfloat16)
+    optimizer = mvngrad.MVNGradW([weight], lr=lr, weight_decay=0.01, capturable=capturable, fused=False)
+    for _ in range(100):
+        weight.grad = torch.zeros(3)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), before * (1 - lr.item() * 0.01) ** 100)
+
+
 @each_optimizer
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("capturable", [False, True])

@@ -489,6 +489,12 @@ def test_sharded_arrays_on_8_devices_keep_their_sharding():
     assert done.stdout.strip() == "equal", done.stderr
 
 
+@pytest.mark.parametrize("z_clip", [jnp.ones(1), jnp.ones(2), "3"])
+def test_an_option_that_is_not_one_number_is_named(z_clip):
+    with pytest.raises(ValueError, match=r"z_clip=.* is invalid"):
+        ours.mvn_grad(0.1, z_clip=z_clip)
+
+
 def test_a_missing_package_names_its_install_line():
     code = "import sys; sys.modules['optax'] = None; import mvngrad.optax"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -404,7 +404,7 @@ def test_hostile_data_do_nothing_in_a_browser(browser, runs, tmp_path):
 
 def test_first_screen_says_what_it_is_and_how_to_use_it():
     top = words(render([], []).split('<div class="overview">')[0])
-    assert "MVN-Grad is an optimizer" in top
+    assert "MVN-Grad divides each gradient" in top
     assert "pip install" in top
     assert "MVNGradW(model.parameters(), lr=1e-3)" in top
     assert "docs/index.md" in top

@@ -22,7 +22,9 @@ try:
     import jax.numpy as jnp
     import numpy as np
     import optax
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name not in ("jax", "numpy", "optax"):  # the package is installed, and its message says what is missing
+        raise
     raise ImportError(f"mvngrad.optax needs {error.name}: pip install 'mvngrad[jax]'") from error
 
 from mvngrad.rule import LAPROP, LEAN, MVNGRAD, Arithmetic, Hyper, Rule, may_be_nonzero
@@ -54,7 +56,7 @@ class JaxArithmetic(Arithmetic):
 def _get_correction(beta: jax.Array, beta_minus_1: jax.Array, t: jax.Array) -> jax.Array:
     """1 - beta^t, by the plain formula below 0.5: it avoids log(0), whose derivative is infinite.
 
-    The branch that is not used gets a harmless value, because its derivative is multiplied by 0.
+    The unused branch gets a harmless value: its derivative is multiplied by 0, and 0 times infinity is NaN.
     """
     is_small = beta < 0.5
     power = jnp.where(is_small & (t > 0), beta, 1) ** t  # the derivative of 0^0 is NaN
@@ -114,7 +116,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         directions: list[jax.Array] = []
         for i, gradient in enumerate(map(jnp.asarray, gradients)):
             dtype = _arithmetic_dtype(gradient)
-            for values in leaves.values():  # of float64 parameters the state is float64, for float32 gradients too
+            for values in leaves.values():  # the state of float64 parameters is float64, even if gradients are not
                 dtype = _get_wider(dtype, values[i].dtype)
             old = {name: values[i].astype(dtype) for name, values in leaves.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)

@@ -201,7 +201,10 @@ class Rule:
         """
 
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:
-            number = float(value) if hasattr(value, "__float__") else math.nan
+            try:
+                number = float(value) if hasattr(value, "__float__") else math.nan
+            except (TypeError, ValueError, RuntimeError):  # an array that is not one number
+                number = math.nan
             if not (math.isfinite(number) and holds(number)):
                 name = names.get(name, name)
                 raise ValueError(f"{owner or self.name}: {name}={value!r} is invalid; it must be {valid}")

@@ -135,6 +135,8 @@ def test_a_measured_gap_decides_the_order():
     assert group["order"].verdict == ("after" if gap.relative > 0.02 else "either")
     (group,) = diagnose(records, replace(gap, before=1.1 * gap.after, error=gap.after)).groups
     assert group["order"].verdict == "cannot tell"
+    (group,) = diagnose(records, replace(gap, before=math.nan)).groups
+    assert (group["order"].verdict, "not finite" in group["order"].because) == ("cannot tell", True)
     (group,) = diagnose(records, replace(gap, cells=("Adam", "LaProp"))).groups
     assert group["order"].numbers == {}
     (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, signal)[2], gap).groups
@@ -239,7 +241,7 @@ def test_a_floor_is_found_in_the_first_record_and_named_before_what_is_unknown(m
         assert all(f"\n  {text}\n" in str(diagnose(judged)) for text in group.measured)
 
 
-@pytest.mark.parametrize(("share", "percent"), [(0.002, "0.20%"), (0.06, "6%"), (1.0, "100%")])
+@pytest.mark.parametrize(("share", "percent"), [(0.002, "0.2%"), (0.06, "6%"), (1.0, "100%")])
 @pytest.mark.parametrize("make", [mvngrad.MVNGradW, mvngrad.Adam, torch.optim.AdamW])
 def test_state_that_became_nan_is_reported(make, share, percent):
     def gradient(t, size):
@@ -247,7 +249,7 @@ def test_state_that_became_nan_is_reported(make, share, percent):
 
     records = train_with_monitor(make, gradient)[2]
     (group,) = diagnose(records).groups
-    where = "From step 220 on a part of the state is not finite, and stays so:"
+    where = "From step 220 on a part of the state is not finite:"
     assert group.finding == f"{where} {percent} in the last record."
     assert "checkpoint before that" in group.action
     (entry,) = records[-1]["groups"]

@@ -53,6 +53,30 @@ def test_the_gap_of_symmetric_innovations_is_the_closed_form(make):
     assert (result.batches, result.coordinates) == (64, 50)
 
 
+def test_clipping_is_no_effect_of_the_order():
+    gaps = []
+    for z_clip in (None, 1.0):
+        torch.manual_seed(0)
+        weight, optimizer = make_trained(mvngrad.MVNGrad)
+        optimizer.param_groups[0]["z_clip"] = z_clip
+        grads = symmetric_gradients(optimizer.state[weight]["m"])
+        gaps.append(variance_gap(optimizer, lambda g, weight=weight: (weight * g).sum(), grads).relative)
+    assert gaps[0] == gaps[1] != 0
+
+
+@pytest.mark.parametrize(
+    ("make_grads", "message"),
+    [
+        (lambda weight: [torch.ones(1)], r"a gradient of shape \(1,\) for a parameter of shape \(50,\)"),
+        (lambda weight: [], "too few gradients"),
+    ],
+)
+def test_gradients_of_other_parameters_are_refused(make_grads, message):
+    weight, optimizer = make_trained(mvngrad.MVNGrad)
+    with pytest.raises(ValueError, match=message):
+        variance_gap(optimizer, lambda batch: make_grads(weight), range(4))
+
+
 def test_with_the_cells_swapped_the_theorem_would_not_hold(monkeypatch):
     weight, optimizer = make_trained(mvngrad.MVNGrad)
     grads = symmetric_gradients(optimizer.state[weight]["m"])

@@ -793,8 +793,8 @@ def test_wrong_arguments_are_named(tmp_path):
     with pytest.raises(TypeError, match="a Linear is not an optimizer"):
         Monitor(torch.nn.Linear(2, 1), sink=print)
     monitor = Monitor(optimizer, sink=print)
-    for value in (torch.ones(2), "0.3", None):
-        with pytest.raises(ValueError, match=r"Monitor.log: loss must be one number, not"):
+    for value in (torch.ones(2), torch.tensor(1j), "0.3", None):
+        with pytest.raises(ValueError, match=r"Monitor.log: loss must be one real number, not"):
             monitor.log(loss=value)
 
 

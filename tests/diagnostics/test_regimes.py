@@ -150,7 +150,7 @@ def test_a_state_that_overflowed_is_not_called_dead(make, last):
     assert (entry["dead"], entry["not_finite"], entry["update"]) == (0, 1, None)
     (group,) = diagnose(records).groups
     assert group["epsilon floor"].because == "The state is not finite."
-    where = "From step 20 on a part of the state is not finite, and stays so: "
+    where = "From step 20 on a part of the state is not finite: "
     assert group.finding == f"{where}100% in the last record."
 
 

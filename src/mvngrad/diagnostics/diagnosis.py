@@ -70,7 +70,7 @@ BY_LR = "move by almost exactly lr at each step, whatever the size of their grad
 
 BY_Z_CLIP = "move by z_clip * lr at each step, whatever the size of their gradient"
 
-CHECK_SKIPPED = "Unless GradScaler skipped these steps, look for NaN in the weights. "
+LOOK_FOR_NAN = "Unless GradScaler skipped these steps, look for NaN in the weights. "
 
 ONLY_THEORY = (
     "This is the theory of the paper, and does not predict which optimizer reaches the lowest loss: on a language "
@@ -127,10 +127,10 @@ def _diagnose_group(
     finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
     if floor.numbers.get("share", 0.0) < MAJORITY:  # what was measured with a floor is of no use then
         measured = ()
-    if (lost := _find_loss_of_state(number, training)) is not None:
-        step, share = lost
-        percent = f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"
-        finding = f"From step {step} on a part of the state is not finite, and stays so: {percent} in the last record."
+    if (nonfinite := _find_nonfinite_state(number, training)) is not None:
+        step, share = nonfinite
+        percent = f"{share:.0%}" if share >= 0.01 else f"{100 * share:.2g}%"
+        finding = f"From step {step} on a part of the state is not finite: {percent} in the last record."
         action, measured = "Go back to a checkpoint before that, and clip or skip such gradients, or lower lr.", ()
     return GroupDiagnosis(number, cell, optimizer, finding, action, tuple(statements), measured, len(entries))
 
@@ -150,8 +150,11 @@ def _explain_floor(entries: Sequence[Record], optimizer: str, groups: Sequence[R
     return action, (*size, *cite_measurements(optimizer, groups))
 
 
-def _find_loss_of_state(number: int, training: Sequence[Record]) -> tuple[int, float] | None:
-    """The step of the first record from which on a part of the state is not finite, and the part in the last one."""
+def _find_nonfinite_state(number: int, training: Sequence[Record]) -> tuple[int, float] | None:
+    """The first step from which every record has state that is not finite, and its share in the last record.
+
+    None if the last record is finite.
+    """
     lost = None
     for record in training:
         for entry in _find_entries(number, [record]):
@@ -193,17 +196,17 @@ def _summarize(
         return too_few.because, "Record more often (Monitor(every=...)) or train longer."
     if "stale_below" in signal.numbers:
         return signal.because, "Diagnose again later, or look at the layers in the records."
-    nothing, check = "nothing in these records calls for a change", ""
+    no_change, advice = "nothing in these records calls for a change", ""
     if not_finite := spikes.numbers.get("not_finite"):
         spiked = "spikes of the gradient that were" if not_finite > 1 else "spike of the gradient that was"
-        nothing = f"apart from {not_finite} {spiked} not finite, {nothing}"
-        check = CHECK_SKIPPED
+        no_change = f"apart from {not_finite} {spiked} not finite, {no_change}"
+        advice = LOOK_FOR_NAN
     if signal.verdict == CANNOT_TELL:
-        more = f"{check}Whether noise or signal dominates cannot be told. {signal.because}"
-        return f"{nothing[0].upper()}{nothing[1:]}.", more
+        more = f"{advice}Whether noise or signal dominates cannot be told. {signal.because}"
+        return f"{no_change[0].upper()}{no_change[1:]}.", more
     tune, measure = "Tune lr before you change the optimizer.", "Measure the order of momentum with variance_gap."
-    finding = f"Gradients are {signal.verdict}, and {nothing}."
-    return finding, check + (tune if signal.verdict == "noise-dominated" else measure)
+    finding = f"Gradients are {signal.verdict}, and {no_change}."
+    return finding, advice + (tune if signal.verdict == "noise-dominated" else measure)
 
 
 def _judge_collapse(entries: Sequence[Record]) -> Statement:
@@ -336,6 +339,8 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
         return Statement("order", "after", because, {"beta1^2": beta1**2, "beta2": beta2})
     if gap is not None and gap.cells[0] == ADABELIEF.name:  # the theorem does not cover Adam and LaProp
         numbers = {"gap": gap.gap, "relative": gap.relative, "error": gap.error}
+        if not math.isfinite(gap.gap):
+            return Statement("order", CANNOT_TELL, f"Measured: {gap}. Gradients or state are not finite.", numbers)
         if abs(gap.relative) < LEAST_GAP:
             return Statement("order", "either", f"Measured: {gap}. Less than {LEAST_GAP:.0%} does not matter.", numbers)
         if abs(gap.gap) < GAP_ERRORS * gap.error:

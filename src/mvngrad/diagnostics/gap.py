@@ -87,7 +87,8 @@ class _FrozenParameter:
         hyper = view.hyper
         self.decay = 0.0 if hyper.decoupled else float(hyper.weight_decay)
         self.sign = -1.0 if hyper.maximize else 1.0
-        self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False)  # decoupled decay adds no variance
+        # Decoupled decay adds no variance. AdaBelief has no z_clip, so clipping would count as an effect of the order.
+        self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False, z_clip=None)
         values = {letter: load_state(state, name, dtype) for letter, name in view.names.items()}
         if view.rule.lean:
             values["m"] = view.rule.reconstruct_mean(values, self.t, hyper, OUT_OF_PLACE)
@@ -187,7 +188,8 @@ def variance_gap(
                 if isinstance(value, Tensor):
                     grads = torch.autograd.grad(value, params, allow_unused=True)
                 else:
-                    grads = [value[i] for i in frozen]
+                    grads = [value[i] for i in frozen] if len(value) > max(frozen) else []
+                _check_shapes(params, grads)
             with torch.no_grad():
                 pairs = zip(frozen.values(), grads, strict=True)
                 contributions.append([each.add_gradient(grad) for each, grad in pairs if grad is not None])
@@ -199,13 +201,30 @@ def variance_gap(
     count = len(contributions)
     results = tuple(result for each in frozen.values() if each.batches > 1 and (result := each.result()).coordinates)
     if not results:
-        raise ValueError(f"variance_gap: no parameter has two gradients, from {count} of at least 2 batches; pass more")
+        raise ValueError(
+            f"variance_gap: no parameter has two gradients in {count} batches; pass at least 2 batches that reach the "
+            "parameters"
+        )
     total = sum(each.coordinates for each in results)
     before, after = (sum(getattr(r, name) * r.coordinates for r in results) / total for name in ("before", "after"))
     cells = cells_by_order(view_group(optimizer, optimizer.param_groups[0]).rule)
     gaps = [sum(part.item() for part in parts) / total for parts in contributions[1:]]
     error = float(torch.tensor(gaps, dtype=torch.float64).std() / (count - 1) ** 0.5) if count > 2 else math.inf
     return VarianceGap((cells[0].name, cells[1].name), before, after, error, count, total, results)
+
+
+def _check_shapes(params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Raise a ValueError if a function's gradients are not those of the parameters."""
+    if len(grads) != len(params):
+        raise ValueError(
+            "variance_gap: loss(batch) returned too few gradients; return one for each parameter, or a loss"
+        )
+    for param, grad in zip(params, grads, strict=True):
+        if grad is not None and grad.shape != param.shape:
+            raise ValueError(
+                f"variance_gap: loss(batch) returned a gradient of shape {tuple(grad.shape)} for a parameter of shape "
+                f"{tuple(param.shape)}"
+            )
 
 
 def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -> dict[int, _FrozenParameter]:

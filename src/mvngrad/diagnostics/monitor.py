@@ -128,10 +128,13 @@ class Monitor:
         if self.closed:
             return  # no record will empty the lists
         for name, value in values.items():
-            if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
-                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-                raise ValueError(f"Monitor.log: {name} must be one number, not {what}; log its mean")
-            self._logged.setdefault(name, []).append(torch.as_tensor(value).detach().float().reshape(()))
+            if isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
+                what = f"{value.dtype} of shape {tuple(value.shape)}"
+                raise ValueError(f"Monitor.log: {name} must be one real number, not {what}; log its mean")
+            if not isinstance(value, (Real, Tensor)):
+                raise ValueError(f"Monitor.log: {name} must be one real number, not {value!r}")
+            number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+            self._logged.setdefault(name, []).append(number.float().reshape(()))
 
     def get_sums(self, group: int) -> list[tuple[StepSums, int]]:
         """The sums that the last step of a group wrote; empty without a kernel that writes them."""

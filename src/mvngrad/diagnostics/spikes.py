@@ -90,7 +90,7 @@ class Spike:
     step: int
     """Its first step."""
     median: float
-    """The running median of gradient norms before it; 0 without one."""
+    """The running median of gradient norms before it; 0 if no norm was finite yet."""
     multiple: float | None
     """The largest norm over that median; None if it was not finite."""
     steps: int

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 try:
     from timm.optim._optim_factory import OptimInfo, default_registry
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[
+        0
+    ] != "timm":  # the package is installed, and its own message says what is missing
+        raise
     raise ImportError("mvngrad.integrations.timm needs timm: pip install timm") from error
 
 from mvngrad import optim

@@ -8,7 +8,7 @@ from typing import Any
 try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
-    if error.name != "transformers":  # it is installed, and its own message says what it lacks
+    if error.name != "transformers":  # the package is installed, and its own message says what is missing
         raise
     raise ImportError("mvngrad.integrations.transformers needs transformers: pip install transformers") from error
 

@@ -343,7 +343,7 @@ def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str
     for name in names:
         codes = stored[name]
         layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
-        packed[f"{name}_scale"] = {CODES: formats.to_row(codes), SCALE: stored[f"{name}_scale"], LAYOUT: layout}
+        packed[f"{name}_scale"] = {CODES: formats.to_row(codes, codes), SCALE: stored[f"{name}_scale"], LAYOUT: layout}
     return packed | dict.fromkeys(names, formats.CODE_BITS)
 
 
@@ -360,8 +360,12 @@ def unpack_blocks(saved: Any) -> Any:
         name = str(scale_name).removesuffix("_scale")
         packed = isinstance(blocks, Mapping) and blocks.keys() == {CODES, SCALE, LAYOUT}
         if packed and not isinstance(saved.get(name), Tensor):
-            shape, strides = blocks[LAYOUT].tolist()
-            flat |= {name: blocks[CODES].as_strided(shape, strides), scale_name: blocks[SCALE]}
+            try:
+                shape, strides = blocks[LAYOUT].tolist()
+                codes = blocks[CODES].as_strided(shape, strides)
+            except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(f"corrupted state_dict: the layout of the 8-bit codes of {name}: {error}") from error
+            flat |= {name: codes, scale_name: blocks[SCALE]}
     return flat
 
 

@@ -237,9 +237,13 @@ def _as_float(bits: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
 
 
-def to_row(tensor: Tensor) -> Tensor:
-    """A dense tensor as one row, in memory order."""
-    return tensor if tensor.dim() == 1 else tensor.as_strided((tensor.numel(),), (1,))
+def to_row(tensor: Tensor, like: Tensor) -> Tensor:
+    """The values of a tensor as one row, in the memory order of a dense one.
+
+    Not by as_strided: computed values may have other strides in inductor than those that it traces.
+    """
+    strides = like.stride()
+    return tensor.permute(sorted(range(like.dim()), key=lambda d: -strides[d])).reshape(-1)
 
 
 def _from_row(row: Tensor, like: Tensor) -> Tensor:
@@ -289,8 +293,8 @@ class Int8Format:
     Signed averages (m, u) are a sign and 127 magnitudes with 8 steps an octave, over 16 octaves below the block's
     largest and with equal steps from there to zero. Averages of squares (v, s) are divided by, under a root, and span
     many orders of magnitude: code 0 is zero, and 255 codes reach from the block's smallest positive value to its
-    largest, with 4 to 128 steps an octave, as many as its range allows. No positive value becomes zero. A value that is
-    not finite makes its whole block not finite.
+    largest, with 4 to 128 steps an octave, as many as its range allows. No positive value becomes zero. A signed value
+    that is not finite makes its whole block not finite; next to an infinite square, others become about 3e19.
     """
 
     def allocate(self, names: Sequence[str], param: Tensor) -> dict[str, Tensor]:
@@ -308,7 +312,9 @@ class Int8Format:
         values = {}
         for name in names:
             codes = stored[name]
-            value = self.decode(name, _to_blocks(to_row(codes).to(torch.int32)), stored[f"{name}_scale"][..., None])
+            value = self.decode(
+                name, _to_blocks(to_row(codes, codes).to(torch.int32)), stored[f"{name}_scale"][..., None]
+            )
             values[name] = _from_row(value, codes).to(dtype)
         return values
 
@@ -316,9 +322,7 @@ class Int8Format:
         for name, value in new.items():
             bits = _to_blocks(noise[name]) if noise else ROUND_TO_NEAREST
             encode = encode_squares if name in SQUARES else encode_signed
-            if value.stride() != stored[name].stride():  # blocks follow the memory order of the codes
-                value = torch.empty_like(stored[name], dtype=value.dtype).copy_(value)
-            codes, *scale = encode(_to_blocks(to_row(value).to(torch.float32)), bits)
+            codes, *scale = encode(_to_blocks(to_row(value, stored[name]).to(torch.float32)), bits)
             stored[name].copy_(_from_row(codes, stored[name]))
             stored[f"{name}_scale"].copy_(torch.cat(scale, -1).mT.squeeze(0))
 

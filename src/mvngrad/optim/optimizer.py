@@ -81,8 +81,8 @@ class RuleOptimizer(Optimizer):
             weight_decay: the plain names add weight_decay * x to the gradient, before every moment (default 0);
                 the W names shrink x by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
             decouple_lr: shrink x by 1 - lr / max_lr * weight_decay instead (default 1e-5), so that the decay follows
-                the schedule but not the size of lr. max_lr is the lr that a group is added with; a group may name
-                another, and OneCycleLR sets it to its own. W names only.
+                the schedule but not the size of lr. max_lr is the lr of a group when it is added; a group may set
+                it, and OneCycleLR replaces it by its own. W names only.
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
             z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
                 of gradients; None is the paper's rule. Normalize-then-momentum cells only.
@@ -367,10 +367,9 @@ class RuleOptimizer(Optimizer):
             if grad is None:
                 continue
             if grad.layout != torch.strided:
-                raise ValueError(
-                    f"{type(self).__name__} needs dense gradients, not {grad.layout}; use sparse=False in the "
-                    "embedding, or torch.optim.SparseAdam for these parameters"
-                )
+                remedy = "; use sparse=False in the embedding, or torch.optim.SparseAdam for these parameters"
+                remedy = remedy if "sparse" in str(grad.layout) else ""
+                raise ValueError(f"{type(self).__name__} needs dense gradients, not {grad.layout}{remedy}")
             state = self.get_or_create_state(param, group)
             indices.append(i)
             params.append(param if whole else get_local(param))

@@ -16,10 +16,10 @@ from mvngrad.optim.private import get_backward_id, queue_callback
 from mvngrad.optim.tensors import get_local, is_sharded
 
 BUCKET_BYTES = 2**25
-"""The size of gradients that are collected before a step: one launch serves many tensors, and a model is far larger."""
+"""Bytes of gradients to collect before a step: enough for one launch to serve many tensors, and little memory."""
 
 CACHED_BACKWARDS = 4
-"""If backward passes make different buckets, the cache has the inputs of about this many passes."""
+"""The number of backward passes whose bucket inputs are cached, if passes make different buckets."""
 
 
 class ReleasedGradient(Tensor):

@@ -38,6 +38,8 @@ class InPlace(OutOfPlace):
         return a.div_(b)
 
     def sqrt_into(self, buffer: Tensor, a: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # dynamo ends the graph at an out= that is not contiguous
+            return torch.sqrt(a)
         return torch.sqrt(a, out=buffer)
 
     def lerp_(self, a: Tensor, b: Tensor, weight: float) -> Tensor:
