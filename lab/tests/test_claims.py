@@ -7,7 +7,7 @@ import pytest
 
 from mvngrad_lab.discovery import find_experiments
 from mvngrad_lab.report.claims import NUMBERS, load_claims
-from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, find_judges, find_latest, judge
+from mvngrad_lab.report.verdicts import NOT_RUN, STATUSES, UNDECIDED, find_judges, find_latest, judge
 from mvngrad_lab.store import FinishedRun
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "mvn-grad.tex"
@@ -66,6 +66,6 @@ def test_quick_results_are_marked():
     verdicts = {claim.id: verdict for claim, verdict in judge([make_run(quick=True)])}
     assert verdicts["memory-states"].status == "reproduced"
     assert "--quick" in verdicts["memory-states"].note
-    for quick, expected in ((False, STATUSES[2]), (True, NOT_RUN)):
+    for quick, expected in ((False, STATUSES[2]), (True, UNDECIDED)):
         verdicts = {claim.id: verdict for claim, verdict in judge([make_run(state=2.5, quick=quick)])}
         assert verdicts["memory-states"].status == expected
