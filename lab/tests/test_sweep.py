@@ -327,6 +327,14 @@ def test_one_lucky_seed_of_the_grid_selects_nothing(toy):
     assert {name: record.settings["lr"] for name, record in select_best(toy.queue).items()} == {"adam": 2.0}
 
 
+def test_a_configuration_is_selected_once_all_its_seeds_are_done(toy):
+    toy.init(make_sweep(toys(("adam",), lr=(1.0, 2.0), seed=(0, 1))))
+    claim = toy.queue.claim(describe_worker())
+    toy.queue.finish(claim, {"status": "finished"}, 0.1)
+    assert select_best(toy.queue) == {}
+    assert "adam: no configuration has a result with every seed" in describe_selection(toy.queue)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamedToy(Toy):
     name: ClassVar[str] = "named-toy"

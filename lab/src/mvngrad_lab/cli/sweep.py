@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mvngrad_lab.sweep.queue import Queue
 
 WORKERS_PER_CORE = 16
-"""At most: each is a process with torch."""
+"""The largest number of workers for each core; each is a process that imports torch."""
 URLS: dict[str, str] = {}
 """Storage URLs of this command as they are shown -> with their passwords."""
 

@@ -28,7 +28,7 @@ def optimizer_name(recipe: Recipe) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A recipe and the value of the sweep's metric; None if the run diverged or raised."""
+    """A recipe and the value of the sweep's metric; None if the run diverged or raised, or is to come."""
 
     recipe: Any
     value: float | None
@@ -46,7 +46,7 @@ class Results:
     def best(self) -> dict[str, Outcome]:
         """The best configuration of each optimizer that has one, by its mean over seeds; ties go to the first key.
 
-        A configuration of which one seed diverged is none. Each is the outcome of its first seed.
+        Configurations are left out if a seed has no value. Each is returned as the outcome of its first seed.
         """
         sign, by_seed = -1 if self.higher else 1, dict[str, list[Outcome]]()
         for outcome in self.outcomes:

@@ -18,7 +18,7 @@ from mvngrad_lab.sweep.queue import GRACE, HEARTBEAT, Queue, Say, create_study
 from mvngrad_lab.sweep.records import DONE, SEEDS, Record, latest_by_key, make_entry
 
 MOST_SEEDS = 1000
-"""Of a configuration: more are a slip of the keyboard, and take long to queue."""
+"""The largest number of seeds of a configuration; a larger one is probably a typing error."""
 
 
 def init_sweep(
@@ -163,7 +163,7 @@ def get_runs(queue: Queue) -> tuple[list[Record], list[Record], list[Record]]:
 def select_best(queue: Queue) -> dict[str, Record]:
     """The best finished configuration of each optimizer, by the sweep's metric."""
     records = {record.key: record for record in get_runs(queue)[0]}
-    outcomes = [Outcome(r.recipe, r.value) for r in records.values() if r.status in DONE or r.value is not None]
+    outcomes = [Outcome(record.recipe, record.value) for record in records.values()]
     best = Results(outcomes, queue.notes["higher"]).best
     return {optimizer: records[outcome.recipe.key] for optimizer, outcome in best.items()}
 

@@ -212,7 +212,7 @@ def describe_selection(queue: Queue) -> list[str]:
         lines.append(f"{optimizer}: {_describe_seeds(seeds)}  ({', '.join(shown)})")
         lines += describe_edges(record, swept)
     missing = {record.optimizer for record in swept} - selected.keys()
-    return lines + [f"{optimizer}: no run has a result" for optimizer in sorted(missing)]
+    return lines + [f"{optimizer}: no configuration has a result with every seed" for optimizer in sorted(missing)]
 
 
 def _describe_seeds(seeds: Sequence[Record]) -> str:
