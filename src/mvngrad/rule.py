@@ -203,7 +203,7 @@ class Rule:
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:
             try:
                 number = float(value) if hasattr(value, "__float__") else math.nan
-            except (TypeError, ValueError, RuntimeError):  # an array that is not one number
+            except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several, a huge int
                 number = math.nan
             if not (math.isfinite(number) and holds(number)):
                 name = names.get(name, name)

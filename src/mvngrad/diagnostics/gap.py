@@ -7,7 +7,7 @@ Appendix C.3 measures it on MNIST.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -188,8 +188,7 @@ def variance_gap(
                 if isinstance(value, Tensor):
                     grads = torch.autograd.grad(value, params, allow_unused=True)
                 else:
-                    grads = [value[i] for i in frozen] if len(value) > max(frozen) else []
-                _check_shapes(params, grads)
+                    grads = _select_gradients(value, optimizer, frozen)
             with torch.no_grad():
                 pairs = zip(frozen.values(), grads, strict=True)
                 contributions.append([each.add_gradient(grad) for each, grad in pairs if grad is not None])
@@ -213,18 +212,27 @@ def variance_gap(
     return VarianceGap((cells[0].name, cells[1].name), before, after, error, count, total, results)
 
 
-def _check_shapes(params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-    """Raise a ValueError if a function's gradients are not those of the parameters."""
-    if len(grads) != len(params):
+def _select_gradients(value: Any, optimizer: Optimizer, frozen: Mapping[int, _FrozenParameter]) -> list[Tensor | None]:
+    """The gradients of the frozen parameters among those that a function returned for all parameters.
+
+    Raises:
+        ValueError: there is not one gradient, or None, for each parameter, or one has another shape.
+    """
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if not isinstance(value, Sequence) or len(value) != count:
+        returned = f"{len(value)} values" if isinstance(value, Sequence) else f"a {type(value).__name__}"
         raise ValueError(
-            "variance_gap: loss(batch) returned too few gradients; return one for each parameter, or a loss"
+            f"variance_gap: loss(batch) returned {returned}; it must return a loss tensor, or a list with a gradient "
+            f"or None for each of the {count} parameters"
         )
-    for param, grad in zip(params, grads, strict=True):
-        if grad is not None and grad.shape != param.shape:
+    for index, each in frozen.items():
+        shape = getattr(value[index], "shape", None)
+        if value[index] is not None and shape != each.param.shape:
             raise ValueError(
-                f"variance_gap: loss(batch) returned a gradient of shape {tuple(grad.shape)} for a parameter of shape "
-                f"{tuple(param.shape)}"
+                f"variance_gap: loss(batch) returned a gradient of shape {shape and tuple(shape)} for {each.name}, "
+                f"whose shape is {tuple(each.param.shape)}"
             )
+    return [value[index] for index in frozen]
 
 
 def _freeze(optimizer: Optimizer, model: nn.Module | None, dtype: torch.dtype) -> dict[int, _FrozenParameter]:

@@ -129,8 +129,8 @@ class Monitor:
             return  # no record will empty the lists
         for name, value in values.items():
             if isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
-                what = f"{value.dtype} of shape {tuple(value.shape)}"
-                raise ValueError(f"Monitor.log: {name} must be one real number, not {what}; log its mean")
+                what, remedy = f"{value.dtype} of shape {tuple(value.shape)}", "mean" if value.numel() != 1 else "abs()"
+                raise ValueError(f"Monitor.log: {name} must be one real number, not {what}; log its {remedy}")
             if not isinstance(value, (Real, Tensor)):
                 raise ValueError(f"Monitor.log: {name} must be one real number, not {value!r}")
             number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))

@@ -12,9 +12,7 @@ from torch import Tensor
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[
-        0
-    ] != "lightning":  # the package is installed, and its own message says what is missing
+    if not (error.name or "").startswith("lightning"):  # it is installed, and its own message says what is missing
         raise
     raise ImportError("mvngrad.integrations.lightning needs lightning: pip install lightning") from error
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 try:
     from timm.optim._optim_factory import OptimInfo, default_registry
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[
-        0
-    ] != "timm":  # the package is installed, and its own message says what is missing
+    if not (error.name or "").startswith("timm"):  # it is installed, and its own message says what is missing
         raise
     raise ImportError("mvngrad.integrations.timm needs timm: pip install timm") from error
 

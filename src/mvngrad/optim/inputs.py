@@ -356,5 +356,5 @@ def read_lr(group: Group, inputs: StepInputs) -> Any:
         stays_tensor = inputs.backend != "cpu" and (inputs.capturable or inputs.differentiable)
     if not stays_tensor:
         return lr.item()
-    wide = any(param.dtype == torch.float64 for param in inputs.params)  # 1 - lr * weight_decay needs its digits
+    wide = any(param.dtype == torch.float64 for param in inputs.params)  # in 16 bits 1 - lr * weight_decay would be 1
     return lr.squeeze().to(torch.float64 if wide else torch.float32)
