@@ -308,13 +308,14 @@ def build(
         except UnreadableRecord as error:
             warn(str(error))
             records = [record for record in records if record.key != error.key]
+    own_pages = {name: path.with_name(f"{get_slug(name)}.html") for name in find_own(judged, by_name)}
+    if path.resolve() in {own_page.resolve() for own_page in own_pages.values()}:
+        raise InvalidInput(f"{path} is the name of the page of one sweep; give the report another name")
     store.write_atomic(path, page)
     for line in summary:
         say(line)
-    for name, record in find_own(judged, by_name).items():
-        own_page = path.with_name(f"{get_slug(name)}.html")
-        if own_page == path:
-            raise InvalidInput(f"{path} is the page of {name} itself; give the report another name")
+    for name, own_page in own_pages.items():
+        record = by_name[name]
         store.write_atomic(own_page, render_own(record, version=__version__, made=made))
         say(f"{name}: {own_page.resolve()}")
     targets = {claim.target for claim, _ in judged}
