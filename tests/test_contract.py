@@ -339,12 +339,13 @@ def test_a_hook_sees_the_arguments_of_a_step_and_a_profiler_its_name():
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_16_bit_lr_does_not_lose_weight_decay(capturable):
+def test_the_dtype_of_lr_does_not_lose_weight_decay(capturable, dtype):
     """1 - 0.001 is 1 in bfloat16."""
     (weight,) = parameters((3,))
     before = weight.detach().clone()
-    lr = torch.tensor(0.1, dtype=torch.bfloat16)
+    lr = torch.tensor(0.1, dtype=dtype)
     optimizer = mvngrad.MVNGradW([weight], lr=lr, weight_decay=0.01, capturable=capturable, fused=False)
     for _ in range(100):
         weight.grad = torch.zeros(3)

@@ -2,24 +2,22 @@
 
 import json
 import re
-from dataclasses import replace
 from itertools import product
 from statistics import fmean
 
 from pages import ROOT, load_results, read
 from scipy import stats
+from test_record_decay import make_grid_rows, read_grid
 
 from mvngrad.diagnostics import diagnose, read_records
-from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_DECOUPLED, FLOOR_LANGUAGE, FLOOR_WITHOUT_DECAY
+from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_LANGUAGE
 from mvngrad_lab.experiments.floor import arms as floor_arms
-from mvngrad_lab.experiments.floor.arms import RATES as RATES_OF_GRID, select_arms
 from mvngrad_lab.experiments.floor.effects import compute_effects
 from mvngrad_lab.experiments.floor.findings import get_judged_arms
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
-from mvngrad_lab.report.statistics import estimate_contrast, estimate_ratio
 from mvngrad_lab.report.verdicts import find_judges, find_latest
 from mvngrad_lab.store import load_runs
 
@@ -134,118 +132,6 @@ def test_the_dial_on_the_sample_of_mnist():
     assert text.format(*gains, *p, verdict.status) in read("log.md")
     readme = " ".join(FLOOR_README.read_text().split())
     assert f"they gain {min(gains)} to {max(gains)}, which is shown for MVN-Grad alone" in readme
-
-
-def read_grid(queue):
-    """Test accuracy in a grid of weight decay, by optimizer, coefficient and rate."""
-    rows = json.loads((ROOT / "results" / f"floor-{queue}-grid.json").read_text())["runs"]
-    keys = ("optimizer", "weight_decay", "lr")
-    return {tuple(row["settings"][key] for key in keys): row["metrics"]["test_accuracy"] for row in rows}
-
-
-def make_grid_rows(queue, optimizers, coefficients):
-    """The rows of the log's table of a grid, a coefficient each."""
-    accuracies = read_grid(queue)
-    for coefficient in coefficients:
-        cells = (
-            " / ".join(f"{accuracies[optimizer, coefficient, lr]:.2f}" for optimizer in optimizers)
-            for lr in (1e-4, 1e-3, 4e-3, 1e-2)
-        )
-        title = f"{coefficient:.0e}".replace("e-0", "e-") if coefficient < 1e-2 else f"{coefficient:g}"
-        yield f"| {title} | {' | '.join(cells)} |"
-
-
-def test_the_floor_runs_with_decoupled_decay_and_without_decay():
-    """If this fails after new runs: the log's entry about weight decay, and what the settings page and README say."""
-    records = load_results()
-    result = next(each.result for each in records if each.name == "floor-decay")
-    log, settings, readme = read("log.md"), read("how-to/settings.md"), (ROOT / "README.md").read_text()
-    names = {"adam": "Adam", "mvngrad": "MVN-Grad"}
-    titles = {"w-none": "{}W, no floor", "-none": "{}, coupled decay, no floor", "-floor": "{}, coupled decay, floor"}
-    for (arm, title), (cell, name) in product(titles.items(), names.items()):
-        values = list(result["arms"][f"{cell}{arm}"].values())[:3]
-        row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
-        assert f"| {title.format(name)} | {row} |" in log
-    decoupled, coupled = (
-        fmean(list(result["arms"][f"{cell}{arm}"].values())[i] for cell in names for i in range(3))
-        for arm in ("w-none", "-none")
-    )
-    assert f"without a floor (AdamW, MVNGradW) added {decoupled - coupled:.1f} (three seeds)" in FLOOR_COUPLED
-    verdict = find_judges()["floor-decay-decoupled"](result)
-    share, low, high = re.findall(r"(\d+)%", verdict.note)[:1] + re.findall(r"(\d+)%", verdict.note)[-2:]
-    for page in (log, settings, readme, read("index.md")):
-        text = " ".join(page.split())
-        assert f"closes {share}%" in text or f"[{share}% of the gap]" in text
-        assert f"(95%: {low}% to {high}%)" in text or f"(95%: {low} to {high}%)" in text
-    (whole, whole_range), (left, left_range) = (
-        (f"{row.value:.2f}", "{:.2f} to {:.2f}".format(*row.interval)) for row in verdict.strip.rows
-    )
-    assert f"gain {whole} points by the floor (95%: {whole_range}); {left} points ({left_range}) stay open" in log
-    for cell, name in names.items():
-        floor, none = (result["no_decay"][f"{cell}-{kind}"]["best"] for kind in ("floor", "none"))
-        decayed = [result["with_decay"][f"{cell}-{kind}"]["best"] for kind in ("floor", "none")]
-        row = f"{floor:.2f} | {none:.2f} | {floor - none:+.2f} | {decayed[0] - decayed[1]:+.2f}"
-        assert f"| {name} | {row} |" in log
-        assert f"{none - floor:.1f}" in settings
-        assert re.search(rf"{none - floor:.1f} (points )?with {name}\b", FLOOR_WITHOUT_DECAY)
-    for row in make_grid_rows("decoupled", ("adamw", "mvngradw"), (0.05, 0.2, 1.0, 5.0)):
-        assert row in log.replace("**", "")
-    for (cell, name), floor in product(names.items(), ("none", "floor")):
-        rows = [read_decays(cell, floor)[lr] for lr in (1e-4, 1e-3, 4e-3, 1e-2)]
-        added = " | ".join(f"{decayed - plain:+.2f}" for plain, decayed in rows)
-        assert f"| {name}, {'floor' if floor == 'floor' else 'no floor'} | {added} |" in log
-
-
-def test_the_floor_runs_with_a_tuned_coupled_coefficient():
-    """If this fails after new runs: the log's fourth part about the floor, and what settings page and README say."""
-    records = load_results()
-    result = next(each.result for each in records if each.name == "floor-decay")
-    log, settings = read("log.md"), read("how-to/settings.md")
-    arms = {name: list(values.values())[:3] for name, values in result["arms"].items() if values}
-    tuned, coupled, floor = ((f"adam-{kind}", f"mvngrad-{kind}") for kind in ("tuned", "none", "floor"))
-    for name, cell in (("Adam", tuned[0]), ("MVN-Grad", tuned[1])):
-        row = " | ".join(f"{value:.2f}" for value in (*arms[cell], fmean(arms[cell])))
-        assert f"| {name}, tuned coupled decay, no floor | {row} |" in log
-    assert "they reach {:.2f} and {:.2f} (three seeds)".format(*(fmean(arms[arm]) for arm in tuned)) in settings
-
-    def compare(better, worse):
-        values = {arm: arms[arm] for arm in (*better, *worse)}
-        effect = estimate_contrast(values, dict(zip(values, (0.5, 0.5, -0.5, -0.5), strict=True)))
-        return effect.estimate, "{:.2f} to {:.2f}".format(*effect.interval())
-
-    (added, interval), (left, left_interval) = compare(tuned, coupled), compare(floor, tuned)
-    share = f"{added / compare(floor, coupled)[0]:.0%}"
-    assert f"adds {added:.2f} points (95%: {interval}), {share} of the gap" in log.replace("**", "")
-    assert f"they are {left:.2f} points ({left_interval}) above tuned coupled decay" in log
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    low, high = estimate_ratio(
-        {arm: arms[arm] for arm in (*tuned, *coupled, *floor)},
-        {arm: 0.5 if arm in tuned else -0.5 for arm in (*tuned, *coupled)},
-        {arm: 0.5 if arm in floor else -0.5 for arm in (*floor, *coupled)},
-    )[1]
-    for page in (readme, " ".join(read("index.md").split())):
-        assert re.search(rf"\b{share}\S* \({low:.0%} to {high:.0%}\)".replace("% to", " to"), page)
-    assert f"closes {share} (95%: {low:.0%} to {high:.0%}) of the gap" in settings
-    assert f"is {left:.2f} points (95%: {left_interval}) better than tuned coupled decay" in " ".join(
-        read("index.md").split()
-    )
-    assert f"still better by {left:.2f} points ({left_interval})" in settings
-    assert f"and {left:.2f} against a tuned decay without one" in settings
-    verdict = find_judges()["floor-decay-strength"](result)
-    (row,) = verdict.strip.rows
-    p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
-    interval = "{:.2f} to {:.2f}".format(*row.interval)
-    assert f"better by {row.value:.2f} points ({interval}), p = {p}, `floor-decay-strength`: {verdict.status}" in (
-        log.replace("**", "")
-    )
-    assert f"by {row.value:.2f} points (95%: {interval})" in settings
-    four = {arm: arms[arm] for arm in ("adamw-none", "mvngradw-none", *tuned)}
-    for name, cell in (("Adam", "adam"), ("MVN-Grad", "mvngrad")):
-        effect = estimate_contrast(four, {f"{cell}w-none": 1, f"{cell}-tuned": -1})
-        of_cell = f"{effect.estimate:.2f} for {name} ({effect.interval()[0]:.2f} to {effect.interval()[1]:.2f})"
-        assert all(of_cell in page for page in (log, settings))
-    for row in make_grid_rows("coupled", ("adam", "mvngrad"), (2e-5, 6e-5, 2e-4)):
-        assert row in log.replace("**", "")
 
 
 def format_rate(rate):
@@ -412,49 +298,7 @@ def test_a_floor_at_batch_128():
         )
 
 
-def test_decoupled_decay_with_a_floor_at_200_epochs():
-    """If this fails after new runs: the log's sixth part about the floor, the settings page, index and README."""
-    records = {each.name: each.result for each in load_results()}
-    result, log, settings = records["floor-decay"], read("log.md").replace("**", ""), read("how-to/settings.md")
-    arms = {
-        f"{cell}-{kind}": list(result["arms"][f"{cell}-{kind}"].values())
-        for cell, kind in product(("adamw", "mvngradw"), ("floor", "none"))
-    }
-    for (cell, name), (kind, title) in product(
-        (("adamw", "AdamW"), ("mvngradw", "MVN-GradW")), (("floor", "floor"), ("none", "no floor"))
-    ):
-        values = arms[f"{cell}-{kind}"]
-        row = " | ".join(f"{value:.2f}" for value in (*values, fmean(values)))
-        assert f"| {name}, {title} | {row} |" in log
-    means = fmean(arms["adamw-floor"]), fmean(arms["mvngradw-floor"])
-    assert f"AdamW reaches {means[0]:.2f} and MVN-GradW {means[1]:.2f}," in settings
-
-    verdict = find_judges()["floor-decay-floor"](result)
-    (row,) = verdict.strip.rows
-    gain, interval = f"{row.value:.2f} points", "{:.2f} to {:.2f}".format(*row.interval)
-    p = re.search(r"p for any gain ([\d.]+)", verdict.measured)[1]
-    assert f"adds {gain} (95%: {interval}; p = {p}; `floor-decay-floor`: {verdict.status})" in log
-    assert f"on average {gain} more than without (95%: {interval};" in settings
-    assert f"With decoupled decay a floor still adds [{row.value:.1f} points]" in read("index.md")
-    effects = {
-        name: estimate_contrast(arms, {f"{name.replace('-', '').lower()}-{kind}": sign for kind, sign in SIGNS.items()})
-        for name in ("AdamW", "MVN-GradW")
-    }
-    for name, effect in effects.items():
-        low, high = effect.interval()
-        assert f"{effect.estimate:.2f} for {name} ({low:.2f} to {high:.2f})" in log
-    adamw, mvngradw = (effect.estimate for effect in effects.values())
-    assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
-    assert f"added {mvngradw:.1f} points to MVNGradW, and {adamw:.1f} to AdamW, which three" in FLOOR_DECOUPLED
-    assert f"({adamw:.1f} for AdamW, undecided; {mvngradw:.1f} for MVN-GradW; p = {p}," in read("index.md")
-    by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
-    p = stats.ttest_1samp(by_seed, 0, alternative="greater").pvalue
-    sentence = "By seed it is {:+.2f}, {:+.2f} and {:+.2f}; a t-test on these three alone has p = {:.3f}"
-    assert sentence.format(*by_seed, p) in log
-
-
 FLOOR_README = ROOT / "lab" / "src" / "mvngrad_lab" / "experiments" / "floor" / "README.md"
-SIGNS = {"floor": 1.0, "none": -1.0}
 
 
 def test_what_a_floor_costs_a_language_model_is_what_diagnose_says():
@@ -479,14 +323,3 @@ def test_beta_mean():
     assert sentence.format(*best) in read("log.md")
     language = [best["best"] for best in records["floor-beta-mean"]["pairs"]["language"].values()]
     assert "best of three rates: {:.3f} and {:.3f}".format(*language) in read("log.md")
-
-
-def read_decays(cell, floor):
-    """Test accuracy at 30 epochs without decay and with coupled decay of 5e-4, by rate, at the betas of the arm."""
-    accuracies = read_accuracies(ROOT / "results")
-    arm = select_arms(accuracies)[f"{cell}-{floor}"]
-    recipes = {lr: replace(arm, lr=lr) for lr in RATES_OF_GRID}
-    return {
-        lr: [accuracies[replace(recipe, weight_decay=decay).key] for decay in (0.0, 5e-4)]
-        for lr, recipe in recipes.items()
-    }

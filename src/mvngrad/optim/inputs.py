@@ -356,5 +356,6 @@ def read_lr(group: Group, inputs: StepInputs) -> Any:
         stays_tensor = inputs.backend != "cpu" and (inputs.capturable or inputs.differentiable)
     if not stays_tensor:
         return lr.item()
-    wide = any(param.dtype == torch.float64 for param in inputs.params)  # in 16 bits 1 - lr * weight_decay would be 1
-    return lr.squeeze().to(torch.float64 if wide else torch.float32)
+    # In 16 bits 1 - lr * weight_decay may be 1, and in 32 it has 7 digits.
+    wide = any(param.dtype == torch.float64 for param in inputs.params)
+    return lr.squeeze().to(torch.float64 if wide else torch.promote_types(lr.dtype, torch.float32))

@@ -50,7 +50,8 @@ class Results:
         """
         sign, by_seed = -1 if self.higher else 1, dict[str, list[Outcome]]()
         for outcome in self.outcomes:
-            by_seed.setdefault(_get_key_without_seed(outcome.recipe), []).append(outcome)
+            recipe = outcome.recipe
+            by_seed.setdefault(repr((recipe.name, get_settings_without_seed(recipe.settings))), []).append(outcome)
         ranked, best = list[tuple[float, str, Outcome]](), dict[str, Outcome]()
         for outcomes in by_seed.values():
             values = [outcome.value for outcome in outcomes if outcome.value is not None]
@@ -62,9 +63,9 @@ class Results:
         return dict(sorted(best.items()))
 
 
-def _get_key_without_seed(recipe: Any) -> str:
-    """A key that runs share if they differ in nothing but the seed."""
-    return str((dataclasses.replace(recipe, seed=0) if hasattr(recipe, "seed") else recipe).key)
+def get_settings_without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the runs of one configuration share."""
+    return {name: value for name, value in settings.items() if name != "seed"}
 
 
 Stage: TypeAlias = Sequence[Recipe] | Callable[[Results], Sequence[Recipe]]

@@ -16,7 +16,7 @@ from typing import Any
 from mvngrad.diagnostics.records import add_checksum
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store import timestamp, write_atomic
-from mvngrad_lab.sweep.grids import format_duration
+from mvngrad_lab.sweep.grids import format_duration, get_settings_without_seed
 from mvngrad_lab.sweep.queue import Queue
 from mvngrad_lab.sweep.records import CODE, DONE, FAILED, Record, latest_by_key
 from mvngrad_lab.sweep.stages import get_runs, select_best
@@ -207,7 +207,8 @@ def describe_selection(queue: Queue) -> list[str]:
     selected = select_best(queue)
     for optimizer, record in sorted(selected.items()):
         shown = _list_settings(record, varied)
-        same = [other for other in (*swept, *repeated, *others) if _without_seed(other) == _without_seed(record)]
+        configuration, everything = get_settings_without_seed(record.settings), (*swept, *repeated, *others)
+        same = [other for other in everything if get_settings_without_seed(other.settings) == configuration]
         seeds = [record, *(other for other in same if other.key != record.key)]
         lines.append(f"{optimizer}: {_describe_seeds(seeds)}  ({', '.join(shown)})")
         lines += describe_edges(record, swept)
@@ -229,7 +230,3 @@ def _describe_seeds(seeds: Sequence[Record]) -> str:
 def _list_settings(record: Record, names: Sequence[str]) -> list[str]:
     """Name and value of those settings that are not None."""
     return [f"{name} {record.settings[name]}" for name in names if record.settings.get(name) is not None]
-
-
-def _without_seed(record: Record) -> dict[str, Any]:
-    return {name: value for name, value in record.settings.items() if name != "seed"}

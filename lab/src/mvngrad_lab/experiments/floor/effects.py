@@ -95,8 +95,8 @@ def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str
     takes the paper's settings in the four arms that the paper ran, and all seeds that the eight arms then share.
     """
     arms = get_arms_with_published(result) if published else result["arms"]
-    keep_seeds = get_whole_seeds if published else get_seeds_of_look
-    seeds, values = keep_seeds(arms)
+    get_seeds = get_whole_seeds if published else get_seeds_of_look
+    seeds, values = get_seeds(arms)
     if find_obstacle(values, len(seeds)):
         return {}
     effects = {"floor": estimate_contrast(values, make_weights("floor"))}
@@ -110,7 +110,7 @@ def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str
             effects[f"{name}, {where}"] = estimate_contrast(four, make_weights(factor, among=list(four)))
     for factors in (*combinations(FACTORS, 2), tuple(FACTORS)):
         effects[" x ".join(factors)] = estimate_contrast(values, make_weights(*factors))
-    seeds, values = keep_seeds(arms, SGD_ARMS)
+    seeds, values = get_seeds(arms, SGD_ARMS)
     return effects if find_obstacle(values, len(seeds)) else {**effects, "SGD": compare_sgd(values)}
 
 
