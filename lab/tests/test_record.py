@@ -115,14 +115,9 @@ def test_smaller_state_on_cifar100_at_30_epochs():
     records = load_results()
     result = next(each.result for each in records if each.name == "state-precision-images")
     log, state, settings = (read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md"))
-    readme = " ".join((ROOT / "README.md").read_text().split())
     means = {arm: f"{fmean(values.values()):.2f}" for arm, values in result["arms"].items()}
     assert all(len(values) == 12 for values in result["arms"].values())
     assert "{bf16}, {int8} and {lean} against {float32} in float32".format(**means) in state
-    assert (
-        "ends on CIFAR-100 at {bf16}, {int8} and {lean}, float32 at {float32} (30 epochs, n = 12)".format(**means)
-        in readme
-    )
     for arm in ("bf16", "int8", "lean"):
         verdict = find_judges()[f"images-{arm}"](result)
         (row,) = verdict.strip.rows
@@ -136,18 +131,13 @@ def test_smaller_state_on_cifar100_at_30_epochs():
 def test_8_bit_adamw_on_a_language_model():
     records = load_results()
     result = next(each.result for each in records if each.name == "state-precision-adamw")
-    log, state, settings, readme = (
-        *(read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md")),
-        " ".join((ROOT / "README.md").read_text().split()),
-    )
+    log, state, settings = (read(name) for name in ("log.md", "concepts/state.md", "how-to/settings.md"))
     means = {arm: fmean(values.values()) for arm, values in result["arms"].items()}
     for arm, values in result["arms"].items():
         assert f"| {arm} | {' | '.join(f'{value:.4f}' for value in (*values.values(), means[arm]))} |" in log
     torch, _, ours, *peers = means.values()
     assert f"8-bit state ends at a validation loss of {ours:.4f}, torch's in float32 at {torch:.4f}" in state
     assert "ended at {:.4f} and {:.4f}".format(*peers) in state
-    assert f"a loss of {ours:.3f} with our AdamW in int8, {torch:.3f} with torch's in float32" in readme
-    assert "{:.3f} and {:.3f} with the 8-bit ones of torchao and bitsandbytes (n = 3".format(*peers) in readme
     for claim in ("adamw-float32", "adamw-int8", "adamw-int8-peers"):
         verdict = find_judges()[claim](result)
         assert f"`{claim}`: {verdict.status}." in log
