@@ -160,6 +160,8 @@ def test_an_experiment_that_needs_a_gpu_is_refused_before_the_plan_without_one(t
     (line,) = output.err.splitlines()
     assert line.startswith("mvngrad: cifar-gap, table1: a CUDA device is needed, and torch sees none; use a ")
     assert not (tmp_path / "runs").exists()
+    assert cli.main(["reproduce", "floor-dial", "floor", "spikes", "--runs", str(tmp_path / "runs")]) == 2
+    assert "or `mvngrad reproduce floor-mnist spikes-mnist`, which asks the same on MNIST" in capsys.readouterr().err
 
 
 def test_unknown_experiments_are_refused_with_the_valid_ones(capsys):

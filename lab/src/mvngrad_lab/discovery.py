@@ -55,6 +55,8 @@ class Experiment:
     """How many processes it can use, if there are as many cores."""
     gpu: bool = False
     """Needs a GPU, so it runs only if named on the command line."""
+    cpu_form: str = ""
+    """The name of a smaller experiment on the same question that needs no GPU, if there is one."""
     seconds_by_data: Mapping[str, float] = field(default_factory=dict)
     """Expected duration in full by `data` of the recipe, where it is not that of `seconds`."""
 

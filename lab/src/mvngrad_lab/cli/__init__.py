@@ -98,15 +98,18 @@ class Reproduce:
 
 def _check_gpu(experiments: Sequence[Experiment]) -> None:
     """Raise NotPossible if an experiment needs a GPU and there is none."""
-    names = ", ".join(each.name for each in experiments if each.gpu)
-    if not names:
+    need_gpu = [each for each in experiments if each.gpu]
+    if not need_gpu:
         return
     import torch
 
     if not torch.cuda.is_available():
+        names = ", ".join(each.name for each in need_gpu)
+        small = " ".join(dict.fromkeys(each.cpu_form for each in need_gpu if each.cpu_form))
+        instead = f"`mvngrad reproduce {small}`, which asks the same on MNIST, or " if small else ""
         raise NotPossible(
-            f"{names}: a CUDA device is needed, and torch sees none; use a machine with one, or `mvngrad reproduce` "
-            "without names, which runs what needs none; `mvngrad report` in the clone shows the stored runs"
+            f"{names}: a CUDA device is needed, and torch sees none; use a machine with one, or {instead}`mvngrad "
+            "reproduce` without names, which runs what needs none; `mvngrad report` in the clone shows the stored runs"
         )
 
 

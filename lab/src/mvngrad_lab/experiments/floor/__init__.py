@@ -4,9 +4,21 @@ from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
     Experiment(
-        "floor", "a floor under the divisor of all four optimizers", (20_000, 20_000), f"{__name__}.run", gpu=True
+        "floor",
+        "a floor under the divisor of all four optimizers",
+        (20_000, 20_000),
+        f"{__name__}.run",
+        gpu=True,
+        cpu_form="floor-mnist",
     ),
-    Experiment("floor-dial", "accuracy by floor, from none to SGD", (1200, 1200), f"{__name__}.dial", gpu=True),
+    Experiment(
+        "floor-dial",
+        "accuracy by floor, from none to SGD",
+        (1200, 1200),
+        f"{__name__}.dial",
+        gpu=True,
+        cpu_form="floor-mnist",
+    ),
     Experiment(
         "floor-mnist",
         "accuracy by floor on MNIST, from none to SGD",

@@ -3,7 +3,14 @@
 from mvngrad_lab.experiments import Experiment
 
 EXPERIMENTS = (
-    Experiment("spikes", "bad batches in real trainings", (3_500, 3_500), f"{__name__}.run", gpu=True),
+    Experiment(
+        "spikes",
+        "bad batches in real trainings",
+        (3_500, 3_500),
+        f"{__name__}.run",
+        gpu=True,
+        cpu_form="spikes-mnist",
+    ),
     Experiment(
         "spikes-mnist",
         "bad batches on MNIST",
