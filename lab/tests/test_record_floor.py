@@ -14,6 +14,7 @@ from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_LANGUAGE
 from mvngrad_lab.experiments.floor import arms as floor_arms
 from mvngrad_lab.experiments.floor.effects import compute_effects
 from mvngrad_lab.experiments.floor.findings import get_judged_arms
+from mvngrad_lab.experiments.floor.judge import MARGIN
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
@@ -69,6 +70,8 @@ def test_the_floor_runs_at_200_epochs():
     texts = ["{:.2f} to {:.2f}".format(*effect.interval()) for effect in (variance, order)]
     assert f"changes accuracy by {variance.estimate:.2f} points (95%: {texts[0]})" in index
     assert f"applying momentum after the division by {order.estimate:.2f} ({texts[1]})" in index
+    p_values = [f"{effect.p_within(MARGIN):.2g}" for effect in (variance, order)]
+    assert f"finds both within {MARGIN} points (p = {' and '.join(p_values)})" in index
     reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in cells]
     sgd = f"{fmean(arms['sgd'].values()):.2f}"
     assert "Adam reaches {}, LaProp {}, AdaBelief {}, MVN-Grad {}; SGD with momentum {}".format(*reached, sgd) in index
@@ -294,7 +297,8 @@ def test_a_floor_at_batch_128():
     assert f"{without} without one at lr 5e-4, {floor} with one at 1e-3" in settings
     assert result["rates"] == {arm: 1e-3 if arm.endswith("floor") else 5e-4 for arm in titles}
     assert re.search(
-        rf"\[{row.value:.1f}\]\(\S*#the-floor-eighth-part-at-batch-128-it-adds-24-points\) to Adam and", read("index.md")
+        rf"\[{row.value:.1f}\]\(\S*#the-floor-eighth-part-at-batch-128-it-adds-24-points\) to Adam and",
+        read("index.md"),
     )
 
 
