@@ -284,7 +284,7 @@ def test_clean_runs_of_a_language_model_at_two_rates():
     unclipped = [of for (clip, z_clip, *_), of in losses.items() if clip is z_clip is None]
     assert all(adam[seed] < of[seed] for of in unclipped for seed in (1, 2, 3))
     mean = fmean(adam.values())
-    assert "Adam at a higher rate ends [lower still]" in readme
+    assert "at a higher one Adam ends [below all four without clipping]" in readme
     assert f"[ends at {mean:.3f}]" in index
     assert f"Adam ends at {mean:.3f} at 3e-3 and AdaBelief at {fmean(adabelief.values()):.3f}" in settings
     assert f"and {fmean(losses[None, None, 1e-3, 'adam'].values()) - mean:.2f} from its best rate" in log
