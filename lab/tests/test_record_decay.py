@@ -173,7 +173,7 @@ def test_decoupled_decay_with_a_floor_at_200_epochs():
         low, high = effect.interval()
         assert f"{effect.estimate:.2f} for {name} ({low:.2f} to {high:.2f})" in log
     adamw, mvngradw = (effect.estimate for effect in effects.values())
-    assert f"{adamw:.2f} for AdamW, which is not shown, {mvngradw:.2f} for MVN-GradW" in settings
+    assert f"{adamw:.2f} for AdamW, which is not significant, {mvngradw:.2f} for MVN-GradW" in settings
     assert f"added {mvngradw:.1f} points to MVNGradW, and {adamw:.1f} to AdamW, which three" in FLOOR_DECOUPLED
     gains = f"{adamw:.1f} for AdamW, which is not significant, and {mvngradw:.1f} for MVN-GradW"
     by_seed = [fmean(column[0::2]) - fmean(column[1::2]) for column in zip(*arms.values(), strict=True)]
