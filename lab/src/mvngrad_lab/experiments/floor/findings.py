@@ -153,7 +153,8 @@ def _describe_published(verdicts: Sequence[Verdict]) -> str:
     if not any(abs(row.value) > MARGIN for row in rows):
         return ""
     effects = {row.label.removesuffix(PAPERS_SETTINGS): f"{row.value:+.2f}" for row in rows}
-    return f"with the paper's settings, not planned: {', '.join(f'{name} {text}' for name, text in effects.items())}"
+    texts = ", ".join(f"{name} {text}" for name, text in effects.items())
+    return f"with the paper's settings where it has some (not planned, {rows[0].n} seeds): {texts}"
 
 
 def describe_decay(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
@@ -168,14 +169,16 @@ def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
     decoupled, strength, floor = (verdicts[f"floor-decay-{name}"] for name in ("decoupled", "strength", "floor"))
     if decoupled.status == NOT_REPRODUCED:
         return "**Decoupled weight decay closes the gap without a floor**, so that decay and not epsilon explains it."
-    if not (shares := get_shares_closed(decoupled, strength)):
+    if decoupled.strip is None or not (shares := get_shares_closed(decoupled, strength)):
         return ""
-    share, *tuned = (f"{share:.0%}" for share in shares)
-    text = f"**Decoupled weight decay gives most of what a floor adds**, {share}"
+    _, *tuned = (f"{share:.0%}" for share in shares)
+    closed = decoupled.note.partition(" closes ")[2].removesuffix(" of the gap.")  # the share and its interval
+    text = f"**Decoupled weight decay gives most of what a floor adds**, {closed}"
     text += f"; coupled decay with a tuned coefficient {tuned[0]}" if tuned else ""
     if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
         text += f"; with decoupled decay a floor still adds {floor.strip.rows[0].value:.1f} points, at other betas"
-    return f"{text} (Adam and MVN-Grad)."
+        text += ", with a caveat" if floor.status == CAVEAT else ""
+    return f"{text} (Adam and MVN-Grad, {decoupled.strip.rows[0].n} seeds). The cause is **undecided**."
 
 
 def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:
@@ -186,7 +189,7 @@ def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -
     low, *_, high = sorted(row.value for row in verdict.strip.rows)
     return (
         f"**A floor that helps images hurts a language model**: one of 1e-3 costs GPT-2 30M {low:.2f} to {high:.2f} "
-        "nats (1,000 steps of a stand-in text, one seed)."
+        "nats (1,000 steps, one seed)."
     )
 
 
