@@ -31,6 +31,12 @@ def test_every_claim_has_a_judge_and_says_what_it_needs():
         assert any(claim.target.startswith(name) for claim in CLAIMS), name
 
 
+def test_readmes_of_experiments_name_files_that_exist():
+    for readme in (Path(__file__).parents[1] / "src" / "mvngrad_lab" / "experiments").glob("*/README.md"):
+        named = re.findall(r"`(\w+\.(?:py|toml))`", readme.read_text(encoding="utf-8"))
+        assert [name for name in named if not (readme.parent / name).exists()] == [], readme
+
+
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper is not here")
 def test_every_label_and_every_number_of_a_column_is_in_the_paper():
     text = PAPER.read_text().replace("k\\,s", "k")

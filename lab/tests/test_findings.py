@@ -28,7 +28,9 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     floor, decay, language, unclipped = (words(text) for text, _ in found)
     assert floor.startswith("An epsilon floor")
     gain = by_claim["floor-decay-floor"].strip.rows[0].value
-    assert f"with decoupled decay a floor still adds {gain:.1f} points, at other betas, with a caveat (Adam and" in decay
+    assert (
+        f"with decoupled decay a floor still adds {gain:.1f} points, at other betas, with a caveat (Adam and" in decay
+    )
     closes = by_claim["floor-decay-decoupled"].note.partition("closes ")[2].removesuffix(" of the gap.")
     assert f", {closes}; coupled decay with a tuned" in decay
     assert "(95%: " in closes
