@@ -347,6 +347,8 @@ def test_bad_batches_on_cifar100():
         fmean(clean[cell, 3e-3, False]) - fmean(clean[cell, 1e-3, False])
         for cell in ("adam", "laprop", "adabelief", "mvngrad")
     ]
+    reached = [fmean(clean[cell, 1e-3, False]) for cell in ("adam", "laprop", "adabelief", "mvngrad")]
+    assert f"the four reach {min(reached):.1f}% to {max(reached):.1f}% without bad batches" in log
     assert f"at 12 epochs 3e-3 is better by {min(higher):.1f} to {max(higher):.1f} points" in settings
     assert f"3 times that rate is better by {min(higher):.1f} to {max(higher):.1f} points without bad batches" in log
     changed = {
