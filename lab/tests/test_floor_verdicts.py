@@ -304,7 +304,9 @@ def get_first_screen(folder):
     loaded = load_records(folder, warn=pytest.fail)
     by_name = find_latest(loaded)
     found = [finding.text for finding in findings.find(judge_all(loaded), by_name) if "floor" in finding.target]
-    return " ".join(found), findings.draw_lead(by_name).caption
+    figure = findings.draw_lead(by_name)
+    assert figure.title.startswith("A floor adds") == ("diverged" not in figure.caption)
+    return " ".join(found), figure.caption
 
 
 def test_200_epochs_replace_the_grid_on_the_first_screen_once_they_are_judged(tmp_path):

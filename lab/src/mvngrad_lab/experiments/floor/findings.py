@@ -232,7 +232,8 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
         draw_vertical(at, sgd, f"SGD {sgd:.2f}", y=0.955, side="left" if sgd > (low + high) / 2 else "right")
     _label_kinds(at, accuracies, sgd)
     label_rows(at, list(OPTIMIZERS), top=0.95)
-    title, caption = _describe_lead(accuracies, runs)
+    diverged = any(None in row.values() for row in arms.values() if isinstance(row, dict))
+    title, caption = _describe_lead(accuracies, runs, diverged)
     parts = [
         f"{TITLES[kind]}: {', '.join(f'{n} {v:.2f}' for n, v in by_name.items())}"
         for kind, by_name in accuracies.items()
@@ -280,14 +281,15 @@ def _label_kinds(at: Axes, accuracies: Mapping[str, Mapping[str, float]], sgd: f
         at.annotate(words[kind], (place, -0.62), (offset, 0), textcoords="offset points", **style)
 
 
-def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str) -> tuple[str, str]:
-    """The title and the caption of the lead figure."""
+def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str, diverged: bool) -> tuple[str, str]:
+    """The title and the caption of the lead figure; if runs diverged, means of the others are no finding."""
     spread = {kind: max(by_name.values()) - min(by_name.values()) for kind, by_name in accuracies.items()}
     gains = [accuracies["floor"][name] - accuracies["none"][name] for name in OPTIMIZERS]
     title = (
         f"A floor adds {min(gains):.1f} to {max(gains):.1f} points; the four differ by {spread['floor']:.1f} with one, "
         f"by {spread['none']:.1f} without"
     )
+    title = "Accuracy with a floor and without, of runs that did not diverge" if diverged else title
     caption = (
         f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: floor or none as in the paper (none for Adam and "
         "LaProp), at the rates and betas that our grid selected."
