@@ -60,8 +60,9 @@ def _get_correction(beta: jax.Array, beta_minus_1: jax.Array, t: jax.Array) -> j
     """
     is_small = beta < 0.5
     power = jnp.where(is_small & (t > 0), beta, 1) ** t  # the derivative of 0^0 is NaN
+    plain = jnp.where(t > 0, 1 - power, 0)  # not 1 - 1: XLA would add TINY of the rule to the first 1, and lose it
     log_beta = jnp.log1p(jnp.where(is_small, 0, beta_minus_1))
-    return jnp.where(is_small, 1 - power, -jnp.expm1(t * log_beta))
+    return jnp.where(is_small, plain, -jnp.expm1(t * log_beta))
 
 
 def _sqrt(x: jax.Array) -> jax.Array:
