@@ -452,6 +452,31 @@ def test_monitor_callback_closes_when_lightning_fails(tmp_path):
     assert not callback.monitors
 
 
+@pytest.mark.parametrize("framework", ["accelerate", "fabric", "lightning"])
+def test_release_gradients_refuses_the_wrappers_of_frameworks(framework):
+    """Their step calls that of the inner optimizer, which would not know of the release."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = MVNGradW(model.parameters())
+    if framework == "accelerate":
+        from accelerate import Accelerator
+
+        wrapper = Accelerator(cpu=True).prepare(optimizer)
+    elif framework == "fabric":
+        from lightning.fabric import Fabric
+
+        model, wrapper = Fabric(accelerator="cpu").setup(model, optimizer)
+    else:
+        from lightning.pytorch.core.optimizer import LightningOptimizer
+
+        wrapper = LightningOptimizer(optimizer)
+    with pytest.raises(TypeError, match=rf"not {type(wrapper).__name__}; .* pass its \.optimizer"):
+        mvngrad.release_gradients(wrapper)
+    mvngrad.release_gradients(wrapper.optimizer)
+    model(torch.ones(4)).sum().backward()
+    if framework != "lightning":  # without a Trainer its wrapper cannot step
+        wrapper.step()
+
+
 # timm
 
 

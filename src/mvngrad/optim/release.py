@@ -272,8 +272,12 @@ def release_gradients(optimizer: RuleOptimizer, *, bucket_bytes: int = BUCKET_BY
     >>> model.weight.grad is None
     True
     """
-    if not isinstance(optimizer, RuleOptimizer):
-        raise TypeError(f"release_gradients needs an optimizer of mvngrad, not {type(optimizer).__name__}")
+    is_wrapper = isinstance(getattr(optimizer, "optimizer", None), RuleOptimizer)  # Lightning's are subclasses, too
+    if is_wrapper or not isinstance(optimizer, RuleOptimizer):
+        raise TypeError(
+            f"release_gradients needs an optimizer of mvngrad, not {type(optimizer).__name__}; if it wraps one, as in "
+            "accelerate and lightning, pass its .optimizer"
+        )
     if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
         raise ValueError(
             f"release_gradients: bucket_bytes={bucket_bytes!r} is invalid; it must be an int of at least 1"
