@@ -248,6 +248,23 @@ def test_mu_dtype_stores_m_and_u_narrow_and_s_wide():
     assert [state.m.dtype, state.u.dtype, state.s.dtype] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
 
 
+@pytest.mark.parametrize(("b1", "ratio"), [(0.99, 1.0), (0.999, 0.05)])
+def test_a_slow_average_in_bfloat16_freezes(b1, ratio):
+    """JAX rounds to the nearest: what one step adds to the average is less than half a unit in its last place."""
+    gradients = 1 + 0.1 * np.random.default_rng(0).normal(size=(8000, 64)).astype("float32")
+
+    def get_mean_update(mu_dtype):
+        transformation = ours.scale_by_mvn_grad(b1, mu_dtype=mu_dtype)
+
+        def step(state, gradient):
+            updates, state = transformation.update(gradient, state)
+            return state, updates.mean()
+
+        return jax.lax.scan(step, transformation.init(gradients[0]), gradients)[1][-1]
+
+    assert get_mean_update("bfloat16") / get_mean_update(None) == pytest.approx(ratio, abs=0.05)
+
+
 def test_state_of_nan_parameters_is_zero():
     state = ours.scale_by_mvn_grad().init(jnp.array([jnp.nan, 1.0]))
     assert not state.m.any()

@@ -88,7 +88,8 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     Args:
         rule: the cell.
         hyper: its hyper-parameters. Its eps_s is 0 by default, where `scale_by_mvn_grad` has 1e-16.
-        mu_dtype: dtype in which m and u are stored; None is that of the other averages.
+        mu_dtype: dtype in which m and u are stored; None is that of the other averages. They are rounded to the
+            nearest, so that in bfloat16 they freeze at decays above 0.99.
     """
     _check_supported(rule, hyper)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
@@ -190,7 +191,7 @@ def scale_by_mvn_grad(
         b_mean: decay of m alone; None is b1.
         z_clip: largest magnitude of a normalized gradient; None is no bound.
         lean: rebuild m from u and s instead of storing it: two averages instead of three.
-        mu_dtype: dtype in which m and u are stored.
+        mu_dtype: dtype in which m and u are stored, as in `scale_by_rule`.
     """
     hyper = Hyper(beta1=b1, beta2=b2, eps=eps, eps_s=eps_root, beta_mean=b_mean, z_clip=z_clip)
     if lean and b_mean is not None:
