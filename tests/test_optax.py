@@ -336,6 +336,22 @@ def test_updates_in_another_tree_than_the_state_are_refused(other):
         transformation.update(other, state)
 
 
+@pytest.mark.parametrize(
+    ("other", "missing"),
+    [
+        (ours.scale_by_mvn_grad(lean=True), "m"),
+        (ours.mvn_grad(0.1), "m, s, u"),
+        (ours.scale_by_laprop(), "m, s"),
+        (optax.scale_by_adam(), "m, s, u"),
+    ],
+    ids=["lean", "a chain", "laprop", "adam"],
+)
+def test_the_state_of_another_transformation_is_refused(other, missing):
+    x = {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=f"MVN-Grad: the state has no {missing}: it is of .* pass the state that init"):
+        ours.scale_by_mvn_grad().update(x, other.init(x), x)
+
+
 def test_parameters_may_have_more_than_the_updates():
     """As an Equinox module has functions, where its gradient has None."""
     network = eqx.nn.MLP(2, 1, width_size=2, depth=1, key=jax.random.key(0))

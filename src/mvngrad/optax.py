@@ -107,10 +107,10 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     def update(
         updates: optax.Updates, state: ScaleByRuleState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, ScaleByRuleState]:
-        count = optax.safe_increment(state.count)
         gradients, structure = jax.tree.flatten(updates)
-        averages = {name: getattr(state, name) for name in rule.state_names}
+        averages = {name: getattr(state, name, None) for name in rule.state_names}
         _check_trees(rule, structure, averages)
+        count = optax.safe_increment(state.count)
         dtypes = [jnp.result_type(gradient) for gradient in gradients]
         if params is not None:  # which may have more than the updates, such as the functions of an Equinox module
             dtypes = jax.tree.leaves(jax.tree.map(_promote, updates, params, is_leaf=lambda x: x is None))
@@ -161,7 +161,13 @@ def _check_hyper(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
 
 
 def _check_trees(rule: Rule, structure: Any, averages: Mapping[str, optax.Updates]) -> None:
-    """Raise a ValueError if an average of the state is not a tree like the updates."""
+    """Raise a ValueError if an average is missing in the state, or is not a tree like the updates."""
+    missing = [name for name, tree in averages.items() if tree is None]
+    if missing and structure.num_leaves > 0:
+        raise ValueError(
+            f"{rule.name}: the state has no {', '.join(missing)}: it is of another optimizer, of a whole chain, or of "
+            "another `lean`; pass the state that init of this transformation makes"
+        )
     for name, tree in averages.items():
         if (found := jax.tree.structure(tree)) != structure:
             raise ValueError(
