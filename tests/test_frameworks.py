@@ -182,6 +182,14 @@ def test_monitor_callback_does_not_log_the_record_of_a_training_that_failed(tmp_
     assert logged == [record["step"] - records[0]["start"] for record in records]
 
 
+def test_hugging_face_trainer_reads_released_gradients_also_without_clipping(tmp_path):
+    trainer = make_trainer(tmp_path, {}, max_grad_norm=0)
+    trainer.create_optimizer()
+    mvngrad.release_gradients(trainer.optimizer)
+    with pytest.raises(RuntimeError, match="this gradient was used and freed"):
+        trainer.train()
+
+
 # peft
 
 
@@ -483,6 +491,7 @@ def test_release_gradients_refuses_the_wrappers_of_frameworks(framework):
 def test_timm_makes_the_optimizer_by_name_with_layer_decay():
     import timm
     from timm.optim import create_optimizer_v2
+    from timm.scheduler import CosineLRScheduler
 
     from mvngrad.integrations.timm import register
 
@@ -495,6 +504,9 @@ def test_timm_makes_the_optimizer_by_name_with_layer_decay():
     assert type(optimizer) is MVNGradW
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
     assert len({group["lr_scale"] for group in optimizer.param_groups}) > 1
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
+    CosineLRScheduler(optimizer, t_initial=8).step(1)
+    assert len({group["lr"] for group in optimizer.param_groups}) > 1
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     optimizer.step()
 
