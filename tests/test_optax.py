@@ -3,6 +3,7 @@
 import collections
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -350,6 +351,38 @@ def test_the_state_of_another_transformation_is_refused(other, missing):
     x = {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match=f"MVN-Grad: the state has no {missing}: it is of .* pass the state that init"):
         ours.scale_by_mvn_grad().update(x, other.init(x), x)
+
+
+def test_a_torch_run_continues_from_its_state_and_8_bit_state_is_refused():
+    """Codes would be averaged as numbers, and the 8 that stands for them in a state_dict broadcast."""
+    x, start = torch.nn.Parameter(torch.ones(300)), jnp.ones(300)
+    optimizer = mvngrad.MVNGradW([x], lr=0.01, weight_decay=0.0, state_dtype="int8")
+    noise = torch.Generator().manual_seed(0)
+    for _ in range(9):
+        x.grad = torch.randn(300, generator=noise)
+        optimizer.step()
+    transformation, gradient = ours.mvn_grad(0.01), x.grad.numpy()
+
+    def step(saved):
+        first, *rest = transformation.init(start)
+        averages = {name: np.asarray(saved[name]) for name in ("m", "s", "u")}
+        state = (first._replace(count=int(saved["step"]), **averages), *rest)
+        return transformation.update(gradient, state, start)[0]
+
+    for saved, is_one in ((optimizer.state[x], "uint8 of (300,)"), (optimizer.state_dict()["state"][0], "int32 of ()")):
+        with pytest.raises(ValueError, match=rf"m of the state is {re.escape(is_one)} .* mvngrad\.convert_state_dict"):
+            step(saved)
+    updates = step(mvngrad.convert_state_dict(optimizer.state_dict(), None)["state"][0])
+    before = x.detach().clone()
+    optimizer.step()
+    np.testing.assert_allclose(updates, (x - before).detach(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 2)])
+def test_a_state_of_other_shapes_is_refused(shape):
+    transformation = ours.mvn_grad(0.1)
+    with pytest.raises(ValueError, match=r"m of the state is float32 of .* for an update that is float32 of \(2,\)"):
+        transformation.update(jnp.ones(2), transformation.init(jnp.ones(shape)))
 
 
 def test_parameters_may_have_more_than_the_updates():

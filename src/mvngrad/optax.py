@@ -118,7 +118,8 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
         directions: list[jax.Array] = []
         for i, gradient in enumerate(map(jnp.asarray, gradients)):
             dtype = _arithmetic_dtype(gradient)
-            for values in leaves.values():  # the state of float64 parameters is float64, even if gradients are not
+            for name, values in leaves.items():  # the state of float64 parameters is float64, even if gradients are not
+                _check_average(rule, name, values[i], gradient)
                 dtype = _get_wider(dtype, values[i].dtype)
             old = {name: values[i].astype(dtype) for name, values in leaves.items()}
             g, t = gradient.astype(dtype), count.astype(dtype)
@@ -174,6 +175,16 @@ def _check_trees(rule: Rule, structure: Any, averages: Mapping[str, optax.Update
                 f"{rule.name}: updates and {name} of the state are different trees, {structure} and {found}; call init "
                 "with parameters in the tree of the updates"
             )
+
+
+def _check_average(rule: Rule, name: str, average: jax.Array, gradient: jax.Array) -> None:
+    """Raise a ValueError if an array of the state does not fit its update: it would be broadcast or used as codes."""
+    if average.shape != gradient.shape or not jnp.issubdtype(average.dtype, jnp.floating):
+        raise ValueError(
+            f"{rule.name}: {name} of the state is {average.dtype} of {average.shape} for an update that is "
+            f"{gradient.dtype} of {gradient.shape}; is it the state of other parameters? 8-bit state of torch must be "
+            "converted: mvngrad.convert_state_dict(state_dict, None)"
+        )
 
 
 def scale_by_mvn_grad(
