@@ -148,6 +148,15 @@ def test_inject_hyperparams_changes_a_beta_between_steps(float64):
     assert not np.allclose(changed, same)
 
 
+@pytest.mark.parametrize("mu_dtype", ["bf16", 16, torch.bfloat16], ids=str)
+def test_a_mu_dtype_that_is_no_dtype_of_jax_is_named(mu_dtype):
+    with pytest.raises(TypeError, match=rf"mu_dtype={mu_dtype!r} is no dtype of JAX; pass jnp\.bfloat16"):
+        ours.mvn_grad(0.1, mu_dtype=mu_dtype)
+    injected = optax.inject_hyperparams(ours.mvn_grad)(0.1, mu_dtype=jnp.bfloat16)
+    with pytest.raises(TypeError, match=r"mu_dtype=.* static_args=\('mask', 'mu_dtype'\)"):
+        injected.init(jnp.ones(2))
+
+
 @pytest.mark.parametrize("make", [ours.mvn_grad, optax.adamw])
 def test_inject_hyperparams_needs_static_args_for_a_mask(make):
     x = {"w": jnp.ones(2), "b": jnp.ones(())}

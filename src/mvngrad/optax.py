@@ -93,9 +93,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     """
     _check_supported(rule, hyper)
     hyper = hyper._replace(lr=-1.0)  # a step from 0 at rate -1 is the direction
-    mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
-    if mu_dtype is not None and not jnp.issubdtype(mu_dtype, jnp.floating):
-        raise ValueError(f"mu_dtype={mu_dtype} is invalid; it must be a real floating-point dtype, or None")
+    mu_dtype = None if mu_dtype is None else _parse_mu_dtype(mu_dtype)
 
     def init(params: optax.Params) -> ScaleByRuleState:
         def zeros(name: str) -> optax.Updates:
@@ -146,6 +144,20 @@ def _check_supported(rule: Rule, hyper: Hyper) -> None:
         if name not in rule.options and (isinstance(value, jax.core.Tracer) or value != default):
             raise ValueError(f"scale_by_rule: {rule.name} has no {name}; leave it out")
     _check_hyper(rule, hyper._replace(lr=0.0), HYPER_NAMES)  # lr is not used
+
+
+def _parse_mu_dtype(mu_dtype: Any) -> Any:
+    """The dtype; a TypeError if `mu_dtype` is none, and a ValueError if it is one of other numbers."""
+    try:
+        dtype = jax.dtypes.canonicalize_dtype(mu_dtype)
+    except TypeError as error:
+        raise TypeError(
+            f"mu_dtype={mu_dtype!r} is no dtype of JAX; pass jnp.bfloat16, 'bfloat16' or None, and to "
+            "optax.inject_hyperparams static_args=('mask', 'mu_dtype')"
+        ) from error
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"mu_dtype={dtype} is invalid; it must be a real floating-point dtype, or None")
+    return dtype
 
 
 def _check_hyper(rule: Rule, hyper: Hyper, names: Mapping[str, str]) -> None:
