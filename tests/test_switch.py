@@ -173,6 +173,22 @@ def test_is_a_hook_that_leaves_other_state_dicts_alone():
         optimizer.load_state_dict({"model": {}})
 
 
+@pytest.mark.parametrize("rounding_seed", [None, 7])
+@pytest.mark.parametrize("state_dtype", ["bf16", "int8"])
+def test_a_hook_on_our_adamw_resumes_its_own_state_bit_identically(state_dtype, rounding_seed):
+    """An optimizer of one parameter chooses its seed by the first values, which the resumed one does not see."""
+    whole, resumed = parameters((20, 30)), parameters((20, 30))
+    optimizer = mvngrad.AdamW(whole, state_dtype=state_dtype, rounding_seed=rounding_seed)
+    train(optimizer, 3)
+    other = mvngrad.AdamW(resumed, state_dtype=state_dtype)
+    other.register_load_state_dict_pre_hook(from_adamw)
+    other.load_state_dict(through_disk(optimizer.state_dict()))
+    resumed[0].data.copy_(whole[0].data)
+    train(optimizer, 3)
+    train(other, 3)
+    assert equal(whole, resumed)
+
+
 def test_state_before_the_first_step_and_of_frozen_parameters():
     params = parameters((20,), (3,))
     params[1].requires_grad_(False)
