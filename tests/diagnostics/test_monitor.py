@@ -499,6 +499,24 @@ def test_gradient_norms_are_divided_by_the_grad_scale_of_amp():
     assert records[0]["groups"][0]["spikes"] == []
 
 
+def test_norms_after_the_fused_step_of_torch_are_those_of_the_unscaled_gradients():
+    weights = [torch.nn.Parameter(torch.zeros(50)) for _ in range(2)]
+    optimizer, records = torch.optim.Adam([{"params": [weight]} for weight in weights], fused=True), []
+    with Monitor(optimizer, every=100, sink=records.append):
+        for t in range(1, 101):
+            scale, skips = torch.tensor(2.0**14), torch.tensor(float(t == 60))
+            for weight in weights:
+                weight.grad = scale * torch.randn(50)
+            if skips:
+                weights[0].grad[0] = math.inf
+            optimizer.grad_scale, optimizer.found_inf = scale, skips  # as GradScaler sets them during a step
+            optimizer.step()
+    skipped, finite = records[0]["groups"]
+    assert skipped["gradients_not_finite"] == 1
+    assert finite["spikes"] == []
+    assert all(5 < group["gradient_norm"][key] < 11 for group in (skipped, finite) for key in ("median", "max"))
+
+
 def test_parameters_of_several_dtypes_in_one_group():
     shapes = {torch.float64: (7,), torch.bfloat16: (40, 3), torch.complex64: (5, 2)}
     params = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for dtype, shape in shapes.items()]

@@ -324,6 +324,8 @@ class _GroupMonitor:
         stacked = torch.stack(norms)
         scale = getattr(optimizer, "grad_scale", None)  # GradScaler leaves the division to a fused step
         if scale is not None:
+            if not isinstance(optimizer, RuleOptimizer):  # torch's step has divided .grad itself, unless it was skipped
+                scale = scale.where(getattr(optimizer, "found_inf", torch.zeros_like(scale)) != 0, 1.0)
             stacked = stacked / scale.to(stacked.device)
         rows = [row for name in self.names.values() for row in self.followed.load_rows(optimizer, name)]
         self.noted.append(_NotedStep(self.monitor.step, [], stacked, torch.cat(rows) if rows else None))
