@@ -198,6 +198,25 @@ def test_spikes_that_return_are_carried_over():
     assert "Remark 3.1" in laprop["order"].because  # another order would not have absorbed it
 
 
+@pytest.mark.parametrize(
+    ("make", "betas"), [(mvngrad.MVNGrad, (0.9, 0.98)), (mvngrad.LaProp, (0.95, 0.6)), (mvngrad.Adam, (0.9, 0.98))]
+)
+def test_an_update_that_rises_from_later_gradients_is_not_carried_over(make, betas):
+    """The gradients after the spike have one sign, so that they add up."""
+
+    def gradient(t, size):
+        scale = 20.0 if t == 205 else 1.0 + 3.0 * (t > 230)
+        return scale * (torch.randn(size) if t < 230 else torch.randn(size).abs())
+
+    (group,) = diagnose(train_with_monitor(make, gradient, betas=betas)[2]).groups
+    assert group["spikes"].verdict == "absorbed"
+    assert group["spikes"].because.endswith(
+        "; 1 rose again after the gradient had recovered, but from later gradients: "
+        "here momentum only decays after a spike."
+    )
+    assert "came back" not in group.finding
+
+
 def test_only_unbounded_spikes_decide_the_order():
     """rem:adam_bound holds where beta1^2 < beta2; without a spike it does not matter."""
     short, usual = (0.95, 0.6), (0.9, 0.98)

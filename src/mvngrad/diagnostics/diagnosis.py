@@ -57,8 +57,7 @@ clipped coordinates from which it works like SGD on the sign."""
 
 CARRIED_MULTIPLE = 1.5
 """A spike is carried over if a later update exceeds this multiple of both the largest update during the spike and the
-bound for recovery. Momentum on normalized gradients only decays after a spike; Adam's update rises again if v forgets
-faster than m."""
+bound for recovery, and momentum can carry it: see `_can_carry_spikes`."""
 
 LEAST_GAP = 0.02
 """Smallest share of AdaBelief's variance that the other order must save for the order to matter."""
@@ -286,21 +285,31 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
         return Statement("spikes", "not finite", f"{text}; GradScaler may have skipped them.", numbers)
     if not followed:
         return Statement("spikes", CANNOT_TELL, f"{text}; updates were not followed.", numbers)
-    carried, largest, recovery_steps, bound = 0, 0.0, None, 0.0
+    rose, largest, recovery_steps, bound = 0, 0.0, None, 0.0
     for spike in followed:
         during, after = spike["update_during"], spike["update_after"] or 0.0
         recovered = spike.get("recovered", RECOVERED)  # early records do not have it
         bound = max(bound, recovered)
-        carried += after > CARRIED_MULTIPLE * max(during, recovered)
+        rose += after > CARRIED_MULTIPLE * max(during, recovered)
         largest = max(largest, during, after)
         if spike["recovery_steps"] is not None:
             recovery_steps = max(recovery_steps or 0, spike["recovery_steps"])
+    carried = rose if rose and _can_carry_spikes(entries[-1]) else 0
     numbers |= {"carried_over": carried, "update": largest, "recovery_steps": recovery_steps}
     because = (
         f"{text}; updates rose to at most {largest:.3g} times their median, for at most {recovery_steps} steps above "
-        f"{bound:g} times; {carried} rose again after the gradient had recovered."
+        f"{bound:g} times; {rose} rose again after the gradient had recovered"
     )
+    because += "." if carried == rose else ", but from later gradients: here momentum only decays after a spike."
     return Statement("spikes", "carried over" if carried else "absorbed", because, numbers)
+
+
+def _can_carry_spikes(entry: Record) -> bool:
+    """Whether an update can rise again long after a spike: if v forgets it faster than m (Remark 3.1).
+
+    Momentum on normalized gradients only decays after a spike.
+    """
+    return entry["cell"] in (ADAM.name, ADABELIEF.name) and entry["beta1"] ** 2 >= entry["beta2"]
 
 
 def _judge_normalizer(signal: Statement, collapse: Statement, floor: Statement) -> Statement:
