@@ -158,6 +158,22 @@ def test_a_floor_under_a_part_of_the_coordinates_is_in_the_lead(make):
     assert "if it grows beyond a half" in group.action
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(torch.optim.Adam, {}), *((make, {}) for make in CLASSES.values()), (mvngrad.MVNGrad, {"lean": True})],
+)
+def test_a_coordinate_without_a_gradient_is_not_at_the_floor(make, options):
+    """As in an embedding, where each row has a gradient once in 1000 steps: its divisor decays, but divides nothing."""
+
+    def gradient(t, size):
+        return noise(t, size).where((torch.arange(size) % 1000 == t % 1000) | (torch.arange(size) < 100), 0.0)
+
+    records = train_with_monitor(make, gradient, 2000, betas=(0.9, 0.94), **options)[2]
+    (group,) = diagnose(records).groups
+    assert group["epsilon floor"].numbers["share"] < 0.01
+    assert all(record["groups"][0]["noise_hidden"] < 0.01 for record in records)
+
+
 def noise_with_spike(t, size):
     return torch.randn(size) * (1e4 if t == 205 else 1)
 

@@ -37,6 +37,10 @@ RESOLVED, COARSELY_RESOLVED = 1e-3, 0.25
 """The smallest variance, as a share of the squared floor, that can be read from s in float32, and from s in bf16 or
 int8, which rounds at random in every step. A smaller one is hidden by the floor."""
 
+FORGOTTEN = 1e-12
+"""A coordinate has no gradient now if |m| is below this share of its root: at beta1 = 0.9 it has had none for some 300
+steps. Meanwhile its root decays to the floor, but divides nothing, and rises again with the next gradient."""
+
 MIN_LAYER_SAMPLE = 8
 """The smallest number of sampled coordinates for which a parameter has values of its own."""
 
@@ -97,19 +101,18 @@ def measure_sample(
         averages = {letter: values[live] for letter, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
-    deviation, hidden = _remove_floor(root, averages["s"], hyper.floor, resolved) if rule.centered else (root, 0.0)
-    mean = snr = None
-    if rule.lean:
-        mean = update * (root + hyper.eps)  # m is rebuilt from u as in the rule
-    elif "m" in averages:
-        mean = averages["m"].abs()
-    saturation, rows = update, [update]
-    if mean is not None:
+    mean = averages["m"].abs() if "m" in averages else update * (root + hyper.eps)  # rebuilt from u as in the rule
+    has_gradient = mean > FORGOTTEN * root
+    deviation, hidden = (
+        _remove_floor(root, averages["s"], hyper.floor, resolved, has_gradient) if rule.centered else (root, 0.0)
+    )
+    snr, saturation, rows = None, update, [update]
+    if rule.lean or "m" in averages:
         rows += [mean / root] if deviation is root else [mean / root, mean / deviation]
         snr = signal_to_noise(rule, hyper, rows[-1])
         if rule.centered:
             saturation = (1 + snr**-2).rsqrt()  # what |mu|/sqrt(v) would be
-    at_floor = root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)
+    at_floor = (root <= max(hyper.eps, math.sqrt(AT_FLOOR) * hyper.floor)) & has_gradient
     clipped_share = None
     if hyper.z_clip is not None:
         clipped = update >= CLIPPED * hyper.z_clip
@@ -135,12 +138,14 @@ def measure_sample(
     }
 
 
-def _remove_floor(root: Tensor, s: Tensor, floor: float, resolved: float) -> tuple[Tensor, float | None]:
+def _remove_floor(
+    root: Tensor, s: Tensor, floor: float, resolved: float, has_gradient: Tensor
+) -> tuple[Tensor, float | None]:
     """The standard deviations, without what eps_s added to s, and the share of them that it hides."""
     if not bool((root <= NEAR_FLOOR * floor).any()):
         return root, 0.0
     variance, least = s - floor**2, resolved * floor**2
-    return variance.clamp(min=least).sqrt(), _share(variance < least)
+    return variance.clamp(min=least).sqrt(), _share((variance < least) & has_gradient)
 
 
 def _measure_layers(
