@@ -442,6 +442,25 @@ def test_groups_closures_frozen_and_late_parameters():
     assert [(e["group"], e["coordinates"], e["t"]) for e in second] == [(0, 4009, 5), (1, 30, 10), (2, 7, 5)]
 
 
+@pytest.mark.parametrize("make", [mvngrad.MVNGrad, torch.optim.Adam])
+def test_a_parameter_is_left_out_while_it_is_frozen(make):
+    frozen, other, alone = parameters((4000,), (30,), (50,))
+    optimizer, records = make([{"params": [frozen, other]}, {"params": [alone]}]), []
+    with Monitor(optimizer, every=10, sink=records.append):
+        for thaw in (True, False, True):
+            frozen.requires_grad_(thaw)
+            alone.requires_grad_(thaw)
+            for _ in range(10):
+                optimizer.zero_grad()
+                for param in filter(lambda param: param.requires_grad, (frozen, other, alone)):
+                    param.grad = torch.randn(param.shape)
+                optimizer.step()
+    first, second, third = ([(e["group"], e["coordinates"], e["t"]) for e in record["groups"]] for record in records)
+    assert first == [(0, 4030, 10), (1, 50, 10)]
+    assert second == [(0, 30, 20)]
+    assert third == [(0, 4030, 20), (1, 50, 20)]
+
+
 def test_follow_false_records_no_norms_and_no_spikes():
     optimizer, records = torch.optim.AdamW(parameters((5,)), amsgrad=True), []
     with Monitor(optimizer, every=10, sink=records.append, follow=False) as monitor:

@@ -233,6 +233,11 @@ def _is_capturing() -> bool:
     return initialized and torch.cuda.is_current_stream_capturing()
 
 
+def _is_frozen(param: Tensor) -> bool:
+    """Whether no step changes a parameter any more; its state is that of its last step."""
+    return not param.requires_grad and param.grad is None
+
+
 def _find_norms(grads: list[Tensor]) -> tuple[Tensor, ...]:
     """The norm of each gradient; in float32 or wider, because it can overflow in 16 bits."""
     if all(grad.dtype.itemsize > 2 for grad in grads):
@@ -278,8 +283,9 @@ class _GroupMonitor:
         return view_group(self.monitor.optimizer, self.group)
 
     def refresh_samples(self) -> None:
-        """Draw new samples if parameters were added, removed, resized or moved, or took their first step."""
-        params = [param for param in self.group["params"] if self.monitor.optimizer.state.get(param)]
+        """Draw new samples if parameters were added, removed, frozen, resized or moved, or took their first step."""
+        state = self.monitor.optimizer.state
+        params = [param for param in self.group["params"] if state.get(param) and not _is_frozen(param)]
         same = len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True))
         extents = list(map(get_extent, params))
         if same and extents == self.extents:
