@@ -60,6 +60,21 @@ def test_noise_is_never_called_signal_at_any_beta1(make, gradient, betas):
     assert statement.verdict == ("cannot tell" if betas[0] < 0.3 else "noise-dominated")
 
 
+@pytest.mark.parametrize("make", [torch.optim.Adam, mvngrad.Adam, mvngrad.AdaBelief, mvngrad.MVNGrad])
+def test_a_mean_of_larger_gradients_than_the_divisor_is_not_called_signal(make):
+    """Noise that shrinks, as when all examples are learnt, while m forgets more slowly than the divisor."""
+
+    def gradient(t, size):
+        return noise(t, size) * (1 if t < 400 else 1e-4)
+
+    (group,) = diagnose(train_with_monitor(make, gradient, steps=820, betas=(0.99, 0.7))[2]).groups
+    assert group["signal"].verdict == group["normalizer"].verdict == "cannot tell"
+    assert group.finding == group["signal"].because
+    assert "still contains larger gradients than those of now" in group.finding
+    (group,) = diagnose(train_with_monitor(make, signal, steps=820, betas=(0.99, 0.7))[2]).groups
+    assert group["signal"].verdict == "signal-dominated"
+
+
 @pytest.mark.parametrize("make", [mvngrad.Adam, mvngrad.AdaBelief, mvngrad.MVNGrad])
 def test_a_mean_slower_than_the_variance_needs_its_own_time(make):
     """m needs 3/(1 - 0.99) = 300 steps, while v or s at beta2 = 0.7 needs 10."""

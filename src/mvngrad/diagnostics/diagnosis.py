@@ -193,7 +193,7 @@ def _summarize(
         return "Nothing can be judged yet.", floor.because
     if too_few := next((each for each in (signal, collapse) if "records" in each.numbers), None):
         return too_few.because, "Record more often (Monitor(every=...)) or train longer."
-    if "stale_below" in signal.numbers:
+    if signal.numbers.keys() & {"stale_below", "stale_mean"}:
         return signal.because, "Diagnose again later, or look at the layers in the records."
     no_change, advice = "nothing in these records calls for a change", ""
     if not_finite := spikes.numbers.get("not_finite"):
