@@ -53,6 +53,14 @@ def test_a_signal_that_is_missing_is_a_gap(entries, monkeypatch):
     assert draw_signal([(step, {**entry, "snr": None}) for step, entry in entries]) is None
 
 
+@pytest.mark.parametrize("cell", ["Adam", "AdaBelief", "LaProp", "MVN-Grad", "lean MVN-Grad"])
+def test_the_median_and_the_largest_gradient_norm_are_drawn_differently(entries, cell):
+    entries = [(step, {**entry, "cell": cell}) for step, entry in entries]
+    (figure,) = (each for each in monitor.draw("group", entries) if each.title == "Gradient norms")
+    middle, largest = (mark for mark in figure.legend if mark.line)
+    assert (middle.dash, middle.width) != (largest.dash, largest.width)
+
+
 def test_a_monitored_training_counts_steps_that_were_not_finite(tmp_path):
     recipe = Clipped(exploding=(3, 4, 9))
     at = tmp_path / recipe.key

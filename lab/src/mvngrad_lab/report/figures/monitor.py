@@ -12,7 +12,6 @@ from matplotlib.ticker import FuncFormatter
 
 from mvngrad.diagnostics.floor import FLOOR_SHARE
 from mvngrad_lab.report.figures.style import (
-    ADAM,
     BOUND,
     LIGHT,
     RC,
@@ -29,7 +28,7 @@ from mvngrad_lab.report.figures.svg import Figure, Panel, make_panel
 COLLAPSE = Mark("sign collapse", "mvngrad", marker="D", width=2.2)
 FLOOR = Mark("epsilon's floor", "laprop", (7, 2, 1.2, 2), "o")
 DEAD = Mark("never had a gradient", "adam", (5, 2.4), "s")
-LARGEST = ADAM.with_label("largest since the last record")
+LARGEST = Mark("largest since the last record", "muted", marker="o", width=1.1)
 SPIKE = Mark("spike, as high as its norm", "mvngrad", marker="^", line=False)
 
 LAYERS, COLUMNS = 24, 60
