@@ -58,6 +58,15 @@ def test_a_spike_is_compared_with_the_median_of_the_last_101_norms():
     assert tracker.pop_spikes()[-1]["median"] == statistics.median(norms[-101:])
 
 
+def test_the_size_of_a_long_spike_is_its_largest_norm_over_the_median_before_it():
+    """The running median rises during the spike."""
+    tracker = SpikeTracker()
+    for step in range(200):
+        tracker.add(step, 1.0 if step < 100 else 1.1 ** (step - 80))
+    (spike,) = tracker.pop_spikes()
+    assert (spike["step"], spike["median"], spike["multiple"]) == (100, 1.0, pytest.approx(1.1**119))
+
+
 @pytest.mark.parametrize("wild", [0.0, 0.004, 0.05])
 @pytest.mark.parametrize("chunk", [1, 7, 100, 250])
 def test_steps_added_together_are_those_added_one_by_one(wild, chunk):

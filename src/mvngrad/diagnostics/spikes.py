@@ -151,15 +151,16 @@ class SpikeTracker:
             self.updates.append(update)
 
     def _start_or_extend_spike(self, step: int, norm: float, was_above: bool) -> None:
-        usual = median(self._ordered_norms) if self._ordered_norms else 0.0  # the first gradients may not be finite
-        multiple = norm / usual if math.isfinite(norm) and usual else None
         spike = self._followed
         if spike and was_above:
             spike.steps += 1
-            spike.multiple = None if multiple is None or spike.multiple is None else max(multiple, spike.multiple)
+            if spike.multiple is not None:
+                spike.multiple = max(spike.multiple, norm / spike.median) if math.isfinite(norm) else None
             return
         if spike:
             spike.ended = "another spike"
+        usual = median(self._ordered_norms) if self._ordered_norms else 0.0  # the first gradients may not be finite
+        multiple = norm / usual if math.isfinite(norm) and usual else None
         self._update_before = median(self.updates) if len(self.updates) >= self.rule.warm_up else None
         self._spikes.append(Spike(step, usual, multiple, 1))
 
