@@ -205,6 +205,15 @@ def test_a_diagnosis_has_the_regime_the_pick_and_the_statements(records):
     assert "No record, no diagnosis" in words(page.render_diagnosis([], diagnose([]), source="empty.jsonl"))
 
 
+def test_lean_mvn_grad_is_marked_as_mvn_grad(records):
+    for record in records:
+        for entry in record["groups"]:
+            entry |= {"cell": "lean MVN-Grad", "m": "rebuilt"}
+    html = page.render_diagnosis(records, diagnose(records), source="monitor.jsonl")
+    assert "trained with it" in words(html)
+    assert "MVN-Grad, median" in words(html)
+
+
 def test_heat_maps_show_what_each_layer_does_over_steps(records):
     layers = [{"name": name, "sampled": 64, "epsilon_floor": 0.0, "update": 0.1, "snr": None} for name in "ab"]
     entries = [

@@ -212,7 +212,7 @@ class DiagnosedGroup:
         """Optimizer -> what is written below it in the table of the four."""
         picked = self.diagnosis.cell
         notes = dict.fromkeys(picked.split(" or ") if picked else (), "what the theory picks")
-        trained = self.diagnosis.trained_with
+        trained = self.diagnosis.trained_with.removeprefix("lean ")
         notes[trained] = f"trained with it, {notes[trained]}" if trained in notes else "trained with it"
         return {name: note for name, note in notes.items() if name in style.MARKS}
 

@@ -49,7 +49,7 @@ Entries = Sequence[tuple[int, dict[str, Any]]]
 def draw(name: str, entries: Entries, losses: Sequence[tuple[int, float]] = ()) -> list[Figure]:
     """All figures of one group; `name` makes their ids unique on a page. `losses` has (step, loss) of the training."""
     with matplotlib.rc_context(RC | {"svg.hashsalt": name}):
-        mark = cell_mark(entries[-1][1]["cell"])
+        mark = cell_mark(entries[-1][1]["cell"].removeprefix("lean "))
         layers = (_draw_layers(entries, *what) for what in LAYER_MAPS)
         spikes = any(entry["spikes"] for _, entry in entries)
         figures = (
