@@ -47,6 +47,7 @@ def test_a_training_dominated_by_noise(cell):
     assert group["spikes"].verdict == "none"
     if cell == "LaProp":
         assert group["signal"].verdict == group["normalizer"].verdict == "cannot tell"
+        assert group["order"].because == "LaProp keeps no m, which variance_gap needs to measure it."
         assert group.action.endswith("dominates cannot be told. LaProp keeps no m, from which it is measured.")
     else:
         assert group["signal"].verdict == "noise-dominated"
@@ -133,12 +134,17 @@ def test_a_measured_gap_decides_the_order():
     (group,) = diagnose(records, gap).groups
     assert group["order"].numbers["relative"] == gap.relative
     assert group["order"].verdict == ("after" if gap.relative > 0.02 else "either")
+    assert group.action == group["order"].because, "what was measured need not be measured again"
     (group,) = diagnose(records, replace(gap, before=1.1 * gap.after, error=gap.after)).groups
     assert group["order"].verdict == "cannot tell"
+    (group,) = diagnose(records, replace(gap, before=1.5 * gap.after, error=1e-3 * gap.after)).groups
+    assert group.action.endswith("Updates vary less with momentum after normalizing.")
     (group,) = diagnose(records, replace(gap, before=math.nan)).groups
     assert (group["order"].verdict, "not finite" in group["order"].because) == ("cannot tell", True)
     (group,) = diagnose(records, replace(gap, cells=("Adam", "LaProp"))).groups
     assert group["order"].numbers == {}
+    assert group.action == group["order"].because
+    assert group.action.endswith("Theorem 3.1 does not cover these two.")
     (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, signal)[2], gap).groups
     assert "Measured" in group["order"].because
 

@@ -69,6 +69,8 @@ BY_LR = "move by almost exactly lr at each step, whatever the size of their grad
 
 BY_Z_CLIP = "move by z_clip * lr at each step, whatever the size of their gradient"
 
+MEASURE_ORDER = "Measure the order of momentum with variance_gap."
+
 LOOK_FOR_NAN = "Unless GradScaler skipped these steps, look for NaN in the weights. "
 
 ONLY_THEORY = (
@@ -123,7 +125,8 @@ def _diagnose_group(
     cell = entries[-1]["cell"]
     optimizer = judged[-1].get("optimizer") or cell
     floor_action, measured = _explain_floor(entries, optimizer, judged[-1]["groups"])
-    finding, action = _summarize(floor_action, signal, collapse, floor, spikes)
+    measure = MEASURE_ORDER if gap is None else order.because
+    finding, action = _summarize(floor_action, measure, signal, collapse, floor, spikes)
     if floor.numbers.get("share", 0.0) < MAJORITY:  # what was measured with a floor is of no use then
         measured = ()
     if (nonfinite := _find_nonfinite_state(number, training)) is not None:
@@ -163,7 +166,7 @@ def _find_nonfinite_state(number: int, training: Sequence[Record]) -> tuple[int,
 
 
 def _summarize(
-    floor_action: str, signal: Statement, collapse: Statement, floor: Statement, spikes: Statement
+    floor_action: str, measure: str, signal: Statement, collapse: Statement, floor: Statement, spikes: Statement
 ) -> tuple[str, str]:
     """What is known that matters most, and one thing to do about it."""
     share = floor.numbers.get("share", 0.0)
@@ -203,7 +206,7 @@ def _summarize(
     if signal.verdict == CANNOT_TELL:
         more = f"{advice}Whether noise or signal dominates cannot be told. {signal.because}"
         return f"{no_change[0].upper()}{no_change[1:]}.", more
-    tune, measure = "Tune lr before you change the optimizer.", "Measure the order of momentum with variance_gap."
+    tune = "Tune lr before you change the optimizer."
     finding = f"Gradients are {signal.verdict}, and {no_change}."
     return finding, advice + (tune if signal.verdict == "noise-dominated" else measure)
 
@@ -354,12 +357,13 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
             return Statement("order", "either", f"Measured: {gap}. Less than {LEAST_GAP:.0%} does not matter.", numbers)
         if abs(gap.gap) < GAP_ERRORS * gap.error:
             return Statement("order", CANNOT_TELL, f"Measured: {gap}. Take more batches.", numbers)
-        return Statement("order", "after" if gap.gap > 0 else "before", f"Measured: {gap}.", numbers)
+        order = "after" if gap.gap > 0 else "before"
+        because = f"Measured: {gap}. Updates vary less with momentum {order} normalizing."
+        return Statement("order", order, because, numbers)
+    not_covered = f"Measured: {gap}. Theorem 3.1 does not cover these two."
     if signal.verdict == "signal-dominated":
-        because = (
-            "The mean gradient is large, and then updates vary less with momentum after normalizing (Theorem 3.1); "
-            "measure by how much with variance_gap."
-        )
+        because = "The mean gradient is large, and then updates vary less with momentum after normalizing (Theorem 3.1)"
+        because += "; measure by how much with variance_gap." if gap is None else f". {not_covered}"
         return Statement("order", "after", because)
     if signal.verdict == "noise-dominated":
         unknown = spikes.verdict == CANNOT_TELL
@@ -369,7 +373,9 @@ def _judge_order(last: Record, signal: Statement, spikes: Statement, gap: Varian
             f"(Theorem 3.1); {seen}."
         )
         return Statement("order", "either", because)
-    return Statement("order", CANNOT_TELL, "Measure it with variance_gap.")
+    if last["m"] is None:
+        return Statement("order", CANNOT_TELL, f"{last['cell']} keeps no m, which variance_gap needs to measure it.")
+    return Statement("order", CANNOT_TELL, "Measure it with variance_gap." if gap is None else not_covered)
 
 
 def _pick_optimizer(normalizer: Statement, order: Statement) -> Statement:
