@@ -105,6 +105,15 @@ def test_spikes_that_were_not_followed_are_not_judged():
     assert group["order"].because.endswith("spikes were not followed.")
 
 
+def test_a_mean_that_changes_sign_is_said_to_count_as_noise():
+    """Without noise, as with all examples at once and a rate that is too high."""
+    (group,) = diagnose(
+        train_with_monitor(mvngrad.Adam, lambda t, size: torch.full((size,), 1.0 - 2.0 * (t % 2)))[2]
+    ).groups
+    assert group["signal"].verdict == "noise-dominated"
+    assert group["signal"].because.endswith(" A mean that changes within a few steps counts as noise.")
+
+
 @pytest.mark.parametrize("cell", CLASSES)
 def test_a_training_dominated_by_signal(cell):
     diagnosis = diagnose(train_with_monitor(CLASSES[cell], signal)[2])

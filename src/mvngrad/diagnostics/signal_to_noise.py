@@ -65,6 +65,8 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
         )
         return Statement("signal", CANNOT_TELL, because, numbers)
     thresholds = f"Below {noise_to:.2g} it may be pure noise; above {SIGNAL_FROM:g} signal dominates."
+    if snr <= noise_to:
+        thresholds += " A mean that changes within a few steps counts as noise."
     or_more = " or more" if hidden >= FLOOR_SHARE else ""
     if or_more and snr < SIGNAL_FROM:
         because = f"{reason} Median {MEASURED_SIGNAL}: {snr:.3g} or more."
