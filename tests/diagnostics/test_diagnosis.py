@@ -208,6 +208,13 @@ def test_a_floor_does_not_turn_signal_into_noise(make):
     assert diagnose(records).groups[0]["signal"].verdict == "cannot tell"
 
 
+def test_the_steps_in_which_no_spike_can_be_found_are_named():
+    """A median of fewer than 20 norms is no measure."""
+    records = train_with_monitor(mvngrad.MVNGrad, lambda t, size: noise(t, size) * (1e4 if t == 10 else 1), 20)[2]
+    statement = diagnose(records).groups[0]["spikes"]
+    assert str(statement) == "spikes: none. After the first 20 steps no gradient norm was far above its running median."
+
+
 def test_spikes_that_momentum_explains_are_absorbed():
     (group,) = diagnose(train_with_monitor(mvngrad.MVNGrad, noise_with_spike)[2]).groups
     assert group["spikes"].verdict == "absorbed"

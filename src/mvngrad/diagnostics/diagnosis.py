@@ -28,7 +28,7 @@ from mvngrad.diagnostics.signal_to_noise import (
     get_hidden,
     judge_signal,
 )
-from mvngrad.diagnostics.spikes import RECOVERED
+from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED
 from mvngrad.diagnostics.statements import (
     CANNOT_TELL,
     CHOICE,
@@ -277,7 +277,8 @@ def _judge_spikes(entries: Sequence[Record]) -> Statement:
     if not spikes:
         if not any(entry["gradient_norm"] for entry in entries):
             return Statement("spikes", CANNOT_TELL, "Gradients were not followed.")
-        return Statement("spikes", "none", "No gradient norm was far above its running median.", {"count": 0})
+        because = f"After the first {GRADIENT_SPIKE.warm_up} steps no gradient norm was far above its running median."
+        return Statement("spikes", "none", because, {"count": 0})
     multiples = [spike["multiple"] for spike in spikes.values() if spike["multiple"] is not None]
     not_finite = len(spikes) - len(multiples)
     numbers: dict[str, Any] = {"count": len(spikes), "not_finite": not_finite, "steps": sorted(spikes)}
