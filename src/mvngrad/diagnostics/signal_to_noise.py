@@ -30,8 +30,9 @@ the signal cannot be judged. Heavy tails lower the median, too, but less: to a h
 (`results/monitors`)."""
 
 STALE_MEAN = 0.1
-"""If m is slower than s or v, and |m|/sqrt(s) is this close to 1 in the middle half of the coordinates, s is m^2: the
-present gradients are small beside m. |m|/sqrt(v) exceeds 1 by more than this only if m has larger gradients than v."""
+"""If m is slower than s or v, and |m|/sqrt(s), before bias correction, is this close to 1 in the middle half of the
+coordinates, s is m^2: the present gradients are small beside m. |m|/sqrt(v) exceeds 1 by more than this only if m has
+larger gradients than v."""
 
 HALF_NORMAL = 0.6745
 """The median of |xi| for a standard normal xi."""
@@ -80,7 +81,7 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
             "divisor still contains larger gradients, as after a spike, or most coordinates have no gradient now."
         )
         return Statement("signal", CANNOT_TELL, because, numbers | {"stale_below": stale})
-    if 2 * sum(map(_has_stale_mean, known)) > len(known):
+    if _has_stale_mean(known[-1]):
         because = (
             f"Median {MEASURED_SIGNAL}: {snr:.2g}, but the mean, which is slower than the divisor, still contains "
             "larger gradients than those of now."
@@ -135,12 +136,14 @@ def _name_regime(snr: float, noise_to: float) -> str:
 def _has_stale_mean(entry: Record) -> bool:
     """Whether m is mostly of gradients that the divisor has forgotten."""
     noise = entry["mean_noise"] ** 2
-    if (1 - noise) / (1 + noise) <= entry["beta2"]:
+    beta = (1 - noise) / (1 + noise)
+    if beta <= entry["beta2"]:
         return False
     lower, middle, upper = (math.inf if (r := entry["ratio"].get(q)) is None else r for q in ("0.25", "0.5", "0.75"))
     if entry["cell"] not in CENTERED:
         return middle > 1 + STALE_MEAN
-    return lower > 1 - STALE_MEAN and upper < 1 + STALE_MEAN
+    weight: float = 1 - beta ** entry["t"]  # by which m was divided, but not those larger gradients in s
+    return lower * weight > 1 - STALE_MEAN and upper * weight < 1 + STALE_MEAN
 
 
 def _count_steps_to_settle(entry: Record) -> float:
