@@ -242,8 +242,28 @@ def with_penalty():
     return replace(noisy(), model=lambda: Scaled(3, 1), loss=penalized)
 
 
-def test_a_loss_may_use_the_model_as_a_module(tmp_path):
-    result = train(make_recipe(with_penalty), root=tmp_path, on_event=lambda event: None).result
+def layer_by_layer(model, batch):
+    """A loss that holds for the module itself alone, in evaluation too."""
+    assert isinstance(model, torch.nn.Sequential)
+    values = batch["x"]
+    for layer in model:
+        values = layer(values)
+    return (model[-1](batch["x"]).squeeze(1) - batch["y"]).square().mean() + values.square().mean()
+
+
+def with_layers():
+    layers = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    return replace(noisy(), model=lambda: torch.nn.Sequential(*layers), loss=layer_by_layer)
+
+
+def with_script():
+    return replace(noisy(), model=lambda: torch.jit.script(torch.nn.Linear(3, 1)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("function", [with_penalty, with_layers, with_script])
+def test_a_loss_may_use_the_model_as_a_module(tmp_path, function):
+    result = train(make_recipe(function), root=tmp_path, on_event=lambda event: None).result
     assert result["status"] == "finished"
     assert result["validation_loss"] > 0
 

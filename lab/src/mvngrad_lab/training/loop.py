@@ -7,8 +7,8 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,20 +40,6 @@ class Interrupted(KeyboardInterrupt):
         name = signal.Signals(signal_number).name
         super().__init__(f"{key} was stopped by {name} after step {step}; start it again to resume from there")
         self.key, self.step, self.signal_number = key, step, signal_number
-
-
-class EvaluatedModel:
-    """The model as an evaluation calls it; before each call, a signal that has arrived stops the evaluation."""
-
-    def __init__(self, model: torch.nn.Module, stop_on_signal: Callable[[], None]) -> None:
-        self._model, self._stop_on_signal = model, stop_on_signal
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self._stop_on_signal()
-        return self._model(*arguments, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 class EpochSteps(NamedTuple):
@@ -312,15 +298,24 @@ class Trainer:
         training_step.model.eval()
         device = training_step.step_index.device.type
         seeded = seed_evaluation(self.recipe.seed, self.step_count // self.steps_per_epoch)
-        with seeded, torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=training_step.autocast):
-            model = EvaluatedModel(training_step.model, self._stop_on_signal)
-            metrics = training_step.task.evaluate(model, final) | training_step.train_metrics()
+        autocast = torch.autocast(device, torch.bfloat16, enabled=training_step.autocast)
+        with seeded, torch.no_grad(), autocast, self._stop_on_signal(training_step.model):
+            metrics = training_step.task.evaluate(training_step.model, final) | training_step.train_metrics()
         return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _stop_on_signal(self) -> None:
-        """Stop between two batches of an evaluation; only in one process, because several would have to agree first."""
-        if self.signals and parallel.get_world_size() == 1:
-            self._report_save_or_stop()
+    @contextmanager
+    def _stop_on_signal(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let a signal stop an evaluation before the next call of the model; only in one process, because several would
+        have to agree first, and not of a scripted model, which takes no hooks.
+        """
+
+        def stop(*inputs: object) -> None:
+            if self.signals:
+                self._report_save_or_stop()
+
+        unhooked = parallel.get_world_size() > 1 or isinstance(model, torch.jit.ScriptModule)
+        with nullcontext() if unhooked else model.register_forward_pre_hook(stop):
+            yield
 
     def _report_save_or_stop(self) -> None:
         """Report progress and save if it is time to; stop if a signal has arrived."""
