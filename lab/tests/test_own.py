@@ -398,6 +398,15 @@ class Masked(nn.Linear):
         super().__init__(4, 1)
         self.mask = torch.eye(4).to_sparse()
 
+class Viewed(nn.Module):  # its weights and the outputs of its layers must be contiguous
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Conv2d(1, 4, (1, 2)), nn.Conv2d(4, 4, (1, 2))
+
+    def forward(self, x):
+        values = self.head(self.layer(x.view(-1, 1, 2, 2).repeat(1, 1, 1, 2))).view(len(x), -1)
+        return values.sum(1, keepdim=True) + self.head.weight.view(4, -1).mean()
+
 class Extra(nn.Linear):
     def get_extra_state(self):
         return {}
@@ -410,6 +419,7 @@ def no_rate(): return make(lr=None)
 def normed(): return make(lambda: nn.utils.weight_norm(nn.Linear(4, 1)), epochs=1)
 def spectral(): return make(lambda: nn.utils.spectral_norm(nn.Linear(4, 1)), epochs=1)
 def masked(): return make(Masked, epochs=1)
+def viewed(): return make(Viewed, epochs=1)
 def features(): return make(Features, seed=1)
 def lazy(): return make(lambda: nn.LazyLinear(1))
 def extra(): return make(lambda: Extra(4, 1))
@@ -430,8 +440,8 @@ def test_settings_of_a_task_are_the_defaults_of_its_third_party_optimizer(mvngra
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("name", ["normed", "spectral", "masked"])
-def test_models_with_weights_that_hooks_compute_and_with_sparse_tensors_are_trained(mvngrad, variants, name):
+@pytest.mark.parametrize("name", ["normed", "spectral", "masked", "viewed"])
+def test_models_with_weights_that_hooks_compute_and_with_sparse_tensors_and_views_are_trained(mvngrad, variants, name):
     for seed in (0, 1):
         assert "results: " in mvngrad("train", f"variants:{name}", "--device", "cpu", "--seed", seed)
 

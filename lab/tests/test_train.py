@@ -86,7 +86,7 @@ def test_the_loop_equals_a_plain_loop(run):
     result = run(recipe).result
     task = TinyTask(recipe, None, torch.device("cpu"))
     torch.manual_seed(recipe.seed)
-    model = task.build_model().to(memory_format=torch.channels_last)
+    model = task.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.1)
     for epoch in range(2):
         plan = task.plan_epoch(recipe, epoch)

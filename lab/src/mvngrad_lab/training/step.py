@@ -44,8 +44,6 @@ class DeviceTask:
             raise InvalidInput(f"parallel={mode!r} is for language models; {type(task).__name__} has one process")
         self.task, self.mode = task, mode
         self.model: nn.Module = build_initial_model(task, 0).to(task.device)
-        if all(parameter.dim() != 5 for parameter in self.model.parameters()):  # channels_last is of four dimensions
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parallel_model = parallel.wrap_model(self.model, mode, bfloat16, compiled)
         self.make_batch: Callable[..., Any] = task.make_batch
         self.loss_and_correct: Callable[..., Any] = task.loss_and_correct

@@ -60,7 +60,7 @@ class Cifar100Task(Task):
         self.operations, self.magnitude = recipe.randaugment_operations, recipe.randaugment_magnitude
 
     def build_model(self) -> nn.Module:
-        return resnet18(CLASSES)
+        return resnet18(CLASSES).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
     def plan_epoch(self, recipe: Cifar100, epoch: int) -> EpochPlan:
         """For each step the images, the random numbers that augment them, and lam of MixUp."""
