@@ -92,6 +92,20 @@ def test_a_users_optimizer_is_trained_with_its_options_and_its_code_names_the_ru
         assert problem in mvngrad(*words, name, code=2)
 
 
+@pytest.mark.parametrize("words", [("mnist", "--optimizer", "exported:SignMomentum"), ("exported:spirals",)])
+def test_the_code_behind_an_imported_name_names_the_run(mvngrad, monkeypatch, tmp_path, words):
+    """As a package does, whose __init__.py imports what other files define."""
+    (tmp_path / "exported.py").write_text("from signs import SignMomentum\nfrom spirals import spirals\n")
+    keys = set()
+    for _ in range(2):
+        for name in ("exported", "signs", "spirals"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        keys.add(get_folder(mvngrad("train", *words, "--epochs", "1", "--device", "cpu")))
+        for name in ("signs.py", "spirals.py"):
+            (tmp_path / name).write_text((tmp_path / name).read_text() + "\n")
+    assert len(keys) == 2
+
+
 @pytest.mark.parametrize("option", [("--optimizer", "{}"), ("--optimizer={}",)])
 def test_names_of_optimizers_and_their_options_may_have_underscores(mvngrad, option):
     words = ("train", "mnist", "--epochs=1", "--device=cpu", "--batch_size=500", "--runs=runs")

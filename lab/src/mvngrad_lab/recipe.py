@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from mvngrad.rule import CELLS
@@ -122,10 +122,16 @@ def has_eps_s(optimizer: str) -> bool:
     return RULES[get_cell(optimizer)].centered
 
 
-def hash_module(name: str) -> str:
-    """Hash of the source of an imported module; "" if it has none."""
-    source = getattr(sys.modules.get(name), "__file__", None)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else ""
+def hash_code(path: str) -> str:
+    """Hash of the source of `package.module:name`, whose module is imported, and of the module that defines the name,
+    if it is another; "" if there is no source.
+    """
+    module, _, name = path.partition(":")
+    value = getattr(sys.modules.get(module), name, None)
+    defined_in = value.__module__ if isinstance(value, type | FunctionType) else module
+    files = [getattr(sys.modules.get(each), "__file__", None) for each in dict.fromkeys((module, defined_in))]
+    source = b"".join(Path(file).read_bytes() for file in files if file)
+    return hashlib.sha256(source).hexdigest()[:12] if any(files) else ""
 
 
 def add_code(optimizer: str) -> str:
@@ -137,7 +143,7 @@ def add_code(optimizer: str) -> str:
     module, _, name = path.partition(":")
     if module in ("torch", "zoo") or "@" in name or module not in sys.modules:
         return optimizer
-    return f"{path}@{hash_module(module)}{comma}{options}"
+    return f"{path}@{hash_code(path)}{comma}{options}"
 
 
 def warmup_cosine(lr: float, step: int, warmup: int, steps: int, end: float = 0.0) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import mvngrad
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, TrainingRecipe, get_cell, hash_module
+from mvngrad_lab.recipe import RULES, TrainingRecipe, get_cell, hash_code
 
 CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
 """Class of our optimizer for each cell, without the W of decoupled weight decay."""
@@ -302,7 +302,7 @@ def _find_class(name: str) -> Any:
             f"optimizer={name!r} is neither torch:NAME nor zoo:NAME nor package.module:CLASS of a module that is "
             "imported; import it in the module of your sweep"
         )
-    if code and code != hash_module(source):
+    if code and code != hash_code(f"{source}:{wanted}"):
         raise InvalidInput(f"optimizer={name!r}: {source} has changed since; make the recipe again")
     kind = getattr(module, wanted, None)
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:

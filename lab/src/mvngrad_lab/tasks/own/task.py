@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_module, parse_optimizer
+from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_code, parse_optimizer
 from mvngrad_lab.tasks.own.recipe import Own
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators, seed_generators
 
@@ -114,7 +114,7 @@ def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, set
         raise InvalidInput(
             f"{path!r}: {', '.join(sorted(unknown))} is no setting; `mvngrad train {path} --help` lists them"
         )
-    return Own(task=path, code=hash_module(path.partition(":")[0]), **given)
+    return Own(task=path, code=hash_code(path), **given)
 
 
 # Training
@@ -184,7 +184,7 @@ class OwnTaskTraining(Task):
         if folder is not None:
             raise InvalidInput(f"--data {folder}: {recipe.task} reads its data itself; leave --data out")
         own = get_own_task(recipe.task)
-        if recipe.code != hash_module(recipe.task.partition(":")[0]):
+        if recipe.code != hash_code(recipe.task):
             raise InvalidInput(f"task={recipe.task!r}: its module has changed since; make the recipe again")
         self.own, self.device, self.source = own, device, f"{recipe.task}, code {recipe.code}"
         self.path = recipe.task
