@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
-from sweep_toy import Toy, make_sweep, silence, small, staged, toys, unlucky, wait_for
+from sweep_toy import Toy, loss, make_sweep, run, silence, small, staged, toys, unlucky, wait_for
 
 from mvngrad_lab.store import RunFolder, lock, write_atomic
 from mvngrad_lab.sweep import database, worker
@@ -24,7 +24,7 @@ from mvngrad_lab.sweep.local_workers import PrefixedStream
 from mvngrad_lab.sweep.queue import Queue
 from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_status, make_rows
-from mvngrad_lab.sweep.worker import defer_signals, describe_worker
+from mvngrad_lab.sweep.worker import defer_signals, describe_function, describe_worker
 
 # Runs that fail
 
@@ -378,6 +378,16 @@ def test_workers_of_other_commits_are_noticed(toy, monkeypatch):
     assert "warning: the sweep was made with commit aaaa, this worker has bbbb" in "\n".join(toy.messages)
     assert "warning: 3 runs are of commit aaaa, this worker has bbbb" in "\n".join(toy.messages)
     assert "warning: runs of different commit: bbbb (13), aaaa (3)" in describe_status(toy.queue)
+
+
+def test_workers_of_another_version_of_the_sweeps_function_are_noticed(toy):
+    toy.init(staged())
+    for _ in range(3):
+        toy.queue.finish(toy.queue.claim(describe_worker(loss)), {"status": "finished"}, 9.0)
+    toy.work()
+    before, now = (" ".join(describe_function(function).values()) for function in (loss, run))
+    assert f"warning: 3 runs are of function {before}, this worker has {now}" in "\n".join(toy.messages)
+    assert f"warning: runs of different function: {now} (13), {before} (3)" in describe_status(toy.queue)
 
 
 def test_a_run_finished_before_the_worker_took_it_keeps_its_commit(toy, monkeypatch):

@@ -20,6 +20,8 @@ SEEDS = "seeds"
 """The stage of runs that only repeat a selected configuration."""
 CODE = ("commit", "mvngrad", "torch", "python")
 """What results that are compared should have in common."""
+FUNCTION = "function"
+"""The same of a sweep with a function of its own: its name and the hash of its code."""
 
 
 class VersionMismatch(NotPossible):

@@ -18,7 +18,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store import timestamp, write_atomic
 from mvngrad_lab.sweep.grids import format_duration, get_settings_without_seed
 from mvngrad_lab.sweep.queue import Queue
-from mvngrad_lab.sweep.records import CODE, DONE, FAILED, Record, latest_by_key
+from mvngrad_lab.sweep.records import CODE, DONE, FAILED, FUNCTION, Record, latest_by_key
 from mvngrad_lab.sweep.stages import get_runs, select_best
 
 
@@ -93,8 +93,9 @@ def describe_status(queue: Queue) -> list[str]:
     lines += [f"running: {', '.join(running)}"] if running else []
     reasons = Counter(record.outcome["reason"] for record in records if "reason" in record.outcome)
     lines += [f"{count} x {reason}" for reason, count in reasons.most_common(5)]
-    for field in CODE:  # results of different code should not be compared
-        counts_of_code = Counter(record.code[field] for record in records if record.worker and record.status in DONE)
+    codes = [record.code for record in records if record.worker and record.status in DONE]
+    for field in (*CODE, FUNCTION):  # results of different code should not be compared
+        counts_of_code = Counter(code[field] for code in codes if field in code)
         if len(counts_of_code) > 1:
             values = ", ".join(f"{value} ({count})" for value, count in counts_of_code.most_common())
             lines.append(f"warning: runs of different {field}: {values}")

@@ -32,7 +32,7 @@ from mvngrad_lab.store.lock import LOCK_FILE, Locked, lock_folder, remove_lock
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
 from mvngrad_lab.sweep.queue import PATIENCE, ClaimedTrial, Queue, Say, describe_process
-from mvngrad_lab.sweep.records import CODE, Record, VersionMismatch, strip_build
+from mvngrad_lab.sweep.records import CODE, FUNCTION, Record, VersionMismatch, strip_build
 from mvngrad_lab.sweep.stages import add_missing
 from mvngrad_lab.sweep.summary import describe_progress, describe_settings
 
@@ -131,10 +131,12 @@ def check_result(result: Mapping[str, Any], metric: str) -> None:
             raise TypeError(f"the run returned {name}={value!r}; it must be a number")
 
 
-def describe_worker() -> dict[str, str]:
-    """The name, process and code of this worker."""
+def describe_worker(run: Callable[..., Any] | None = None) -> dict[str, str]:
+    """The name, process and code of this worker, also of the sweep's function `run`."""
     torch, python = strip_build(version("torch")), platform.python_version()
     code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": python}
+    if run is not None:
+        code[FUNCTION] = " ".join(describe_function(run).values())
     return {"worker": f"{platform.node()}-{os.getpid()}", **describe_process(), **code}
 
 
@@ -147,9 +149,9 @@ def describe_code_differences(queue: Queue, me: dict[str, str]) -> list[str]:
         if notes.get(field, me[field]) != me[field]
     ]
     codes = [record.code for record in queue.records() if record.worker]
-    for field in CODE:
-        counts = Counter(code[field] for code in codes if code[field] != me[field])
-        lines += [f"{n} runs are of {field} {value}, this worker has {me[field]}" for value, n in counts.items()]
+    for field in (*CODE, FUNCTION):
+        counts = Counter(code[field] for code in codes if field in code and code[field] != me.get(field))
+        lines += [f"{n} runs are of {field} {value}, this worker has {me.get(field)}" for value, n in counts.items()]
     return lines
 
 
@@ -176,7 +178,7 @@ def run_worker(
         KeyboardInterrupt: asked to stop; the current run has a checkpoint and is free for others.
         BrokenPipeError: standard output was closed; the current run is free for others.
     """
-    me, counts = describe_worker(), Counter[str]()
+    me, counts = describe_worker(sweep.run), Counter[str]()
     raised: list[str] = []  # the optimizers of the last consecutive runs that raised
     queue = call_with_retries(
         lambda: Queue(address, name, say, patience), lambda text: say(address.hide_passwords(text)), patience
