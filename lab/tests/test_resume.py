@@ -20,6 +20,7 @@ from tiny import (
     wait_for_checkpoint,
 )
 
+from mvngrad_lab.store import read_run
 from mvngrad_lab.training import checkpoint, step
 from mvngrad_lab.training.events import EpochEnd, Message
 from mvngrad_lab.training.train import Interrupted
@@ -136,6 +137,19 @@ def test_a_signal_at_the_end_of_an_epoch_loses_no_row_and_repeats_none(run, tmp_
     assert signal.getsignal(signal.SIGTERM) == before
     assert run(Tiny()).result["weights"] == whole.result["weights"]
     check_rows(tmp_path, Tiny(), "whole")
+
+
+def test_a_signal_after_the_last_evaluation_has_its_effect_once_the_run_is_stored(run, tmp_path):
+    """A worker of a sweep would take the next run otherwise."""
+
+    def signalled(event):
+        if isinstance(event, EpochEnd) and event.epoch == event.epochs:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run(Tiny(), on_event=signalled)
+    assert not isinstance(stopped.value, Interrupted)
+    assert read_run(folder(tmp_path, Tiny())).result["status"] == "finished"
 
 
 def test_the_seconds_of_a_run_include_all_processes(run, tmp_path):

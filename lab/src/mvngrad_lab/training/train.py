@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -79,7 +80,8 @@ def train(
         task: the class that trains the recipe, by default that of its folder in `mvngrad_lab.tasks`.
 
     Raises:
-        Interrupted: SIGTERM or SIGINT arrived; a checkpoint of the current step has been written.
+        Interrupted: SIGTERM or SIGINT arrived; a checkpoint of the current step has been written. One that arrives
+            after the last evaluation has its usual effect once the run is stored.
         Locked: another process trains this recipe in this store, or took it from this one, which seemed dead.
         OutOfMemory: the step does not fit the device.
     """
@@ -121,6 +123,8 @@ def train(
             if not keep_last:
                 shutil.rmtree(trainer.checkpoints, ignore_errors=True)
         distributed.barrier()
+    for number in signals:  # too late to interrupt this run: who trains many must not begin another
+        signal.raise_signal(number)
     return FinishedRun(recipe.key, recipe.name, recipe.settings, stamped, result)
 
 
