@@ -9,6 +9,7 @@ import torch
 from real import DATA
 from texts import decode, write_text
 
+from mvngrad_lab.store.lock import Locked
 from mvngrad_lab.tasks.files import DamagedFile
 from mvngrad_lab.tasks.language.data import prepare, text, tokens
 from mvngrad_lab.tasks.language.data.prepare import write_tokens
@@ -114,6 +115,21 @@ def test_interrupted_preparation_is_resumed_with_the_same_result(tmp_path, monke
     assert seen[0][0] > 0
     assert seen[-1] == (size, size)
     assert seen == sorted(seen)
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_second_process_is_refused_while_the_first_writes_tokens(tmp_path):
+    documents, folder, refused = corpus(write_text(tmp_path / "a.txt", *DOCUMENTS)), tmp_path / "tokens", []
+
+    def start_another(done, total):
+        with pytest.raises(Locked, match=f"tokens is in use by process {os.getpid()} on this machine"):
+            write_tokens(documents, folder)
+        refused.append(done)
+
+    manifest = write_tokens(documents, folder, on_progress=start_another)
+    assert refused
+    assert manifest == write_tokens(documents, folder) == Tokens.open(folder).manifest
+    assert not (folder / "lock").exists()
 
 
 @pytest.mark.usefixtures("letters")

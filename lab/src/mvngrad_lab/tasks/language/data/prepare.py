@@ -17,6 +17,7 @@ from mvngrad.diagnostics.records import add_checksum, pop_checksum
 from mvngrad_lab import pool
 from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.store import write_atomic
+from mvngrad_lab.store.lock import lock_folder
 from mvngrad_lab.tasks import files
 from mvngrad_lab.tasks.files import KnownFile, OnProgress, name_full_disk
 from mvngrad_lab.tasks.language.data import text as texts
@@ -163,7 +164,8 @@ def write_tokens(
     the others. The files get their names when all shards are done, the manifest last; while shards are joined, twice
     the space is needed. A document is held out for validation by its content alone: the order of documents does not
     matter, and of two equal documents none is trained on.
-    Raises InvalidInput, before anything is written, if nothing is left to train on though not all is for validation.
+    Raises InvalidInput, before anything is written, if nothing is left to train on though not all is for validation;
+    Locked if another process writes these tokens.
     """
     paths = (*corpus.files, *corpus.validation)
     sources = tuple((path.name, path.stat().st_size, files.sha256(path)) for path in paths)
@@ -172,6 +174,21 @@ def write_tokens(
     if (manifest := _existing_manifest(folder, corpus.source, rule, sources)) is not None:
         return manifest
     _check_splits(corpus, corpus.files[0].parent, check_validation=False)
+    with lock_folder(folder):
+        manifest = _existing_manifest(folder, corpus.source, rule, sources)  # written just now, by another process
+        return manifest or _tokenize(corpus, folder, sources, rule, vocabulary, workers, on_progress)
+
+
+def _tokenize(
+    corpus: Corpus,
+    folder: Path,
+    sources: tuple[tuple[str, int, str], ...],
+    rule: str,
+    vocabulary: Path | None,
+    workers: int,
+    on_progress: OnProgress,
+) -> Manifest:
+    paths = (*corpus.files, *corpus.validation)
     (folder / MANIFEST).unlink(missing_ok=True)
     shards_at = folder / "shards"
     shards_at.mkdir(parents=True, exist_ok=True)
