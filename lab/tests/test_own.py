@@ -4,7 +4,9 @@ import json
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from mvngrad_lab.cli.train import format_result
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store import read_rows, read_run
 from mvngrad_lab.sweep import Sweep
+from mvngrad_lab.tasks.own import task
 from mvngrad_lab.tasks.own.task import OwnTask, OwnTaskTraining, make_recipe
 from mvngrad_lab.training.step import TrainingStep, get_training_step
 from mvngrad_lab.training.task import build_initial_model, seed_evaluation
@@ -289,6 +292,34 @@ def test_settings_of_a_task_are_defaults_and_unknown_ones_are_refused():
         make_recipe(noisy, epoch=3)
 
 
+def make_function(function, name):
+    """A copy of a function, named as if it were at the top level of this module."""
+    copy = FunctionType(function.__code__, globals(), name, None, function.__closure__)
+    copy.__qualname__ = name
+    return copy
+
+
+def make_task(width):
+    def task():
+        return replace(noisy(), model=lambda: torch.nn.Linear(width, 1))
+
+    return task
+
+
+@pytest.mark.parametrize("function", [make_task(3), partial(noisy), lambda: noisy()])
+def test_functions_without_a_name_of_their_own_are_refused(function):
+    with pytest.raises(InvalidInput, match="is not a function at the top level of a module"):
+        make_recipe(function)
+
+
+def test_the_function_of_a_module_that_was_loaded_again_is_trained(monkeypatch):
+    make_recipe(noisy)
+    again = make_function(noisy, "noisy")
+    monkeypatch.setattr(sys.modules[__name__], "noisy", again)
+    make_recipe(again)
+    assert task._functions[f"{__name__}:noisy"].__wrapped__ is again
+
+
 @pytest.mark.parametrize("warmup", [2, 3])
 def test_a_warm_up_that_never_ends_is_refused(warmup):
     assert make_recipe(noisy, epochs=2, warmup_epochs=1).warmup_epochs == 1
@@ -342,11 +373,9 @@ def test_a_metric_that_is_not_finite_is_named(tmp_path, toy):
 )
 def test_unsuitable_parts_of_a_task_are_named(monkeypatch, tmp_path, change, problem):
     monkeypatch.setattr("mvngrad_lab.tasks.own.task._functions", {})
-    task = replace(noisy(), **change)
-
-    def broken():
-        return task
-
+    unsuitable = replace(noisy(), **change)
+    broken = make_function(lambda: unsuitable, "broken")
+    monkeypatch.setattr(sys.modules[__name__], "broken", broken, raising=False)
     with pytest.raises(InvalidInput, match=problem):
         train(make_recipe(broken), root=tmp_path)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -61,8 +62,15 @@ def make_recipe(function: Callable[[], OwnTask], optimizer: str | None = None, *
         function: at the top level of a module, without arguments; returns an `OwnTask`.
         optimizer: as in `mvngrad train --optimizer`; None is that of the task's settings, else mvngrad.
         settings: fields of `Own`, such as lr and epochs.
+
+    Raises:
+        InvalidInput: a setting is invalid, or the function has no name at the top level of its module, as one made by
+            another function or by `partial`: several of these would be one run.
     """
-    return _make(f"{function.__module__}:{function.__qualname__}", function, optimizer, settings)
+    module, name = function.__module__, getattr(function, "__qualname__", "")
+    if getattr(sys.modules.get(module), name, None) is not function:
+        raise InvalidInput(f"{function!r} is not a function at the top level of a module; define one for each task")
+    return _make(f"{module}:{name}", function, optimizer, settings)
 
 
 def load_preset(path: str) -> Preset:
@@ -98,7 +106,7 @@ def get_own_task(path: str) -> OwnTask:
 
 
 def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, settings: dict[str, Any]) -> Own:
-    if path not in _functions:
+    if getattr(_functions.get(path), "__wrapped__", None) is not function:  # new, or its module was loaded again
         _functions[path] = cache(function)
     defaults = {"optimizer": "mvngrad", "lr": 1e-3, **get_own_task(path).settings}
     defaults["optimizer"] = parse_optimizer(defaults["optimizer"])
