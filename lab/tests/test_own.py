@@ -154,8 +154,26 @@ def noisy():
     )
 
 
-def test_a_dataset_that_draws_numbers_is_resumed_to_the_same_weights(tmp_path):
-    recipe = make_recipe(noisy)
+class Smoothed(torch.nn.Linear):
+    """Training changes a buffer that is not in its state_dict."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("size", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.size.lerp_(x.detach().abs().mean(), 0.1)
+        return super().forward(x) * self.size
+
+
+def smoothed():
+    return replace(noisy(), model=lambda: Smoothed(3, 1))
+
+
+@pytest.mark.parametrize("function", [noisy, smoothed])
+def test_numbers_that_a_dataset_draws_and_all_buffers_are_as_before_after_a_resume(tmp_path, function):
+    recipe = make_recipe(function)
     whole = train(recipe, root=tmp_path / "whole", on_event=lambda event: None).result
     stop = iter([False, False, True])
 

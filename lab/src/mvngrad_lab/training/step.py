@@ -26,6 +26,8 @@ WARM_UP_STEPS = 3
 """Steps taken and undone before a capture: libraries choose their kernels in them, compilers compile."""
 OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every", "clip")
 """Recipe fields that no compiled function depends on; a task adds its own, see `Task.outside_step`."""
+BUFFER_PREFIX = "buffer."
+"""Prefix of the buffers that are not in the model's own state_dict, and may change in training all the same."""
 OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
 NOT_SAVED = "not saved"
@@ -89,8 +91,10 @@ class TrainingStep:
         """All tensors that a step changes but the optimizer's, by their names in a checkpoint."""
         norms = {"norms": self.norms} if self.guarded else {}
         correct = {"correct": self.correct} if self.task.train_metric else {}
-        model = {f"{MODEL_PREFIX}{name}": value for name, value in self.model.state_dict().items()}
-        return {**model, "step_index": self.step_index, "losses": self.losses, **norms, **correct}
+        saved = self.model.state_dict()
+        model = {f"{MODEL_PREFIX}{name}": value for name, value in saved.items()}
+        buffers = {f"{BUFFER_PREFIX}{name}": value for name, value in self.model.named_buffers() if name not in saved}
+        return {**model, **buffers, "step_index": self.step_index, "losses": self.losses, **norms, **correct}
 
     def _state_tensors(self, optimizer: Any) -> list[Tensor]:
         """The tensors of an optimizer's state, in the order of this one's."""
@@ -98,8 +102,8 @@ class TrainingStep:
         return [state[name] for own, state in states for name in own]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: `model.NAME` and `optimizer.INDEX.NAME` as in their own state dicts, and the
-        losses of the epoch. Of a third-party optimizer `optimizer` is what `make_plain_state` returns.
+        """All that a resumed run needs: `model.NAME` and `optimizer.INDEX.NAME` as in their own state dicts, other
+        buffers, and the losses of the epoch. Of a third-party optimizer `optimizer` is what `make_plain_state` returns.
         """
         optimizer = self.optimizer.state_dict()
         if self.is_third_party:
@@ -136,11 +140,9 @@ class TrainingStep:
         if self.is_third_party:
             self.optimizer = self._make_optimizer()
         with torch.no_grad():
-            for name, value in self.model.named_buffers():  # also those that a checkpoint does not have
-                parallel.copy_into(value, initial[name])
             for name, value in self._own_tensors().items():
-                if name.startswith(MODEL_PREFIX):
-                    parallel.copy_into(value, initial[name.removeprefix(MODEL_PREFIX)])
+                if name.startswith((MODEL_PREFIX, BUFFER_PREFIX)):
+                    parallel.copy_into(value, initial[name.partition(".")[2]])
                 else:
                     value.zero_()
             for value in [] if self.is_third_party else self._state_tensors(self.optimizer):
@@ -248,8 +250,7 @@ class TrainingStep:
 
     def _warm_up(self) -> None:
         """Take steps and undo them."""
-        buffers = self.model.buffers()  # also those that a checkpoint does not have
-        tensors = [*self._own_tensors().values(), *self._state_tensors(self.optimizer), *buffers]
+        tensors = [*self._own_tensors().values(), *self._state_tensors(self.optimizer)]
         before = [value.clone() for value in tensors]
         for _ in range(WARM_UP_STEPS):
             self.step_index.zero_()
