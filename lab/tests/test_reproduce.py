@@ -77,6 +77,7 @@ def test_results_of_other_code_are_computed_again(tmp_path, monkeypatch):
     [
         ("LIBRARY/rule.py", True),
         ("LIBRARY/optim/optimizer.py", True),
+        ("LIBRARY/optim/backends/cpu/kernel.cpp", True),
         ("LAB/arrays.py", True),
         ("LAB/tasks/mnist/task.py", True),
         ("LAB/training/step.py", True),

@@ -80,7 +80,8 @@ def select_experiments(names: Sequence[str]) -> list[Experiment]:
 def code_hash(experiment: Experiment) -> str:
     """Hash the code that the experiment's results depend on; a stored result of other code is not reused."""
     folder = Path(experiment.load().__file__).parent
-    paths = {*LIBRARY.rglob("*.py"), *(path for pattern in SHARED for path in LAB.glob(pattern))}
+    paths = {*LIBRARY.rglob("*.py"), *LIBRARY.rglob("*.cpp")}
+    paths |= {path for pattern in SHARED for path in LAB.glob(pattern)}
     paths |= {path for path in folder.glob("*.py") if path.name not in AFTER_THE_RUN}
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()[:12]
 
