@@ -95,10 +95,13 @@ def test_a_users_optimizer_is_trained_with_its_options_and_its_code_names_the_ru
         assert problem in mvngrad(*words, name, code=2)
 
 
-@pytest.mark.parametrize("words", [("mnist", "--optimizer", "exported:SignMomentum"), ("exported:spirals",)])
+@pytest.mark.parametrize(
+    "words", [("mnist", "--optimizer", "exported:SignMomentum"), ("exported:spirals",), ("exported:cached",)]
+)
 def test_the_code_behind_an_imported_name_names_the_run(mvngrad, monkeypatch, tmp_path, words):
     """As a package does, whose __init__.py imports what other files define."""
-    (tmp_path / "exported.py").write_text("from signs import SignMomentum\nfrom spirals import spirals\n")
+    code = "import functools, spirals as s\nfrom signs import SignMomentum\nfrom spirals import spirals\n"
+    (tmp_path / "exported.py").write_text(f"{code}cached = functools.cache(s.spirals)\n")
     keys = set()
     for _ in range(2):
         for name in ("exported", "signs", "spirals"):

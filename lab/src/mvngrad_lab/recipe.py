@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import FunctionType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from mvngrad.rule import CELLS
@@ -128,7 +128,7 @@ def hash_code(path: str) -> str:
     """
     module, _, name = path.partition(":")
     value = getattr(sys.modules.get(module), name, None)
-    defined_in = value.__module__ if isinstance(value, type | FunctionType) else module
+    defined_in = value.__module__ if hasattr(value, "__qualname__") else module
     files = [getattr(sys.modules.get(each), "__file__", None) for each in dict.fromkeys((module, defined_in))]
     source = b"".join(Path(file).read_bytes() for file in files if file)
     return hashlib.sha256(source).hexdigest()[:12] if any(files) else ""
