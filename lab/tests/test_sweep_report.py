@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import samples
 
+from mvngrad_lab import report
 from mvngrad_lab.cli import main
 from mvngrad_lab.experiments.sweeps.records import load_exports
 from mvngrad_lab.report.page import draw, render, render_own
@@ -135,6 +136,18 @@ def test_the_command_finds_sweeps_among_runs_and_results_and_warns(tmp_path, mon
     own = (tmp_path / "runs" / "sweep-mine-small.html").read_text()
     assert "<h1>Sweep mine:small</h1>" in own
     assert own.count("<figure") == 4
+
+
+def test_sweeps_with_names_that_are_one_as_a_file_get_a_page_each(tmp_path):
+    names = ("mine:small", "mine_small:", "日本:実験", "東京:実験")
+    for number, name in enumerate(names):
+        (tmp_path / f"sweep-{number}.json").write_text(json.dumps(samples.sweep(sweep=name, selected={})))
+    page = report.build(tmp_path, out=tmp_path / "report.html").read_text()
+    titles = {}
+    for path in tmp_path.glob("sweep*.html"):
+        (titles[path.name],) = re.findall("<h1>Sweep (.*)</h1>", path.read_text())
+        assert f'href="{path.name}"' in page
+    assert sorted(titles.values()) == sorted(names)
 
 
 def test_the_run_behind_claims_is_of_all_data_then_the_fullest_then_the_newest(read_export):

@@ -295,7 +295,7 @@ def build(
     """
     from mvngrad_lab import __version__
     from mvngrad_lab.report.findings import summarize
-    from mvngrad_lab.report.page import find_own, get_slug, render, render_own
+    from mvngrad_lab.report.page import find_own, name_pages, render, render_own
     from mvngrad_lab.report.verdicts import find_latest, judge
 
     records, made, path = load_records(*map(Path, folders), warn=warn), store.timestamp(), Path(out)
@@ -308,7 +308,7 @@ def build(
         except UnreadableRecord as error:
             warn(str(error))
             records = [record for record in records if record.key != error.key]
-    own_pages = {name: path.with_name(f"{get_slug(name)}.html") for name in find_own(judged, by_name)}
+    own_pages = {name: path.with_name(page) for name, page in name_pages(find_own(judged, by_name)).items()}
     if path.resolve() in {own_page.resolve() for own_page in own_pages.values()}:
         raise InvalidInput(f"{path} is the name of the page of one sweep; give the report another name")
     store.write_atomic(path, page)

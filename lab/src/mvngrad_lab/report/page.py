@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from typing import Any
 
 import matplotlib
@@ -116,7 +117,7 @@ def render(judged: Sequence[Judged], records: Sequence[Record], *, version: str,
         groups=groups,
         shown=shown,
         not_run=_group_by_reason([pair for pair in judged if pair[1].status == NOT_RUN]),
-        own={name: f"{get_slug(name)}.html" for name in own},
+        own=name_pages(own),
         other_records=[
             (record, [NumberedFigure(figure, next(numbers)) for figure in draw(record)], _judge_alone(record))
             for record in others
@@ -146,6 +147,20 @@ def find_own(judged: Sequence[Judged], by_name: Mapping[str, Record]) -> dict[st
         name: record
         for name, record in sorted(by_name.items())
         if isinstance(record, Summary) and record.run_keys and _find_first_target(name, targets) is None
+    }
+
+
+def name_pages(names: Iterable[str]) -> dict[str, str]:
+    """The file of each sweep's own page; sweeps whose files would have one name get a hash in it.
+
+    >>> name_pages(["sweep-a:b"])
+    {'sweep-a:b': 'sweep-a-b.html'}
+    """
+    slugs = {name: get_slug(name) for name in names}
+    counts = Counter(slugs.values())
+    return {
+        name: f"{slug}.html" if counts[slug] == 1 else f"{slug}-{sha256(name.encode()).hexdigest()[:8]}.html"
+        for name, slug in slugs.items()
     }
 
 
