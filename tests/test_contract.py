@@ -419,6 +419,25 @@ def test_step_counts_are_float64_if_that_is_the_default_dtype(path, device, requ
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("options", [{"state_dtype": torch.bfloat16}, {"state_dtype": "int8"}], ids=str)
+def test_rounding_does_not_depend_on_the_default_dtype(options, dtype):
+    """In 16 bits step counts are rounded: hundreds of steps in a row would draw the same random bits."""
+    runs = []
+    for default in (torch.float32, dtype):
+        params = parameters((300,))
+        optimizer = mvngrad.MVNGrad(params, rounding_seed=1, **options)
+        train(optimizer, 1)
+        optimizer.state[params[0]]["step"].fill_(70_001)
+        torch.set_default_dtype(default)
+        try:
+            train(optimizer, 3)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        runs.append([params[0].detach(), *(optimizer.state[params[0]][name].float() for name in "msu")])
+    assert equal(*runs)
+
+
 @each_cell
 def test_complex_parameters_are_pairs_of_real_ones(make):
     (real,) = parameters((4, 2))

@@ -113,7 +113,7 @@ class Rounding(NamedTuple):
 
     def make_key(self, index: int, t: Any) -> Tensor:
         """32 bits that differ between the parameters of a group (by `index`) and between steps t."""
-        count = (t if isinstance(t, Tensor) else torch.tensor(t, device="cpu")).to(torch.int32)
+        count = (t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device="cpu")).to(torch.int32)
         return hash32(hash32(torch.full_like(count, to_int32(self.seed + index * GOLDEN))) + count)
 
     def make_noise(self, index: int, t: Any, param: Tensor, stored: Tensor) -> Noise | None:
