@@ -276,6 +276,24 @@ CORRUPTIONS = {
 }
 
 
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, "int8"])
+def test_other_entries_of_state_are_saved_loaded_and_converted(state_dtype):
+    """As torch.optim does: timm's Lookahead has its slow weights there."""
+    optimizer = make_trained(mvngrad.MVNGrad, state_dtype=state_dtype)
+    (first, *_) = optimizer.param_groups[0]["params"]
+    optimizer.state[first] |= {"slow": torch.full_like(first, 7.0), "counts": {"hook": 3}}
+    saved = through_disk(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    wide = make_trained(mvngrad.MVNGrad)
+    wide.load_state_dict(mvngrad.convert_state_dict(saved, None))
+    for each in (optimizer, wide):
+        state = each.state[each.param_groups[0]["params"][0]]
+        assert torch.equal(state["slow"], torch.full_like(first, 7.0))
+        assert state["slow"] is not saved["state"][0]["slow"]
+        assert state["counts"] == {"hook": 3}
+        train(each, 1)
+
+
 @pytest.mark.parametrize("nothing", [None, [], 3])
 def test_a_value_that_is_not_a_state_dict_is_refused(nothing):
     with pytest.raises(ValueError, match="not an optimizer's state_dict"):

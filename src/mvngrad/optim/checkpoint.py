@@ -35,8 +35,8 @@ AS_FLOATS = "int8 as float32"
 """The `state_dtype` in a state_dict whose 8-bit state is saved as floats, because parameters are sharded."""
 CODES, SCALE, LAYOUT = "unsharded_int8_codes (load other checkpoints into float32 state first)", "scale", "layout"
 """The parts of saved 8-bit blocks. torch.distributed.checkpoint shows the first name if a checkpoint lacks it."""
-UNCONVERTED = ("step", "low")
-"""State that does not depend on `state_dtype`."""
+AVERAGES = formats.ALL_NAMES - {"low"}
+"""The names of state that depends on `state_dtype`."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,16 @@ def check_group_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
 
 def get_state_names(saved: Mapping[Any, Any]) -> list[str]:
     """The names of the averages in the saved state of a parameter."""
-    return [name for name in saved if name not in UNCONVERTED and not str(name).endswith("_scale")]
+    return [name for name in saved if name in AVERAGES and not name.endswith("_scale")]
+
+
+def _get_others(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What is not averages in the saved state of a parameter: step, low, and entries of a hook or a wrapper."""
+    return {name: value for name, value in saved.items() if name not in AVERAGES}
+
+
+def _clone_others(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in _get_others(saved).items()}
 
 
 def load_wide(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -209,7 +218,7 @@ def get_dtype_name(state_dtype: torch.dtype | str | None, as_floats: bool) -> st
     return None if state_dtype is None else _get_family(state_dtype)
 
 
-def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: Any) -> dict[str, RawTensor]:
+def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: Any) -> dict[str, Any]:
     """A copy of the saved state of one parameter, in the group's format; a ValueError if it does not fit."""
     names, state_format = optimizer.get_rule(group).state_names, formats.get_format(group["state_dtype"], param)
     if not isinstance(saved, Mapping):
@@ -218,7 +227,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
         return {}
     stored = state_format.allocate(names, param)
     separate = ("step", "low") if group["master_bits"] else ("step",)
-    averages = {name: value for name, value in saved.items() if name not in separate}
+    averages = {name: value for name, value in saved.items() if name in formats.ALL_NAMES and name not in separate}
     if "step" not in saved or averages.keys() not in ({*stored}, {*names}):
         raise ValueError(
             f"not a state_dict of {type(optimizer).__name__}: it has {sorted({'step', *stored})} for each parameter, "
@@ -238,7 +247,8 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
         if is_sharded(param):
             averages = {name: get_local_like(averages[name], param) for name in names}
         state_format.store(stored, formats.load_state(names, averages, torch.float32))
-    return {name: RawTensor(value) for name, value in {"step": step, **stored, **low}.items()}
+    own: dict[str, Any] = {name: RawTensor(value) for name, value in {"step": step, **stored, **low}.items()}
+    return own | {name: value for name, value in _clone_others(saved).items() if name not in own}
 
 
 def copy_low(saved: Mapping[str, Any], param: Tensor, master_bits: int | None) -> dict[str, Tensor]:
@@ -327,7 +337,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
                 values = formats.load_state(names, stored, torch.float32)
                 if is_sharded(param):
                     values = {name: _make_sharded(value, param) for name, value in values.items()}
-                states[key] = {name: stored[name] for name in UNCONVERTED if name in stored} | values
+                states[key] = _get_others(stored) | values
             elif f"{names[0]}_scale" in stored:
                 states[key] = _pack_blocks(names, stored)
     return {**state_dict, "state": states, "param_groups": groups}
@@ -339,7 +349,7 @@ def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str
     Codes have a name that sharded state, saved as floats, does not have: torch.distributed.checkpoint would read them
     as floats. The numbers 8 reach every process that such state is broadcast to, so that all refuse it alike.
     """
-    packed: dict[str, Any] = {name: stored[name] for name in UNCONVERTED if name in stored}
+    packed: dict[str, Any] = _get_others(stored)
     for name in names:
         codes = stored[name]
         layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
@@ -355,7 +365,7 @@ def unpack_blocks(saved: Any) -> Any:
     """
     if not isinstance(saved, Mapping):
         return saved
-    flat = {name: value for name, value in saved.items() if not isinstance(value, Mapping)}
+    flat = {name: value for name, value in saved.items() if name not in AVERAGES or not isinstance(value, Mapping)}
     for scale_name, blocks in saved.items():
         name = str(scale_name).removesuffix("_scale")
         packed = isinstance(blocks, Mapping) and blocks.keys() == {CODES, SCALE, LAYOUT}
@@ -432,7 +442,7 @@ def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) 
     """A copy of the saved state of one parameter in another dtype; empty if it has none, as before the first step."""
     names = get_state_names(saved)
     if not names:
-        return {}
+        return _clone_others(saved)
     if not isinstance(saved[names[0]], Tensor):
         raise ValueError(
             f"{names[0]} is in 8-bit blocks, which were not read: torch.distributed.checkpoint reads them only into an "
@@ -443,8 +453,6 @@ def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) 
     first = values[names[0]]
     dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
     target = formats.get_format(dtype or first.dtype, first)
-    others = {name: saved[name] for name in UNCONVERTED if name in saved}
-    stored = {name: value.clone() if isinstance(value, Tensor) else value for name, value in others.items()}
-    stored |= target.allocate(names, first)
+    stored = _clone_others(saved) | target.allocate(names, first)
     target.store(stored, values)
     return _pack_blocks(names, stored) if target is formats.INT8 else stored
