@@ -317,6 +317,10 @@ def make_hyper(group: Group, lr: Any) -> Hyper:
         options = [option.item() if isinstance(option, Tensor) else option for option in options]
     eps, eps_s, decay, beta_mean, z_clip = options
     beta1, beta2 = group["betas"]
+    if torch.compiler.is_compiling():
+        # Keys of a dict become constants of the graph, as betas do in torch's Adam. Otherwise the cache of AOTAutograd
+        # (torch 2.13) returns a graph with the new beta where it multiplies a tensor, and an old one elsewhere.
+        dict.fromkeys((beta1, beta2))
     if beta_mean is not None and group.get("lean"):
         raise ValueError(LEAN_WITH_BETA_MEAN)
     return Hyper(
