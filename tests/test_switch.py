@@ -189,6 +189,18 @@ def test_a_hook_on_our_adamw_resumes_its_own_state_bit_identically(state_dtype, 
     assert equal(whole, resumed)
 
 
+@pytest.mark.parametrize("make", [mvngrad.AdamW, MVNGradW])
+def test_other_entries_of_state_are_kept(make):
+    """Such as the slow weights of timm's Lookahead."""
+    params = parameters((20,))
+    adamw, optimizer, slow = mvngrad.AdamW(params), make(params), torch.full((20,), 7.0)
+    train(adamw, 3)
+    adamw.state[params[0]]["slow"] = slow
+    load(optimizer, adamw.state_dict())
+    assert torch.equal(optimizer.state[params[0]]["slow"], slow)
+    train(optimizer, 1)
+
+
 def test_state_before_the_first_step_and_of_frozen_parameters():
     params = parameters((20,), (3,))
     params[1].requires_grad_(False)

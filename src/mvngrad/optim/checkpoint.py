@@ -104,13 +104,15 @@ def get_state_names(saved: Mapping[Any, Any]) -> list[str]:
     return [name for name in saved if name in AVERAGES and not name.endswith("_scale")]
 
 
-def _get_others(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+def get_other_entries(saved: Mapping[Any, Any]) -> dict[Any, Any]:
     """What is not averages in the saved state of a parameter: step, low, and entries of a hook or a wrapper."""
     return {name: value for name, value in saved.items() if name not in AVERAGES}
 
 
-def _clone_others(saved: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in _get_others(saved).items()}
+def _clone_other_entries(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in get_other_entries(saved).items()
+    }
 
 
 def load_wide(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -247,8 +249,9 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
         if is_sharded(param):
             averages = {name: get_local_like(averages[name], param) for name in names}
         state_format.store(stored, formats.load_state(names, averages, torch.float32))
-    own: dict[str, Any] = {name: RawTensor(value) for name, value in {"step": step, **stored, **low}.items()}
-    return own | {name: value for name, value in _clone_others(saved).items() if name not in own}
+    return _clone_other_entries(saved) | {
+        name: RawTensor(value) for name, value in {"step": step, **stored, **low}.items()
+    }
 
 
 def copy_low(saved: Mapping[str, Any], param: Tensor, master_bits: int | None) -> dict[str, Tensor]:
@@ -337,7 +340,7 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
                 values = formats.load_state(names, stored, torch.float32)
                 if is_sharded(param):
                     values = {name: _make_sharded(value, param) for name, value in values.items()}
-                states[key] = _get_others(stored) | values
+                states[key] = get_other_entries(stored) | values
             elif f"{names[0]}_scale" in stored:
                 states[key] = _pack_blocks(names, stored)
     return {**state_dict, "state": states, "param_groups": groups}
@@ -349,7 +352,7 @@ def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str
     Codes have a name that sharded state, saved as floats, does not have: torch.distributed.checkpoint would read them
     as floats. The numbers 8 reach every process that such state is broadcast to, so that all refuse it alike.
     """
-    packed: dict[str, Any] = _get_others(stored)
+    packed: dict[str, Any] = get_other_entries(stored)
     for name in names:
         codes = stored[name]
         layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
@@ -439,10 +442,10 @@ def _parse_target(state_dtype: Any, sharded: bool) -> tuple[Any, bool]:
 
 
 def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) -> dict[str, Any]:
-    """A copy of the saved state of one parameter in another dtype; empty if it has none, as before the first step."""
+    """A copy of the saved state of one parameter in another dtype; without averages if it has none yet."""
     names = get_state_names(saved)
     if not names:
-        return _clone_others(saved)
+        return _clone_other_entries(saved)
     if not isinstance(saved[names[0]], Tensor):
         raise ValueError(
             f"{names[0]} is in 8-bit blocks, which were not read: torch.distributed.checkpoint reads them only into an "
@@ -453,6 +456,6 @@ def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) 
     first = values[names[0]]
     dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
     target = formats.get_format(dtype or first.dtype, first)
-    stored = _clone_others(saved) | target.allocate(names, first)
+    stored = _clone_other_entries(saved) | target.allocate(names, first)
     target.store(stored, values)
     return _pack_blocks(names, stored) if target is formats.INT8 else stored

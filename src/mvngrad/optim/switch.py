@@ -45,9 +45,10 @@ SHARED = ("lr", "betas", "eps", "weight_decay")
 def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state_dict for `optimizer` from one of AdamW or Adam: torch's, ours in any format, or in a framework's files.
 
-    m, v and step counts are copied; s and u are estimated, see `mvngrad.optim.switch`. lr, betas, eps and weight_decay
-    of the groups are AdamW's, as whenever a state_dict is loaded; change them afterwards. A state_dict of another kind
-    is returned as it is, so that this function can be a hook for frameworks that load checkpoints themselves:
+    m, v, step counts and what a hook or a wrapper of our AdamW added are copied; s and u are estimated, see
+    `mvngrad.optim.switch`. lr, betas, eps and weight_decay of the groups are AdamW's, as whenever a state_dict is
+    loaded; change them afterwards. A state_dict of another kind is returned as it is, so that this function can be a
+    hook for frameworks that load checkpoints themselves:
     `optimizer.register_load_state_dict_pre_hook(mvngrad.from_adamw)`.
 
     Raises a ValueError if the groups do not match, or if the weight decay in the averages is of the other kind.
@@ -80,8 +81,7 @@ def from_adamw(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str
         hyper, rule = make_hyper(group, 0.0), optimizer.get_rule(group)
         for key in saved["params"]:
             if state := states.get(key):
-                low = {"low": state["low"]} if "low" in state else {}  # of master weights: copied as it is
-                new_states[key] = {**_from_moments(rule, hyper, state), **low}
+                new_states[key] = checkpoint.get_other_entries(state) | _from_moments(rule, hyper, state)
     return {**renamed, "state": new_states, "param_groups": new_groups}
 
 
