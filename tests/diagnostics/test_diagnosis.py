@@ -189,6 +189,19 @@ def test_a_coordinate_without_a_gradient_is_not_at_the_floor(make, options):
     assert all(record["groups"][0]["noise_hidden"] < 0.01 for record in records)
 
 
+def test_a_coordinate_whose_mean_is_rounded_to_0_is_at_the_floor():
+    """As in 8 bits, next to coordinates with far larger gradients."""
+
+    def gradient(t, size):
+        return noise(t, size).where(torch.arange(size) % 2 == 0, 1e-6 * noise(t, size))
+
+    _, optimizer, records = train_with_monitor(mvngrad.MVNGrad, gradient, eps_s=1e-6, state_dtype="int8")
+    (state,) = optimizer.state.values()
+    assert (state["m"] & 127 == 0).float().mean() > 0.3
+    share = diagnose(records).groups[0]["epsilon floor"].numbers["share"]
+    assert share == pytest.approx(0.5, abs=0.02)
+
+
 def noise_with_spike(t, size):
     return torch.randn(size) * (1e4 if t == 205 else 1)
 

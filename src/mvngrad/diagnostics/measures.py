@@ -38,8 +38,9 @@ RESOLVED, COARSELY_RESOLVED = 1e-3, 0.25
 int8, which rounds at random in every step. A smaller one is hidden by the floor."""
 
 FORGOTTEN = 1e-12
-"""A coordinate has no gradient now if |m| is below this share of its root: at beta1 = 0.9 it has had none for some 300
-steps. Meanwhile its root decays to the floor, but divides nothing, and rises again with the next gradient."""
+"""A coordinate has no gradient now if |m|, or |u| times the divisor, is below this share of its root: at beta1 = 0.9 it
+has had none for some 300 steps. Meanwhile its root decays to the floor, but divides nothing, and rises again with the
+next gradient."""
 
 MIN_LAYER_SAMPLE = 8
 """The smallest number of sampled coordinates for which a parameter has values of its own."""
@@ -101,13 +102,14 @@ def measure_sample(
         averages = {letter: values[live] for letter, values in averages.items()}
         live_counts = [int(here.count_nonzero()) for here in live.split_with_sizes(live_counts)]
     root, update = _root(rule, averages), update_sizes(rule, hyper, averages)
-    mean = averages["m"].abs() if "m" in averages else update * (root + hyper.eps)  # rebuilt from u as in the rule
-    has_gradient = mean > FORGOTTEN * root
+    numerator = update * (root + hyper.eps)  # not m, which in int8 is 0 where gradients of a block are far larger
+    has_gradient = numerator > FORGOTTEN * root
     deviation, hidden = (
         _remove_floor(root, averages["s"], hyper.floor, resolved, has_gradient) if rule.centered else (root, 0.0)
     )
     snr, saturation, rows = None, update, [update]
     if rule.lean or "m" in averages:
+        mean = averages["m"].abs() if "m" in averages else numerator  # m is rebuilt from u as in the rule
         rows += [mean / root] if deviation is root else [mean / root, mean / deviation]
         snr = signal_to_noise(rule, hyper, rows[-1])
         if rule.centered:
