@@ -147,7 +147,7 @@ def _check_supported(rule: Rule, hyper: Hyper) -> None:
 
 
 def _parse_mu_dtype(mu_dtype: Any) -> Any:
-    """The dtype; a TypeError if `mu_dtype` is none, and a ValueError if it is one of other numbers."""
+    """The dtype that `mu_dtype` names; a TypeError if it names no dtype, a ValueError if not one of real floats."""
     try:
         dtype = jax.dtypes.canonicalize_dtype(mu_dtype)
     except TypeError as error:
