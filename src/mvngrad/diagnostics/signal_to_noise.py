@@ -133,10 +133,15 @@ def _name_regime(snr: float, noise_to: float) -> str:
     return "noise-dominated" if snr <= noise_to else "between signal and noise"
 
 
+def _get_mean_decay(entry: Record) -> float:
+    """The beta of m."""
+    noise: float = entry["mean_noise"] ** 2
+    return (1 - noise) / (1 + noise)
+
+
 def _has_stale_mean(entry: Record) -> bool:
     """Whether m is mostly of gradients that the divisor has forgotten."""
-    noise = entry["mean_noise"] ** 2
-    beta = (1 - noise) / (1 + noise)
+    beta = _get_mean_decay(entry)
     if beta <= entry["beta2"]:
         return False
     lower, middle, upper = (math.inf if (r := entry["ratio"].get(q)) is None else r for q in ("0.25", "0.5", "0.75"))
@@ -156,7 +161,7 @@ def _count_steps_to_settle(entry: Record) -> float:
 def _find_mean_noise(entry: Record) -> float:
     """The deviation of the bias-corrected m of pure noise after the entry's steps, in deviations of the gradient."""
     noise, t = entry["mean_noise"] ** 2, entry["t"]
-    power = ((1 - noise) / (1 + noise)) ** t  # beta^t
+    power = _get_mean_decay(entry) ** t
     return math.sqrt(noise * (1 + power) / (1 - power) if power < 1 else 1 / t)
 
 
@@ -172,9 +177,7 @@ def _remove_start(snr: float, entry: Record) -> float:
     from_first = snr * math.sqrt(1 + first)
     if entry["cell"] not in CENTERED:
         return from_first
-    noise = entry["mean_noise"] ** 2
-    beta = (1 - noise) / (1 + noise)
-    if not beta:
+    if not (beta := _get_mean_decay(entry)):
         return from_first
     q = beta * beta
     # The sum of beta2^(t-i) q^i over i = 1 ... t
