@@ -20,7 +20,7 @@ from mvngrad_lab.store import read_rows, read_run
 from mvngrad_lab.sweep import Sweep
 from mvngrad_lab.tasks.own import task
 from mvngrad_lab.tasks.own.task import OwnTask, OwnTaskTraining, make_recipe
-from mvngrad_lab.training.step import TrainingStep, get_training_step
+from mvngrad_lab.training.step import TrainingStep, clear_cache, get_training_step
 from mvngrad_lab.training.task import build_initial_model, seed_evaluation
 from mvngrad_lab.training.train import Interrupted, train
 
@@ -174,7 +174,25 @@ def smoothed():
     return replace(noisy(), model=lambda: Smoothed(3, 1))
 
 
-@pytest.mark.parametrize("function", [noisy, smoothed])
+class Late(Smoothed):
+    """The first forward pass registers one buffer and gives another its shape."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("late", None, persistent=False)
+
+    def forward(self, x):
+        if self.late is None:
+            self.register_buffer("late", x.detach().abs().mean(0), persistent=False)
+            self.size = self.size.expand(self.out_features).clone()
+        return super().forward(x * self.late)
+
+
+def late():
+    return replace(noisy(), model=lambda: Late(3, 1))
+
+
+@pytest.mark.parametrize("function", [noisy, smoothed, late])
 def test_numbers_that_a_dataset_draws_and_all_buffers_are_as_before_after_a_resume(tmp_path, function):
     recipe = make_recipe(function)
     whole = train(recipe, root=tmp_path / "whole", on_event=lambda event: None).result
@@ -184,11 +202,19 @@ def test_numbers_that_a_dataset_draws_and_all_buffers_are_as_before_after_a_resu
         if next(stop, False):
             signal.raise_signal(signal.SIGTERM)
 
+    clear_cache()  # as in a new process
     with pytest.raises(Interrupted):
         train(recipe, root=tmp_path / "parts", checkpoint_every=0, on_event=interrupt, observe=lambda *_: interrupt(0))
+    clear_cache()
     parts = train(recipe, root=tmp_path / "parts", on_event=lambda event: None).result
     assert parts["weights"] == whole["weights"]
     assert parts["validation_loss"] == whole["validation_loss"]
+
+
+def test_a_second_run_of_a_model_whose_forward_pass_makes_a_buffer_is_refused(tmp_path):
+    train(make_recipe(late), root=tmp_path)
+    with pytest.raises(InvalidInput, match="buffer 'size' was made or resized by a forward pass"):
+        train(make_recipe(late, seed=1), root=tmp_path)
 
 
 def with_dropout():

@@ -114,7 +114,13 @@ class TrainingStep:
         """Load a `state_dict`. Its tensors may be whole where this process has a shard; ours keep their addresses,
         which a captured step depends on. Raises ValueError if it does not fit.
         """
-        own, optimizer = self._own_tensors(), self._make_optimizer()
+        buffers, optimizer = dict(self.model.named_buffers()), self._make_optimizer()
+        for name, value in saved.items():
+            prefix, _, buffer = name.partition(BUFFER_PREFIX)
+            if not prefix and (buffer not in buffers or buffers[buffer].shape != value.shape):  # made by a forward pass
+                module, _, last = buffer.rpartition(".")
+                self.model.get_submodule(module).register_buffer(last, value.to(self.lr.device), persistent=False)
+        own = self._own_tensors()
         for name, value in own.items():
             if name not in saved or (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
                 raise InvalidInput(f"{name} does not fit")
@@ -142,7 +148,14 @@ class TrainingStep:
         with torch.no_grad():
             for name, value in self._own_tensors().items():
                 if name.startswith((MODEL_PREFIX, BUFFER_PREFIX)):
-                    parallel.copy_into(value, initial[name.partition(".")[2]])
+                    of_model = name.partition(".")[2]
+                    start = initial.get(of_model)
+                    if start is None or start.shape != value.shape:
+                        raise InvalidInput(
+                            f"the model's buffer {of_model!r} was made or resized by a forward pass, so no second run "
+                            "can start in this process; register it in model(), in its final shape"
+                        )
+                    parallel.copy_into(value, start)
                 else:
                     value.zero_()
             for value in [] if self.is_third_party else self._state_tensors(self.optimizer):
