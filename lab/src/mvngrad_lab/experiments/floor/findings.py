@@ -95,20 +95,6 @@ def _capitalize(sentence: str) -> str:
     return sentence[:first] + sentence[first].upper() + sentence[first + 1 :]
 
 
-def get_shares_closed(decoupled: Verdict, strength: Verdict) -> list[float]:
-    """The share of the gap that decoupled decay closes, if it closes a part and more than half, else nothing.
-
-    The second share is that of coupled decay with a tuned coefficient, if these runs are done.
-    """
-    if decoupled.status != UNDECIDED or decoupled.strip is None:
-        return []
-    gap, still_open = (row.value for row in decoupled.strip.rows)
-    left = [still_open]
-    if strength.strip is not None:
-        left.append(still_open + strength.strip.rows[0].value)
-    return [1 - each / gap for each in left] if still_open < gap / 2 else []
-
-
 def _describe_effects(verdicts: Mapping[str, Verdict]) -> list[str]:
     """What the rules about the floor, the variance and the order say, and no more, as sentences."""
     statuses = {claim: verdict.status for claim, verdict in verdicts.items()}
@@ -169,16 +155,23 @@ def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
     decoupled, strength, floor = (verdicts[f"floor-decay-{name}"] for name in ("decoupled", "strength", "floor"))
     if decoupled.status == NOT_REPRODUCED:
         return "**Decoupled weight decay closes the gap without a floor**, so that decay and not epsilon explains it."
-    if decoupled.strip is None or not (shares := get_shares_closed(decoupled, strength)):
+    if decoupled.status != UNDECIDED or decoupled.strip is None:
         return ""
-    _, *tuned = (f"{share:.0%}" for share in shares)
-    closed = decoupled.note.partition(" closes ")[2].removesuffix(" of the gap.")  # the share and its interval
-    text = f"**Decoupled weight decay gives most of what a floor adds**, {closed}"
-    text += f"; coupled decay with a tuned coefficient {tuned[0]}" if tuned else ""
+    gap, still_open = decoupled.strip.rows
+    if still_open.value >= gap.value / 2:
+        return ""
+    sentences = [
+        f"**Decoupled weight decay gives most of what a floor adds** (Adam and MVN-Grad, {gap.n} seeds).",
+        decoupled.note,
+    ]
+    if strength.strip is not None:
+        share = 1 - (still_open.value + strength.strip.rows[0].value) / gap.value
+        sentences.append(f"Coupled decay with a tuned coefficient closes {share:.0%}.")
     if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
-        text += f"; with decoupled decay a floor still adds {floor.strip.rows[0].value:.1f} points, at other betas"
-        text += ", with a caveat" if floor.status == CAVEAT else ""
-    return f"{text} (Adam and MVN-Grad, {decoupled.strip.rows[0].n} seeds). The cause is **undecided**."
+        caveat = ", with a caveat" if floor.status == CAVEAT else ""
+        gain = floor.strip.rows[0].value
+        sentences.append(f"With decoupled decay a floor still adds {gain:.1f} points, at other betas{caveat}.")
+    return " ".join([*sentences, "The cause is **undecided**."])
 
 
 def describe_language(result: dict[str, Any], verdicts: Mapping[str, Verdict]) -> str:

@@ -210,7 +210,7 @@ def judge_decoupled(result: dict[str, Any]) -> Verdict:
         return Verdict(NOT_REPRODUCED, text, "The finding is about decay.", strip)
     share, interval = estimate_ratio(values, _subtract_means(decoupled, none), gap)
     within = f" (95%: {interval[0]:.0%} to {interval[1]:.0%})" if interval else ""
-    return Verdict(UNDECIDED, text, f"Both: decoupled decay closes {share:.0%}{within} of the gap.", strip)
+    return Verdict(UNDECIDED, text, f"Decoupled decay closes {share:.0%}{within} of the gap.", strip)
 
 
 def _subtract_means(high: Sequence[str], low: Sequence[str]) -> dict[str, float]:
