@@ -275,10 +275,10 @@ def test_forest_plot_shows_every_effect_and_arm(tmp_path):
 def test_forest_plot_says_which_seeds_its_effects_are_of(tmp_path):
     results = table_results(6, floor=1.8)
     for kept, words in (
-        (results, "Effects, and means but for the paper's settings, are of seeds 1, 2, 3, 4, 5, 6."),
+        (results, "Effects, and means at selected settings, are of seeds 1, 2, 3, 4, 5, 6."),
         (
             [(r, m) for r, m in results if r.seed < 6],
-            "Effects, and means but for the paper's settings, are of seeds 1, 2, 3.",
+            "Effects, and means at selected settings, are of seeds 1, 2, 3.",
         ),
         ([(r, m) for r, m in results if is_not_sgd(r) or r.seed < 6], "3, 4, 5, 6; SGD's of seeds 1, 2, 3."),
         (
@@ -289,7 +289,7 @@ def test_forest_plot_says_which_seeds_its_effects_are_of(tmp_path):
         write_runs(tmp_path, kept)
         figure = draw(collect(tmp_path)["floor-table"])[0]
         assert figure.caption.endswith(words)
-        if words == "Effects, and means but for the paper's settings, are of seeds 1, 2, 3.":
+        if words == "Effects, and means at selected settings, are of seeds 1, 2, 3.":
             row, *_ = figure.table.rows
             mean = np.mean([float(cell) for cell in row[3:6]])
             assert row[2].startswith(f"{mean:.2f} ±"), "of five seeds the first three are judged"

@@ -174,7 +174,7 @@ def _describe_seeds(result: dict[str, Any]) -> str:
     of_sgd, sgd_values = get_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return f"No effect is shown. {obstacle.note}"
-    text = f"Effects, and means but for the paper's settings, are of seeds {', '.join(seeds)}"
+    text = f"Effects, and means at selected settings, are of seeds {', '.join(seeds)}"
     if obstacle := find_obstacle(sgd_values, len(of_sgd)):
         return f"{text}. SGD's is not shown. {obstacle.note}"
     return f"{text}." if of_sgd == seeds else f"{text}; SGD's of seeds {', '.join(of_sgd)}."
