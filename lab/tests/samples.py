@@ -140,7 +140,14 @@ def at_large_rates(status, *optimizers):
 
 def make_row(recipe, stage, number, status, value, metrics):
     done = status in ("finished", "diverged", "raised")
-    worker = {"worker": f"host-{number % 2}", "commit": "0123456789ab", "mvngrad": "0.1", "torch": "2", "python": "3"}
+    worker = {
+        "worker": f"host-{number % 2}",
+        "commit": "0123456789ab",
+        "mvngrad": "0.1",
+        "torch": "2",
+        "python": "3",
+        "function": None,
+    }
     reason = {"diverged": "diverged at step 3", "raised": "ZeroDivisionError: cursed"}.get(status)
     return {
         "key": recipe.key,

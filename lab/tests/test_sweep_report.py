@@ -291,10 +291,13 @@ def test_the_budget_counts_runs_times_and_versions(read_export):
     whole = samples.sweep(samples.at_large_rates("diverged", "adam"))
     for row in whole["runs"][:5]:
         row["commit"] = "fedcba"
+    for number, row in enumerate(whole["runs"]):
+        row["function"] = f"mine:run {number % 2}"
     budget = draw(read_export(whole))[3]
     assert budget.table.rows[0] == ("Adam", "24", "18", "6", "0", "0", "2", f"{26 * 7.5 / 60:.1f} minutes")
     assert budget.table.rows[-1] == ("all", "96", "90", "6", "0", "0", "8", f"{104 * 7.5 / 60:.1f} minutes")
     assert "Workers of 2 different commit: 0123456789ab (99 runs), fedcba (5 runs)." in budget.caption
+    assert "Workers of 2 different function: mine:run 0 (52 runs), mine:run 1 (52 runs)." in budget.caption
     assert "Workers trained 90% of their time" in budget.caption
     plain = draw(read_export(samples.sweep(name="mnist-5k", occupied=None)))[3].caption
     assert "different" not in plain

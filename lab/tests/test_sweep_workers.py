@@ -388,6 +388,7 @@ def test_workers_of_another_version_of_the_sweeps_function_are_noticed(toy):
     before, now = (" ".join(describe_function(function).values()) for function in (loss, run))
     assert f"warning: 3 runs are of function {before}, this worker has {now}" in "\n".join(toy.messages)
     assert f"warning: runs of different function: {now} (13), {before} (3)" in describe_status(toy.queue)
+    assert {row["function"] for row in make_rows(toy.queue)} == {before, now}  # for the report of an export
 
 
 def test_a_run_finished_before_the_worker_took_it_keeps_its_commit(toy, monkeypatch):

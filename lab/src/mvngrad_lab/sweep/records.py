@@ -18,10 +18,8 @@ LIVE: tuple[Status, ...] = ("waiting", "running", "finished", "diverged")
 """A configuration with such a trial needs no other. One that raised is queued again only on request."""
 SEEDS = "seeds"
 """The stage of runs that only repeat a selected configuration."""
-CODE = ("commit", "mvngrad", "torch", "python")
-"""What results that are compared should have in common."""
-FUNCTION = "function"
-"""The same of a sweep with a function of its own: its name and the hash of its code."""
+CODE = ("commit", "mvngrad", "torch", "python", "function")
+"""What results that are compared should have in common; `function` is a sweep's own, with a hash of its code."""
 
 
 class VersionMismatch(NotPossible):

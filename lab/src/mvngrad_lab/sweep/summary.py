@@ -18,7 +18,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.store import timestamp, write_atomic
 from mvngrad_lab.sweep.grids import format_duration, get_settings_without_seed
 from mvngrad_lab.sweep.queue import Queue
-from mvngrad_lab.sweep.records import CODE, DONE, FAILED, FUNCTION, Record, latest_by_key
+from mvngrad_lab.sweep.records import CODE, DONE, FAILED, Record, latest_by_key
 from mvngrad_lab.sweep.stages import get_runs, select_best
 
 
@@ -94,7 +94,7 @@ def describe_status(queue: Queue) -> list[str]:
     reasons = Counter(record.outcome["reason"] for record in records if "reason" in record.outcome)
     lines += [f"{count} x {reason}" for reason, count in reasons.most_common(5)]
     codes = [record.code for record in records if record.worker and record.status in DONE]
-    for field in (*CODE, FUNCTION):  # results of different code should not be compared
+    for field in CODE:  # results of different code should not be compared
         counts_of_code = Counter(code[field] for code in codes if field in code)
         if len(counts_of_code) > 1:
             values = ", ".join(f"{value} ({count})" for value, count in counts_of_code.most_common())

@@ -32,7 +32,7 @@ from mvngrad_lab.store.lock import LOCK_FILE, Locked, lock_folder, remove_lock
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
 from mvngrad_lab.sweep.queue import PATIENCE, ClaimedTrial, Queue, Say, describe_process
-from mvngrad_lab.sweep.records import CODE, FUNCTION, Record, VersionMismatch, strip_build
+from mvngrad_lab.sweep.records import CODE, Record, VersionMismatch, strip_build
 from mvngrad_lab.sweep.stages import add_missing
 from mvngrad_lab.sweep.summary import describe_progress, describe_settings
 
@@ -136,7 +136,7 @@ def describe_worker(run: Callable[..., Any] | None = None) -> dict[str, str]:
     torch, python = strip_build(version("torch")), platform.python_version()
     code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": python}
     if run is not None:
-        code[FUNCTION] = " ".join(describe_function(run).values())
+        code["function"] = " ".join(describe_function(run).values())
     return {"worker": f"{platform.node()}-{os.getpid()}", **describe_process(), **code}
 
 
@@ -149,7 +149,7 @@ def describe_code_differences(queue: Queue, me: dict[str, str]) -> list[str]:
         if notes.get(field, me[field]) != me[field]
     ]
     codes = [record.code for record in queue.records() if record.worker]
-    for field in (*CODE, FUNCTION):
+    for field in CODE:
         counts = Counter(code[field] for code in codes if field in code and code[field] != me.get(field))
         lines += [f"{n} runs are of {field} {value}, this worker has {me.get(field)}" for value, n in counts.items()]
     return lines
@@ -300,8 +300,10 @@ def _run_recipe(
         metric = queue.notes["metric"]
         finished = call_with_retries(lambda: call_run(run, recipe, metric=metric, **options), queue.say, queue.patience)
     outcome, value = _make_outcome(finished, metric)
-    if before is not None:  # finished by an earlier process, perhaps of other code
-        outcome["code"] = {name: before.environment[name] for name in CODE if name in before.environment}
+    if before is not None:  # finished by an earlier process, perhaps of other code, but of the same function
+        outcome["code"] = {
+            name: value for name, value in before.environment.items() if name in CODE and name != "function"
+        }
     return outcome, value
 
 

@@ -200,8 +200,9 @@ def read_export(path: Path) -> SweepExport:
         for field in dict.fromkeys(field for row in swept for field in row["settings"])
     }
     shared = {field: of[0] for field, of in values.items() if len(set(map(_to_text, of))) == 1}
+    code = {field: ", ".join(sorted({row[field] for row in whole["runs"] if row.get(field)})) for field in CODE}
     environment = {
-        **{field: ", ".join(sorted({row[field] for row in whole["runs"] if row.get(field)})) for field in CODE},
+        **{field: text for field, text in code.items() if text},
         "workers": len({row["worker"] for row in whole["runs"] if row.get("worker")}),
         "made": whole["made"],
     }
