@@ -28,10 +28,10 @@ def test_findings_are_sentences_about_verdicts_and_link_to_their_sections():
     floor, decay, language, unclipped = (words(text) for text, _ in found)
     assert floor.startswith("An epsilon floor")
     gain = by_claim["floor-decay-floor"].strip.rows[0].value
-    assert f"With decoupled decay a floor still adds {gain:.1f} points, at other betas, with a caveat." in decay
+    assert f"A floor adds {gain:.1f} points to decoupled decay, with caveats." in decay
     assert "The cause is undecided" in decay
     note = by_claim["floor-decay-decoupled"].note
-    assert f"(Adam and MVN-Grad, 3 seeds). {note} Coupled decay with a tuned coefficient closes " in decay
+    assert f"(Adam and MVN-Grad, 3 seeds). {note} Tuned coupled decay: " in decay
     assert re.fullmatch(r"Decoupled decay closes \d+% \(95%: \d+% to \d+%\) of the gap.", note)
     assert "settings where it has some (not planned, 3 seeds): variance" in floor
     assert "costs GPT-2 30M 0.76 to 0.93 nats" in language  # as in the README

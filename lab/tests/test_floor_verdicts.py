@@ -368,7 +368,7 @@ def test_first_screen_names_decay_if_that_explains_the_gap_or_a_part_of_it(tmp_p
     assert "tuned coefficient" not in sentence
     write_runs(tmp_path, results + other_decay_results(best, results, "coupled", 78 + 0.4 * 1.8))
     sentence = get_first_screen(tmp_path)[0]
-    share = re.search(r"Coupled decay with a tuned coefficient closes (\d+)%", sentence)
+    share = re.search(r"Tuned coupled decay: (\d+)%", sentence)
     assert closed in sentence
     assert int(share[1]) == pytest.approx(40, abs=12)
     write_runs(tmp_path, decay_results(0.0)[1])

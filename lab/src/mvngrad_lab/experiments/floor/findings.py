@@ -166,11 +166,11 @@ def _explain_by_decay(verdicts: Mapping[str, Verdict]) -> str:
     ]
     if strength.strip is not None:
         share = 1 - (still_open.value + strength.strip.rows[0].value) / gap.value
-        sentences.append(f"Coupled decay with a tuned coefficient closes {share:.0%}.")
+        sentences.append(f"Tuned coupled decay: {share:.0%}.")
     if floor.strip is not None and floor.status in (REPRODUCED, CAVEAT):
-        caveat = ", with a caveat" if floor.status == CAVEAT else ""
+        limits = "with caveats" if floor.status == CAVEAT else "at other betas"
         gain = floor.strip.rows[0].value
-        sentences.append(f"With decoupled decay a floor still adds {gain:.1f} points, at other betas{caveat}.")
+        sentences.append(f"A floor adds {gain:.1f} points to decoupled decay, {limits}.")
     return " ".join([*sentences, "The cause is **undecided**."])
 
 
@@ -234,7 +234,7 @@ def draw_lead(result: dict[str, Any]) -> Figure | None:
     parts += [f"{n}W, decoupled decay, no floor: {v:.2f}" for n, v in decoupled.items()]
     if decoupled:
         seeds, names = min(map(len, by_arm.values())), ", ".join(f"{name}W" for name in decoupled)
-        caption += f" Upright marks: decoupled weight decay ({names}) without a floor, {seeds} seeds."
+        caption += f" Vertical bars: decoupled weight decay ({names}) without a floor, {seeds} seeds."
     return Figure(title, caption, (make_panel(at, title, "; ".join(parts)),))
 
 
@@ -255,7 +255,7 @@ def _draw_ends(at: Axes, row: int, name: str, ends: Sequence[float]) -> None:
 
 
 def _draw_decoupled(at: Axes, row: int, name: str, accuracy: float) -> None:
-    """Draw an upright mark for decoupled decay without a floor."""
+    """Draw a vertical bar for decoupled decay without a floor."""
     at.plot(accuracy, row, color=LIGHT[MARKS[name].color], marker="|", markersize=12, markeredgewidth=2.2)
     below = row < len(OPTIMIZERS) / 2  # towards the middle, away from the labels at top and bottom
     place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top" if below else "bottom"}
@@ -284,7 +284,7 @@ def _describe_lead(accuracies: Mapping[str, Mapping[str, float]], runs: str, div
     )
     title = "Accuracy with a floor and without, of runs that did not diverge" if diverged else title
     caption = (
-        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: floor or none as in the paper (none for Adam and "
-        "LaProp), at the rates and betas that our grid selected."
+        f"ResNet-18 on CIFAR-100, batch 1024, {runs}. Filled: as in the paper, with a floor for AdaBelief and "
+        "MVN-Grad, without for Adam and LaProp; rates and betas are those that our grid selected."
     )
     return title, caption
