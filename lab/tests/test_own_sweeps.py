@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sweep_toy
 import torch
-from test_own import noisy
+from test_own_training import noisy
 
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe

@@ -71,7 +71,7 @@ def test_a_mean_of_larger_gradients_than_the_divisor_is_not_called_signal(make, 
     (group,) = diagnose(train_with_monitor(make, gradient, steps=820, betas=betas)[2]).groups
     assert group["signal"].verdict == group["normalizer"].verdict == "cannot tell"
     assert group.finding == group["signal"].because
-    assert "still contains larger gradients than those of now" in group.finding
+    assert "still contains larger gradients than the present ones" in group.finding
     (group,) = diagnose(train_with_monitor(make, signal, steps=820, betas=betas)[2]).groups
     assert group["signal"].verdict == "signal-dominated"
 

@@ -84,7 +84,7 @@ def judge_signal(entries: Sequence[Record]) -> Statement:
     if _has_stale_mean(known[-1]):
         because = (
             f"Median {MEASURED_SIGNAL}: {snr:.2g}, but the mean, which is slower than the divisor, still contains "
-            "larger gradients than those of now."
+            "larger gradients than the present ones."
         )
         return Statement("signal", CANNOT_TELL, because, numbers | {"stale_mean": STALE_MEAN})
     if is_settled:
