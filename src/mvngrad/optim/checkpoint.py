@@ -1,7 +1,4 @@
-"""Saving and loading: a state_dict is checked as a whole before anything changes, then copied in the group's format.
-
-Also conversion between formats.
-"""
+"""Saving and loading: a state_dict is checked as a whole before anything changes, then copied in the group's format."""
 
 from __future__ import annotations
 
@@ -109,7 +106,7 @@ def get_other_entries(saved: Mapping[Any, Any]) -> dict[Any, Any]:
     return {name: value for name, value in saved.items() if name not in AVERAGES}
 
 
-def _clone_other_entries(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+def clone_other_entries(saved: Mapping[Any, Any]) -> dict[Any, Any]:
     return {
         name: value.clone() if isinstance(value, Tensor) else value for name, value in get_other_entries(saved).items()
     }
@@ -249,7 +246,7 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
         if is_sharded(param):
             averages = {name: get_local_like(averages[name], param) for name in names}
         state_format.store(stored, formats.load_state(names, averages, torch.float32))
-    return _clone_other_entries(saved) | {
+    return clone_other_entries(saved) | {
         name: RawTensor(value) for name, value in {"step": step, **stored, **low}.items()
     }
 
@@ -342,11 +339,11 @@ def make_portable(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[
                     values = {name: _make_sharded(value, param) for name, value in values.items()}
                 states[key] = get_other_entries(stored) | values
             elif f"{names[0]}_scale" in stored:
-                states[key] = _pack_blocks(names, stored)
+                states[key] = pack_blocks(names, stored)
     return {**state_dict, "state": states, "param_groups": groups}
 
 
-def _pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str, Any]:
+def pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str, Any]:
     """8-bit state of a parameter as it is saved: `m_scale` has codes in memory order, scales and layout, `m` is 8.
 
     Codes have a name that sharded state, saved as floats, does not have: torch.distributed.checkpoint would read them
@@ -391,71 +388,3 @@ def _make_sharded(part: Tensor, param: Any) -> Tensor:
     if part.dim() > whole.dim():  # pairs of bytes
         shape, stride = torch.Size((*shape, 2)), (*(2 * each for each in stride), 1)
     return DTensor.from_local(part, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride)
-
-
-def convert_state_dict(
-    state_dict: dict[str, Any], state_dtype: torch.dtype | str | list[torch.dtype | str | None] | None
-) -> dict[str, Any]:
-    """A copy of an optimizer's state_dict with its state in another dtype, rounded to the nearest.
-
-    `state_dtype` is one for all groups, or a list with one for each group. "int8 as float32" is for optimizers with
-    8-bit state and sharded parameters, which cannot load "int8". A state_dict of torch.optim.Adam or AdamW becomes one
-    of `mvngrad.Adam` or `AdamW`, which continue as torch's would.
-
-    >>> import mvngrad, torch
-    >>> x = torch.nn.Parameter(torch.ones(3))
-    >>> x.grad = torch.ones(3)
-    >>> small, wide = (mvngrad.MVNGrad([x], state_dtype=dtype) for dtype in ("int8", torch.float32))
-    >>> small.step()
-    >>> wide.load_state_dict(convert_state_dict(small.state_dict(), torch.float32))
-    """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"convert_state_dict: pass a state_dict, not a {type(state_dict).__name__}")
-    if not {"state", "param_groups"} <= state_dict.keys():
-        raise ValueError(
-            "not an optimizer's state_dict: it has no state and param_groups; a flattened one cannot be converted, get "
-            "it without flatten_optimizer_state_dict"
-        )
-    state_dict = rename_torch_state(state_dict)
-    groups = state_dict["param_groups"]
-    dtypes = state_dtype if isinstance(state_dtype, list) else [state_dtype] * len(groups)
-    if len(dtypes) != len(groups):
-        raise ValueError(f"state_dtype={state_dtype!r} has {len(dtypes)} dtypes for {len(groups)} groups")
-    flat = {key: unpack_blocks(saved) for key, saved in state_dict["state"].items()}
-    sharded = any(is_sharded(value) for saved in flat.values() for value in saved.values())
-    targets = [_parse_target(dtype, sharded) for dtype in dtypes]
-    target_of = {key: target for group, target in zip(groups, targets, strict=True) for key in group["params"]}
-    states = {key: _convert_state(saved, *target_of[key]) for key, saved in flat.items()}
-    names = [get_dtype_name(*target) for target in targets]
-    groups = [{**group, "state_dtype": name} for group, name in zip(groups, names, strict=True)]
-    return {**state_dict, "state": states, "param_groups": groups}
-
-
-def _parse_target(state_dtype: Any, sharded: bool) -> tuple[Any, bool]:
-    """A dtype to convert to, and whether 8-bit state is to be saved as floats. Raises a ValueError if it is invalid."""
-    state_dtype = formats.parse_state_dtype(state_dtype)
-    as_floats = state_dtype == AS_FLOATS
-    state_dtype = "int8" if as_floats else state_dtype
-    if state_dtype not in formats.STATE_DTYPES:
-        raise ValueError(formats.invalid_state_dtype_message(state_dtype))
-    return state_dtype, as_floats or sharded
-
-
-def _convert_state(saved: Mapping[str, Any], state_dtype: Any, as_floats: bool) -> dict[str, Any]:
-    """A copy of the saved state of one parameter in another dtype; without averages if it has none yet."""
-    names = get_state_names(saved)
-    if not names:
-        return _clone_other_entries(saved)
-    if not isinstance(saved[names[0]], Tensor):
-        raise ValueError(
-            f"{names[0]} is in 8-bit blocks, which were not read: torch.distributed.checkpoint reads them only into an "
-            "optimizer with state_dtype='int8' whose parameters are not sharded; load the checkpoint there, and "
-            "convert its state_dict"
-        )
-    values = load_wide(names, saved)
-    first = values[names[0]]
-    dtype = torch.float32 if state_dtype == "int8" and as_floats else state_dtype
-    target = formats.get_format(dtype or first.dtype, first)
-    stored = _clone_other_entries(saved) | target.allocate(names, first)
-    target.store(stored, values)
-    return _pack_blocks(names, stored) if target is formats.INT8 else stored
