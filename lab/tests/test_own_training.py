@@ -167,6 +167,15 @@ def with_offset():
     return replace(noisy(), model=lambda: WithOffset(3, 1))
 
 
+def test_a_checkpoint_of_a_module_that_was_renamed_does_not_fit():
+    recipe = make_recipe(with_offset)
+    training_step = get_training_step(recipe, None, torch.device("cpu"), compiled=False, captured=False)
+    saved = training_step.state_dict()
+    renamed = {name.replace(".offset", ".old.offset").replace(".weight", ".old.weight"): saved[name] for name in saved}
+    with pytest.raises(ValueError, match=r"model\.weight does not fit"):
+        training_step.load_state_dict(renamed)
+
+
 @pytest.mark.parametrize("seed", [0, 7])
 def test_buffers_outside_the_state_dict_are_those_of_the_runs_seed(seed):
     recipe = replace(make_recipe(with_offset), seed=seed)

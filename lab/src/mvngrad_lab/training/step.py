@@ -114,12 +114,14 @@ class TrainingStep:
         """Load a `state_dict`. Its tensors may be whole where this process has a shard; ours keep their addresses,
         which a captured step depends on. Raises ValueError if it does not fit.
         """
-        buffers, optimizer = dict(self.model.named_buffers()), self._make_optimizer()
+        buffers, modules = dict(self.model.named_buffers()), dict(self.model.named_modules())
         for name, value in saved.items():
             prefix, _, buffer = name.partition(BUFFER_PREFIX)
-            if not prefix and (buffer not in buffers or buffers[buffer].shape != value.shape):  # made by a forward pass
-                module, _, last = buffer.rpartition(".")
-                self.model.get_submodule(module).register_buffer(last, value.to(self.lr.device), persistent=False)
+            module, _, last = buffer.rpartition(".")
+            missing = buffer not in buffers or buffers[buffer].shape != value.shape
+            if not prefix and missing and module in modules:  # made by a forward pass
+                modules[module].register_buffer(last, value.to(self.lr.device), persistent=False)
+        optimizer = self._make_optimizer()
         own = self._own_tensors()
         for name, value in own.items():
             if name not in saved or (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
