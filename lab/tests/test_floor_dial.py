@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from floor_runs import JUDGES, NOISE, collect, judge, write_runs
 
-from mvngrad_lab.experiments.floor import arms, records
+from mvngrad_lab.experiments.floor import arms, mnist_table, records
+from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.report import TableResult
 from mvngrad_lab.report.page import draw
 from mvngrad_lab.report.verdicts import CAVEAT, NOT_REPRODUCED, NOT_RUN, REPRODUCED, UNDECIDED
@@ -83,6 +84,73 @@ def test_the_dial_on_mnist_is_judged_at_the_floor_that_its_rule_names(gain, best
     assert [row.value for row in verdict.strip.rows] == pytest.approx([gain] * 4)
     assert ("at an end of its grid" in verdict.note) == (best_rate == 0.1)
     assert JUDGES["floor-mnist"]({**result, "seeds": [1, 2, 3, 4, 5]}).status == NOT_RUN
+
+
+def make_mnist_table(gain, variance, order, sgd, seeds=arms.MNIST_TABLE_SEEDS, lr=2e-3):
+    rng = np.random.default_rng(3)
+    means = {
+        arm: 94 + gain * arm.endswith("-floor") + variance * has_eps_s(cell) + order * RULES[cell].momentum_last
+        for arm, cell in arms.GRID_ARMS.items()
+    } | {"sgd": 94 + gain + (variance + order) / 2 + sgd}
+    values = {arm: {str(seed): mean + rng.normal(0, 0.36) for seed in seeds} for arm, mean in means.items()}
+    selected = {arm: {"lr": lr, "validation": {"0.001": 90, "0.002": 91, "0.003": 90}} for arm in values}
+    return {"arms": values, "selected": selected, "data": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [
+        ((0.5, 0, 0, 0), [REPRODUCED] * 4),
+        ((0.0, 0, 0, 0), [NOT_REPRODUCED, REPRODUCED, REPRODUCED, REPRODUCED]),
+        ((0.5, 0.4, 0, 0), [REPRODUCED, NOT_REPRODUCED, REPRODUCED, REPRODUCED]),
+        ((0.5, 0, -0.4, 0), [REPRODUCED, REPRODUCED, NOT_REPRODUCED, REPRODUCED]),
+        ((0.5, 0, 0, 0.4), [REPRODUCED, REPRODUCED, REPRODUCED, NOT_REPRODUCED]),
+        ((0.5, 0.2, 0, 0), [REPRODUCED, UNDECIDED, REPRODUCED, REPRODUCED]),
+    ],
+)
+def test_the_table_on_mnist_finds_the_effects_that_are_there(effects, expected):
+    result = make_mnist_table(*effects)
+    verdicts = [JUDGES[f"floor-mnist-{claim}"](result) for claim in ("gain", "variance", "order", "sgd")]
+    assert [verdict.status for verdict in verdicts] == expected
+    for verdict, effect in zip(verdicts, effects, strict=True):
+        assert verdict.strip.rows[0].value == pytest.approx(effect, abs=0.15)
+        assert "n = 100 seeds (21 to 120)" in verdict.measured
+    (figure,) = draw(TableResult("floor-mnist-table", {}, {}, result, ("a",), 0))
+    assert f"floor +{effects[0]:.1f}"[:8] in figure.panels[0].svg.replace("-0.0", "+0.0")
+    assert len(figure.table.rows) == 9
+
+
+def test_the_table_on_mnist_needs_all_seeds_and_rates_inside_their_grids():
+    few = make_mnist_table(0.5, 0, 0, 0, seeds=arms.MNIST_TABLE_SEEDS[:3])
+    assert JUDGES["floor-mnist-gain"](few).status == NOT_RUN
+    verdict = JUDGES["floor-mnist-gain"](make_mnist_table(0.5, 0, 0, 0, lr=3e-3))
+    assert verdict.status == CAVEAT
+    assert "at an end of its grid: Adam with a floor, " in verdict.note
+
+
+def test_the_table_on_mnist_selects_rates_with_other_seeds(monkeypatch):
+    trained = []
+
+    def train(jobs, recipe, data, tick):
+        trained.extend(jobs)
+        tick(1.0)
+        return {job: {"validation": 90 + (job.lr in (3e-3, 2.5e-2, 1.0)), "test": float(job.seed)} for job in jobs}
+
+    monkeypatch.setattr(mnist_table, "train_jobs", train)
+    recipe, ticks = mnist_table.make_recipe(False, None), []
+    result = mnist_table.run(recipe, None, ticks.append)
+    assert not {*recipe.seeds} & {*recipe.tuning_seeds}
+    assert not {*recipe.seeds} & {*arms.MNIST_SEEDS, *range(1, 6)}
+    assert result["networks"] == len(trained) == len({*trained}) == 9 * (6 * 10 + 100)
+    assert ticks == [pytest.approx(540 / 1440), 1.0]
+    assert {arm: row["lr"] for arm, row in result["selected"].items()} == {
+        arm: 1.0 if arm == "sgd" else 2.5e-2 if arm.endswith("-floor") else 3e-3 for arm in (*arms.GRID_ARMS, "sgd")
+    }
+    judged = [job for job in trained if job.seed in recipe.seeds]
+    assert {(mnist_table.name_arm(job), job.lr) for job in judged} == {
+        (arm, row["lr"]) for arm, row in result["selected"].items()
+    }
+    assert all(row == {str(seed): float(seed) for seed in recipe.seeds} for row in result["arms"].values())
 
 
 def test_the_dial_on_mnist_has_intervals_over_seeds():

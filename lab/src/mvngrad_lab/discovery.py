@@ -55,6 +55,8 @@ class Experiment:
     """How many processes it can use, if there are as many cores."""
     gpu: bool = False
     """Needs a GPU, so it runs only if named on the command line."""
+    on_request: bool = False
+    """Takes long, so it runs only if named, too."""
     cpu_form: str = ""
     """The name of a smaller experiment on the same question that needs no GPU, if there is one."""
     seconds_by_data: Mapping[str, float] = field(default_factory=dict)

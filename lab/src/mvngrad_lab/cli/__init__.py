@@ -54,7 +54,7 @@ class Reproduce:
         arg(
             metavar="[EXPERIMENT ...]",
             help="names from the list above",
-            help_behavior_hint="(default: all that need no GPU)",
+            help_behavior_hint="(default: all that need no GPU and under 10 minutes)",
         ),
     ] = ()
     quick: Annotated[bool, arg(help="small sizes, under two minutes", help_behavior_hint="")] = False

@@ -70,11 +70,12 @@ class Display(Protocol):
 
 
 def select_experiments(names: Sequence[str]) -> list[Experiment]:
-    """The experiments of these names, in the order of `find_experiments`; without names all that need no GPU."""
+    """The experiments of these names, in the order of `find_experiments`; without names those that need no GPU
+    and are not long."""
     experiments = find_experiments()
     if unknown := [name for name in names if name not in experiments]:
         raise UserError(f"no experiment {', '.join(map(repr, unknown))}; choose from {', '.join(experiments)}")
-    return [each for name, each in experiments.items() if name in names or not (names or each.gpu)]
+    return [each for name, each in experiments.items() if name in names or not (names or each.gpu or each.on_request)]
 
 
 def code_hash(experiment: Experiment) -> str:

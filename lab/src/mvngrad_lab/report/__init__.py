@@ -191,14 +191,14 @@ def collect(sources: Sources) -> Iterable[Record]:
 def keep_runs(folder: Path, bundle: Path) -> int:
     """Add the runs of `folder` that a repository should keep to the file `bundle`; return how many.
 
-    These are the runs behind tables, and those of experiments that need a GPU, with their test accuracy at each
-    evaluation. Records of Monitors are copied too.
+    These are the runs behind tables, and those of experiments that run only if named, with their test accuracy at
+    each evaluation. Records of Monitors are copied too.
     """
     runs = {run.key: run for run in store.load_runs(folder)}
     tables = [each for each in collect(Sources((folder,), runs, warn=print_warning)) if isinstance(each, TableResult)]
     in_table = {key for table in tables for key in table.run_keys}
-    on_gpu = {experiment.name for experiment in find_experiments().values() if experiment.gpu}
-    selected = [run for run in runs.values() if run.key in in_table or run.name in on_gpu]
+    long = {experiment.name for experiment in find_experiments().values() if experiment.gpu or experiment.on_request}
+    selected = [run for run in runs.values() if run.key in in_table or run.name in long]
     store.write_bundle(bundle, [_with_curve(run, folder) for run in selected])
     for run in selected:
         if (path := folder / run.key / store.MONITOR).is_file():

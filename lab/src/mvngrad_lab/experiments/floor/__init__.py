@@ -27,4 +27,12 @@ EXPERIMENTS = (
         jobs=40,
         seconds_by_data={"mnist": 1050},
     ),
+    Experiment(
+        "floor-mnist-table",
+        "variance or floor on MNIST, with 100 seeds",
+        (600, 8),
+        f"{__name__}.mnist_table",
+        jobs=40,
+        on_request=True,
+    ),
 )

@@ -94,8 +94,19 @@ def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str
     "variance" is less second moment, "momentum last" less first, "SGD" less the four arms with a floor. `published`
     takes the paper's settings in the four arms that the paper ran, and all seeds that the eight arms then share.
     """
-    arms = get_arms_with_published(result) if published else result["arms"]
-    get_seeds = get_whole_seeds if published else get_seeds_of_look
+    if published:
+        return _estimate_effects(get_arms_with_published(result), get_whole_seeds)
+    return _estimate_effects(result["arms"], get_seeds_of_look)
+
+
+def compute_mnist_effects(result: dict[str, Any]) -> dict[str, Contrast]:
+    """The same on MNIST, of all seeds."""
+    return _estimate_effects(result["arms"], get_whole_seeds)
+
+
+def _estimate_effects(
+    arms: Mapping[str, Any], get_seeds: Callable[..., tuple[list[str], Values]]
+) -> dict[str, Contrast]:
     seeds, values = get_seeds(arms)
     if find_obstacle(values, len(seeds)):
         return {}

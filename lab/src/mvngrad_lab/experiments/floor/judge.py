@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, BATCH_128_RATES, MNIST_SEEDS
+from mvngrad_lab.experiments.floor.arms import BATCH_128_ARMS, BATCH_128_RATES, MNIST_SEEDS, MNIST_TABLE_SEEDS
 from mvngrad_lab.experiments.floor.effects import (
     LOOKS,
     ORDER_EFFECT,
@@ -17,6 +17,7 @@ from mvngrad_lab.experiments.floor.effects import (
     Effects,
     compare_sgd,
     compute_effects,
+    compute_mnist_effects,
     find_obstacle,
     get_arms_with_published,
     get_seeds_of_look,
@@ -57,6 +58,8 @@ LANGUAGE_LOSS, NO_LANGUAGE_LOSS = 0.1, 0.05
 between it is undecided."""
 MNIST_FLOOR = "0.01"
 """The floor on MNIST that is compared with none."""
+MNIST_MARGIN = 0.2
+"""Points on MNIST within which two arms are called equal, and that a floor is said to be worth at least."""
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
 PAPERS_SETTINGS = ", the paper's settings"
@@ -75,7 +78,8 @@ def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
 
 
 def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
-    return f"n = {len(seeds)} seeds ({', '.join(seeds)}), {contrast.freedom} degrees of freedom"
+    which = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 6 else ", ".join(seeds)
+    return f"n = {len(seeds)} seeds ({which}), {contrast.freedom} degrees of freedom"
 
 
 def make_effect_strip(
@@ -108,15 +112,20 @@ def _judge_gain(effect: Contrast, n: int, text: str, level: float = GAIN_LEVEL) 
 @judges("floor-each-cell")
 @of_whole_seeds
 def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
-    effects = {NAMES[cell]: effects[f"floor, {NAMES[cell]}"] for cell in COUPLED}
-    p = dict(zip(effects, adjust_by_holm([effect.p_above(0) for effect in effects.values()]), strict=True))
-    text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in p.items())}; seeds {', '.join(seeds)}"
-    failed = [cell for cell in effects if p[cell] >= OUR_LEVEL / len(LOOKS)]
-    strip = make_effect_strip(effects, len(seeds))
-    if len(failed) < len(effects):
+    return _judge_gains(effects, f"seeds {', '.join(seeds)}", len(seeds), OUR_LEVEL / len(LOOKS))
+
+
+def _judge_gains(effects: Effects, details: str, n: int, level: float = OUR_LEVEL, least: float = 0.0) -> Verdict:
+    """Whether the floor adds more than `least` points in each cell."""
+    gains = {NAMES[cell]: effects[f"floor, {NAMES[cell]}"] for cell in COUPLED}
+    above = dict(zip(gains, adjust_by_holm([gain.p_above(least) for gain in gains.values()]), strict=True))
+    below = adjust_by_holm([gain.p_below(least) for gain in gains.values()])
+    text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in above.items())}; {details}"
+    strip = make_effect_strip(gains, n, least, "needed" if least else "no effect")
+    failed = [cell for cell in gains if above[cell] >= level]
+    if len(failed) < len(gains):
         return decide(True, text, f"Not shown for {', '.join(failed)}." if failed else "", strip)
-    worse = min(adjust_by_holm([effect.p_below(0) for effect in effects.values()]))
-    return Verdict(NOT_REPRODUCED if worse < OUR_LEVEL / len(LOOKS) else UNDECIDED, text, strip=strip)
+    return Verdict(NOT_REPRODUCED if min(below) < level else UNDECIDED, text, strip=strip)
 
 
 def judge_equal(result: dict[str, Any], name: str) -> Verdict:
@@ -136,20 +145,22 @@ judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE_EFFECT))
 judges("floor-order-equal")(partial(judge_equal, name=ORDER_EFFECT))
 
 
-def _judge_equivalence(effects: Effects, seeds: Sequence[str], counts: Mapping[str, int] | None = None) -> Verdict:
+def _judge_equivalence(
+    effects: Effects, seeds: Sequence[str], counts: Mapping[str, int] | None = None, margin: float = MARGIN
+) -> Verdict:
     """Whether the first of the effects is within the margin; the others are stated."""
     effect, strip = next(iter(effects.values())), make_effect_strip(effects, len(seeds), counts=counts)
-    p, (low, high) = effect.p_within(MARGIN), effect.interval()
-    text = f"p for within {MARGIN} points {p:.2g}; {describe_seeds(seeds, effect)}"
+    p, (low, high) = effect.p_within(margin), effect.interval()
+    text = f"p for within {margin} points {p:.2g}; {describe_seeds(seeds, effect)}"
     if len(seeds) < EQUIVALENCE_SEEDS:
         return Verdict(
             UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {EQUIVALENCE_SEEDS}.", strip
         )
-    differs = (low > 0 or high < 0) and abs(effect.estimate) > MARGIN
+    differs = (low > 0 or high < 0) and abs(effect.estimate) > margin
     if p >= OUR_LEVEL:
         return Verdict(NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
-    apart = [name for name, part in [*effects.items()][1:] if part.p_within(MARGIN) >= OUR_LEVEL]
-    note = f"Not shown to be within {MARGIN} points: {'; '.join(apart)}." if apart else ""
+    apart = [name for name, part in [*effects.items()][1:] if part.p_within(margin) >= OUR_LEVEL]
+    note = f"Not shown to be within {margin} points: {'; '.join(apart)}." if apart else ""
     return decide(True, text, note, strip)
 
 
@@ -398,36 +409,52 @@ def compare_beta_mean(result: dict[str, Any]) -> Verdict:
 def judge_mnist(result: dict[str, Any]) -> Verdict:
     if not {*result["seeds"]} <= {*MNIST_SEEDS}:
         return Verdict(NOT_RUN, "", "The stored run has seeds that were seen before the rule was written.")
+    cells = {cell: {floor: result["cells"][cell][floor] for floor in ("0", MNIST_FLOOR)} for cell in COUPLED}
     gains = {
-        NAMES[cell]: estimate_contrast(
-            {"floor": result["cells"][cell][MNIST_FLOOR]["test"], "none": result["cells"][cell]["0"]["test"]},
-            {"floor": 1.0, "none": -1.0},
+        f"floor, {NAMES[cell]}": estimate_contrast(
+            {f: row["test"] for f, row in by_floor.items()}, {"0": -1, MNIST_FLOOR: 1}
         )
-        for cell in COUPLED
+        for cell, by_floor in cells.items()
     }
-    better, worse = (
-        dict(zip(gains, adjust_by_holm(p_values), strict=True))
-        for p_values in zip(*((gain.p_above(0), gain.p_below(0)) for gain in gains.values()), strict=True)
-    )
-    text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in better.items())}"
-    text += f"; gradient {result['gradient_rms']:.2g}; {result['data']}"
-    strip = make_effect_strip(gains, len(result["seeds"]))
-    failed = [cell for cell in gains if better[cell] >= OUR_LEVEL]
-    ends = [
-        f"{NAMES[cell]} at floor {floor}"
-        for cell in COUPLED
-        for floor in ("0", MNIST_FLOOR)
-        if is_at_end(result["cells"][cell][floor])
-    ]
-    notes = [f"Not shown for {', '.join(failed)}."] if failed else []
-    if ends:
-        notes.append(f"The best rate is at an end of its grid: {', '.join(ends)}.")
-    if len(failed) < len(gains):
-        return Verdict(CAVEAT if notes else REPRODUCED, text, " ".join(notes), strip)
-    return Verdict(NOT_REPRODUCED if min(worse.values()) < OUR_LEVEL else UNDECIDED, text, strip=strip)
+    verdict = _judge_gains(gains, f"gradient {result['gradient_rms']:.2g}; {result['data']}", len(result["seeds"]))
+    rows = {f"{NAMES[cell]} at floor {f}": row for cell, by_floor in cells.items() for f, row in by_floor.items()}
+    return _name_ends(verdict, rows)
+
+
+def _name_ends(verdict: Verdict, rows: Mapping[str, Mapping[str, Any]]) -> Verdict:
+    """The verdict with a caveat that names the rows whose best rate is at an end of its grid."""
+    ends = [name for name, row in rows.items() if is_at_end(row)]
+    if not ends:
+        return verdict
+    status = CAVEAT if verdict.status == REPRODUCED else verdict.status
+    note = f"{verdict.note} The best rate is at an end of its grid: {', '.join(ends)}.".strip()
+    return replace(verdict, status=status, note=note)
 
 
 def is_at_end(best: Mapping[str, Any]) -> bool:
     """Whether the best rate is the lowest or the highest that was tried."""
     rates = [float(lr) for lr in best["rates" if "rates" in best else "validation"]]
     return best["lr"] in (min(rates), max(rates))
+
+
+def judge_mnist_table(result: dict[str, Any], judge: Callable[[list[str], Effects], Verdict]) -> Verdict:
+    """Call a judge with the seeds and the effects if all seeds are done."""
+    seeds, _ = get_whole_seeds(result["arms"], (*result["arms"],))
+    if seeds != [*map(str, MNIST_TABLE_SEEDS)]:
+        return Verdict(NOT_RUN, "", f"{len(seeds)} of {len(MNIST_TABLE_SEEDS)} seeds are done.")
+    verdict = judge(seeds, compute_mnist_effects(result))
+    return _name_ends(verdict, {name_arm(arm): row for arm, row in result["selected"].items()})
+
+
+def _judge_mnist_gain(seeds: list[str], effects: Effects) -> Verdict:
+    return _judge_gains(effects, describe_seeds(seeds, effects["floor"]), len(seeds), least=MNIST_MARGIN)
+
+
+def _judge_mnist_equal(seeds: list[str], effects: Effects, name: str) -> Verdict:
+    parts = {each: effect for each, effect in effects.items() if each.partition(",")[0] == name}
+    return _judge_equivalence(parts, seeds, margin=MNIST_MARGIN)
+
+
+judges("floor-mnist-gain")(partial(judge_mnist_table, judge=_judge_mnist_gain))
+for _claim, _effect in (("variance", VARIANCE_EFFECT), ("order", ORDER_EFFECT), ("sgd", "SGD")):
+    judges(f"floor-mnist-{_claim}")(partial(judge_mnist_table, judge=partial(_judge_mnist_equal, name=_effect)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -93,11 +94,18 @@ def train(job: Job, recipe: MnistDial, data: Path | None) -> dict[str, Any]:
     return {name: metrics[f"{name}_accuracy"] for name in ("validation", "test")} | {"sizes": sizes}
 
 
-def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
-    jobs, results = make_jobs(recipe), dict[Job, dict[str, Any]]()
+def train_jobs(jobs: Sequence[Job], recipe: MnistDial, data: Path | None, tick: Tick) -> dict[Job, dict[str, Any]]:
+    """What `train` returns for each job, on all cores."""
+    results = dict[Job, dict[str, Any]]()
     for job, row in run_jobs(partial(train, recipe=recipe, data=data), jobs, count_cores(), torch.set_num_threads, 1):
         results[job] = row
         tick(len(results) / len(jobs))
+    return results
+
+
+def run(recipe: MnistDial, data: Path | None, tick: Tick) -> dict[str, Any]:
+    jobs = make_jobs(recipe)
+    results = train_jobs(jobs, recipe, data, tick)
     cells: dict[str, dict[str, Any]] = {cell: {} for cell in (*COUPLED, SGD)}
     for floor, rates in recipe.floors:
         for cell in COUPLED if floor < 1 else (SGD,):
