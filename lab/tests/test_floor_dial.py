@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from floor_runs import JUDGES, NOISE, collect, judge, write_runs
 
-from mvngrad_lab.experiments.floor import arms, mnist_table, records
+from mvngrad_lab.experiments.floor import arms, mnist, mnist_table, records
+from mvngrad_lab.experiments.floor.effects import compute_mnist_effects
 from mvngrad_lab.recipe import RULES, has_eps_s
 from mvngrad_lab.report import TableResult
 from mvngrad_lab.report.page import draw
@@ -86,12 +87,14 @@ def test_the_dial_on_mnist_is_judged_at_the_floor_that_its_rule_names(gain, best
     assert JUDGES["floor-mnist"]({**result, "seeds": [1, 2, 3, 4, 5]}).status == NOT_RUN
 
 
-def make_mnist_table(gain, variance, order, sgd, seeds=arms.MNIST_TABLE_SEEDS, lr=2e-3):
+def make_mnist_table(gain, variance, order, sgd, by_eps_s=0.0, seeds=arms.MNIST_TABLE_SEEDS, lr=2e-3):
     rng = np.random.default_rng(3)
     means = {
         arm: 94 + gain * arm.endswith("-floor") + variance * has_eps_s(cell) + order * RULES[cell].momentum_last
         for arm, cell in arms.GRID_ARMS.items()
-    } | {"sgd": 94 + gain + (variance + order) / 2 + sgd}
+    }
+    means["sgd"] = 94 + gain + (variance + order) / 2 + sgd
+    means |= {arm: means[arm.replace("-eps", "-floor")] - by_eps_s for arm in arms.EPS_ARMS}
     values = {arm: {str(seed): mean + rng.normal(0, 0.36) for seed in seeds} for arm, mean in means.items()}
     selected = {arm: {"lr": lr, "validation": {"0.001": 90, "0.002": 91, "0.003": 90}} for arm in values}
     return {"arms": values, "selected": selected, "data": "digits"}
@@ -117,7 +120,19 @@ def test_the_table_on_mnist_finds_the_effects_that_are_there(effects, expected):
         assert "n = 100 seeds (21 to 120)" in verdict.measured
     (figure,) = draw(TableResult("floor-mnist-table", {}, {}, result, ("a",), 0))
     assert f"floor +{effects[0]:.1f}"[:8] in figure.panels[0].svg.replace("-0.0", "+0.0")
-    assert len(figure.table.rows) == 9
+    assert len(figure.table.rows) == 11
+
+
+@pytest.mark.parametrize(
+    ("variance", "by_eps_s", "expected"),
+    [(0.0, 0.0, REPRODUCED), (0.2, 0.2, REPRODUCED), (0.2, 0.0, NOT_REPRODUCED), (0.07, 0.0, UNDECIDED)],
+)
+def test_the_table_on_mnist_tells_the_variance_from_the_place_of_epsilon(variance, by_eps_s, expected):
+    result = make_mnist_table(0.5, variance, 0, 0, by_eps_s)
+    assert JUDGES["floor-mnist-epsilon"](result).status == expected
+    effects = compute_mnist_effects(result)
+    assert effects["eps in all four: variance"].estimate == pytest.approx(variance - by_eps_s, abs=0.1)
+    assert effects["eps_s less eps"].estimate == pytest.approx(by_eps_s, abs=0.1)
 
 
 def test_the_table_on_mnist_needs_all_seeds_and_rates_inside_their_grids():
@@ -141,15 +156,19 @@ def test_the_table_on_mnist_selects_rates_with_other_seeds(monkeypatch):
     result = mnist_table.run(recipe, None, ticks.append)
     assert not {*recipe.seeds} & {*recipe.tuning_seeds}
     assert not {*recipe.seeds} & {*arms.MNIST_SEEDS, *range(1, 6)}
-    assert result["networks"] == len(trained) == len({*trained}) == 9 * (6 * 10 + 100)
-    assert ticks == [pytest.approx(540 / 1440), 1.0]
+    assert result["networks"] == len(trained) == len({*trained}) == 11 * (6 * 10 + 100)
+    assert ticks == [pytest.approx(660 / 1760), 1.0]
     assert {arm: row["lr"] for arm, row in result["selected"].items()} == {
-        arm: 1.0 if arm == "sgd" else 2.5e-2 if arm.endswith("-floor") else 3e-3 for arm in (*arms.GRID_ARMS, "sgd")
+        **dict.fromkeys(arms.GRID_ARMS, 3e-3),
+        **{arm: 2.5e-2 for arm in (*arms.GRID_ARMS, *arms.EPS_ARMS) if not arm.endswith("-none")},
+        "sgd": 1.0,
     }
     judged = [job for job in trained if job.seed in recipe.seeds]
     assert {(mnist_table.name_arm(job), job.lr) for job in judged} == {
         (arm, row["lr"]) for arm, row in result["selected"].items()
     }
+    assert {job.cell for job in judged if job.eps} == {"adabelief", "mvngrad"}
+    assert {job.floor for job in judged if job.eps} == {1e-2}
     assert all(row == {str(seed): float(seed) for seed in recipe.seeds} for row in result["arms"].values())
 
 
@@ -267,3 +286,20 @@ def test_beta_mean_is_compared_with_the_default(tmp_path):
     verdict = judge(tmp_path, "floor-beta-mean", "floor-beta-mean")
     assert [round(row.value, 2) for row in verdict.strip.rows] == [1.5, 1.5, 0.5], "of 1 point, and of 0.03 of loss"
     assert "language +0.015, to 4.015" in verdict.measured
+
+
+@pytest.mark.parametrize("eps", [True, False])
+def test_a_floor_by_eps_leaves_eps_s_alone(monkeypatch, eps):
+    """The job's optimizer: the floor is in eps, or in eps_s, and not in both."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(settings, *_, **__):
+        raise Stop(settings.eps, settings.eps_s)
+
+    monkeypatch.setattr("mvngrad_lab.experiments.floor.mnist.get_training_step", stop)
+    job = mnist_table.Job("mvngrad", 1e-2, 1e-3, 21, eps)
+    with pytest.raises(Stop) as caught:
+        mnist.train(job, mnist_table.MnistTable(), None)
+    assert caught.value.args == ((1e-2, 1e-16) if eps else (1e-8, pytest.approx(1e-6)))

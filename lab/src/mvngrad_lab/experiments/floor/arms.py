@@ -222,6 +222,8 @@ def _dial(floors: Mapping[float, tuple[float, ...]], make: Callable[[OptimizerNa
 
 MNIST_SEEDS = (6, 7, 8, 9, 10)
 """Of the dial on MNIST; seeds 1 to 5 were seen before its rule was written."""
+EPS_ARMS = ("adabelief-eps", "mvngrad-eps")
+"""On MNIST: the variance with a floor that is eps, outside the root, as in Adam and LaProp, and not eps_s."""
 MNIST_TABLE_SEEDS = tuple(range(21, 121))
 """Of the eight arms on MNIST; seeds 11 to 20 select their rates."""
 

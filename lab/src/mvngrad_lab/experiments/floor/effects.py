@@ -11,7 +11,7 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from mvngrad_lab.experiments.floor.arms import GRID_ARMS
+from mvngrad_lab.experiments.floor.arms import EPS_ARMS, GRID_ARMS
 from mvngrad_lab.recipe import COUPLED, NAMES, RULES, has_eps_s
 from mvngrad_lab.report.statistics import Contrast, estimate_contrast, find_common_seeds
 from mvngrad_lab.report.verdicts import NOT_RUN, UNDECIDED, Verdict
@@ -28,6 +28,9 @@ KINDS = {"with a floor": "floor", "without a floor": "none"}
 VARIANCE_EFFECT, ORDER_EFFECT = "variance", "momentum last"
 SGD_ARMS = ("sgd", *filter(FACTORS["floor"], GRID_ARMS))
 """SGD, and what it is compared with."""
+
+SAME_EPS = ("adam-floor", "laprop-floor", *EPS_ARMS)
+VARIANCE_AT_EPS = "eps in all four: variance"
 
 Values = dict[str, list[float]]
 Effects = Mapping[str, Contrast]
@@ -61,7 +64,12 @@ def name_arm(arm: str) -> str:
     if not kind:
         return cell.upper()
     name = NAMES[cell] if cell in NAMES else f"{NAMES[cell.removesuffix('w')]}W"
-    words = {"floor": "with a floor", "none": "without a floor", "tuned": "with tuned coupled decay"}
+    words = {
+        "floor": "with a floor",
+        "none": "without a floor",
+        "tuned": "with tuned coupled decay",
+        "eps": "with a floor by eps",
+    }
     return f"{name} {words[kind]}"
 
 
@@ -100,8 +108,14 @@ def compute_effects(result: dict[str, Any], published: bool = False) -> dict[str
 
 
 def compute_mnist_effects(result: dict[str, Any]) -> dict[str, Contrast]:
-    """The same on MNIST, of all seeds."""
-    return _estimate_effects(result["arms"], get_whole_seeds)
+    """The same on MNIST, of all seeds, and what the variance is worth with eps in all four."""
+    effects = _estimate_effects(result["arms"], get_whole_seeds)
+    _, values = get_whole_seeds(result["arms"], (*SAME_EPS, *(arm.replace("-eps", "-floor") for arm in EPS_ARMS)))
+    weights = {arm: 0.5 if arm in EPS_ARMS else -0.5 for arm in SAME_EPS}
+    effects[VARIANCE_AT_EPS] = estimate_contrast({arm: values[arm] for arm in SAME_EPS}, weights)
+    centered = {arm: row for arm, row in values.items() if has_eps_s(arm.partition("-")[0])}
+    effects["eps_s less eps"] = estimate_contrast(centered, {arm: -0.5 if arm in EPS_ARMS else 0.5 for arm in centered})
+    return effects
 
 
 def _estimate_effects(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
 
-from mvngrad_lab.experiments.floor.arms import GRID_ARMS, SGD_SCALE
+from mvngrad_lab.experiments.floor.arms import EPS_ARMS, GRID_ARMS, SGD_SCALE
 from mvngrad_lab.experiments.floor.effects import (
     ORDER_EFFECT,
     SGD_ARMS,
@@ -383,12 +383,14 @@ def draw_mnist_table(result: dict[str, Any]) -> list[Figure]:
     rows = []
     for arm, by_seed in result["arms"].items():
         settings = result["selected"][arm]
-        rows.append((*_name_arm(arm), mean_and_deviation([*by_seed.values()]), number(settings["lr"])))
+        name = (NAMES[arm.removesuffix("-eps")], "by eps") if arm in EPS_ARMS else _name_arm(arm)
+        rows.append((*name, mean_and_deviation([*by_seed.values()]), number(settings["lr"])))
     count = len(result["arms"]["sgd"])
     caption = (
         f"A two-layer network; test accuracy over {count} seeds, at the best of six rates by validation accuracy with "
-        f"other seeds. Floor: 1e-2. Effects are named as on CIFAR-100. The shaded band is ±{MNIST_MARGIN} points. "
-        f"{result['data']}."
+        "other seeds. Floor: 1e-2. Effects are named as on CIFAR-100. In the last two "
+        "AdaBelief and MVN-Grad have a floor by eps, as Adam and LaProp do, in place of eps_s. The shaded band is "
+        f"±{MNIST_MARGIN} points. {result['data']}."
     )
     head = ("optimizer", "floor", "mean ± deviation", "learning rate")
     table = Table("Test accuracy of each arm, %", head, tuple(rows))

@@ -13,6 +13,7 @@ from mvngrad_lab.experiments.floor.effects import (
     LOOKS,
     ORDER_EFFECT,
     SGD_ARMS,
+    VARIANCE_AT_EPS,
     VARIANCE_EFFECT,
     Effects,
     compare_sgd,
@@ -60,6 +61,8 @@ MNIST_FLOOR = "0.01"
 """The floor on MNIST that is compared with none."""
 MNIST_MARGIN = 0.2
 """Points on MNIST within which two arms are called equal, and that a floor is said to be worth at least."""
+MNIST_EPS_MARGIN = 0.1
+"""The same for the variance with eps in all four."""
 TYPICAL_GRADIENT = 1e-2
 """A floor of 1e-3 is hardly one if the root mean square of the gradient is above this."""
 PAPERS_SETTINGS = ", the paper's settings"
@@ -455,6 +458,11 @@ def _judge_mnist_equal(seeds: list[str], effects: Effects, name: str) -> Verdict
     return _judge_equivalence(parts, seeds, margin=MNIST_MARGIN)
 
 
+def _judge_mnist_epsilon(seeds: list[str], effects: Effects) -> Verdict:
+    return _judge_equivalence({VARIANCE_AT_EPS: effects[VARIANCE_AT_EPS]}, seeds, margin=MNIST_EPS_MARGIN)
+
+
+judges("floor-mnist-epsilon")(partial(judge_mnist_table, judge=_judge_mnist_epsilon))
 judges("floor-mnist-gain")(partial(judge_mnist_table, judge=_judge_mnist_gain))
 for _claim, _effect in (("variance", VARIANCE_EFFECT), ("order", ORDER_EFFECT), ("sgd", "SGD")):
     judges(f"floor-mnist-{_claim}")(partial(judge_mnist_table, judge=partial(_judge_mnist_equal, name=_effect)))

@@ -52,6 +52,8 @@ class Job(NamedTuple):
     floor: float
     lr: float
     seed: int
+    eps: bool = False
+    """The floor is eps, also in a cell that has eps_s."""
 
 
 def make_recipe(quick: bool, data: Path | None) -> MnistDial:
@@ -79,7 +81,10 @@ def train(job: Job, recipe: MnistDial, data: Path | None) -> dict[str, Any]:
         optimizer=cell, lr=job.lr, beta1=beta1, beta2=beta2, seed=job.seed, digits=recipe.data,  # type: ignore[arg-type]
         epochs=recipe.epochs, **NO_FLOOR[has_eps_s(cell)],  # type: ignore[arg-type]
     )  # fmt: skip
-    settings = with_floor(base, job.floor) if job.floor else base
+    if job.eps:
+        settings = dataclasses.replace(base, eps=job.floor)
+    else:
+        settings = with_floor(base, job.floor) if job.floor else base
     sizes: list[float | None] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at a floor of 1 gradients are hardly normalized: that is meant

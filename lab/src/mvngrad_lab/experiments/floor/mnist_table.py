@@ -1,4 +1,4 @@
-"""The eight arms and SGD on 5,000 digits, with a hundred seeds, on a CPU in minutes."""
+"""The eight arms, two more and SGD on 5,000 digits, with a hundred seeds, on a CPU in minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from mvngrad_lab.arrays import to_json
 from mvngrad_lab.experiments import Tick
-from mvngrad_lab.experiments.floor.arms import MNIST_TABLE_SEEDS
+from mvngrad_lab.experiments.floor.arms import EPS_ARMS, MNIST_TABLE_SEEDS
 from mvngrad_lab.experiments.floor.mnist import SGD, Job, MnistDial, make_jobs, train_jobs
 from mvngrad_lab.tasks.mnist import data as mnist
 
@@ -36,13 +36,14 @@ def make_recipe(quick: bool, data: Path | None) -> MnistTable:
 
 
 def name_arm(job: Job) -> str:
-    """Its name in `arms.GRID_ARMS`, or SGD."""
-    return SGD if job.cell == SGD else f"{job.cell}-{'floor' if job.floor else 'none'}"
+    """Its name in `arms.GRID_ARMS`, SGD, or in EPS_ARMS."""
+    return SGD if job.cell == SGD else f"{job.cell}-{'eps' if job.eps else 'floor' if job.floor else 'none'}"
 
 
 def run(recipe: MnistTable, data: Path | None, tick: Tick) -> dict[str, Any]:
     """Train every rate with the tuning seeds, then each arm with the others at its best rate by validation accuracy."""
     tuning = make_jobs(dataclasses.replace(recipe, seeds=recipe.tuning_seeds))
+    tuning += [job._replace(eps=True) for job in tuning if name_arm(job._replace(eps=True)) in EPS_ARMS and job.floor]
     some = {name_arm(job): job for job in tuning}
     share = len(tuning) / (len(tuning) + len(some) * len(recipe.seeds))
     accuracies: dict[str, dict[float, list[float]]] = {arm: {} for arm in some}
