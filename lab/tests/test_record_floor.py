@@ -12,13 +12,15 @@ from test_record_decay import make_grid_rows, read_grid
 from mvngrad.diagnostics import diagnose, read_records
 from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_LANGUAGE
 from mvngrad_lab.experiments.floor import arms as floor_arms
-from mvngrad_lab.experiments.floor.effects import compute_effects
+from mvngrad_lab.experiments.floor.effects import VARIANCE_AT_EPS, compute_effects, compute_mnist_effects
 from mvngrad_lab.experiments.floor.findings import get_judged_arms
 from mvngrad_lab.experiments.floor.judge import MARGIN
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
+from mvngrad_lab.recipe import COUPLED
+from mvngrad_lab.report.statistics import mean_and_deviation
 from mvngrad_lab.report.verdicts import find_judges, find_latest
 from mvngrad_lab.store import load_runs
 
@@ -135,6 +137,36 @@ def test_the_dial_on_the_sample_of_mnist():
     assert text.format(*gains, *p, verdict.status) in read("log.md")
     readme = " ".join(FLOOR_README.read_text().split())
     assert f"they gain {min(gains)} to {max(gains)}, which is shown for MVN-Grad alone" in readme
+
+
+def test_the_eight_arms_on_the_sample_of_mnist():
+    """If this fails after a new run: the log's entry on 100 seeds, README, index and settings page."""
+    result = next(each.result for each in load_results() if each.name == "floor-mnist-table")
+    log, index, settings, readme = map(read, ("log.md", "index.md", "how-to/settings.md", "../README.md"))
+    values = {arm: [*by_seed.values()] for arm, by_seed in result["arms"].items()}
+    means = {arm: mean_and_deviation(row) for arm, row in values.items()}
+    for kind in ("none", "floor"):
+        assert " | ".join(means[f"{cell}-{kind}"] for cell in COUPLED) in log
+    assert "| {adabelief-eps} | {mvngrad-eps} |".format(**means) in log
+    assert f"SGD reaches {means['sgd']}." in log
+    effects = compute_mnist_effects(result)
+    gains = {name.partition(", ")[2]: effect for name, effect in effects.items() if name.startswith("floor, ")}
+    assert ", ".join(f"{name} {effect}" for name, effect in gains.items()) in log
+    epsilon, order, place = (effects[name] for name in (VARIANCE_AT_EPS, "momentum last", "eps_s less eps"))
+    for effect in (epsilon, order, effects["variance"], effects["variance, with a floor"], effects["SGD"]):
+        assert f"{effect} |" in log
+    assert f"({str(effects['floor x variance']).replace(' (', ', ').rstrip(')')})" in log
+    for claim in ("gain", "order", "variance", "epsilon", "sgd"):
+        status = find_judges()[f"floor-mnist-{claim}"](result).status
+        assert re.search(rf"`floor-mnist-{claim}`[^|]*\|[^|]*\| {status}", log)
+    low, high = (f"{end([effect.estimate for effect in gains.values()]):.1f}" for end in (min, max))
+    for page in (index, settings):
+        assert f"[{low} to {high} points](" in page
+    assert f"a floor of 1e-2 adds {low} to {high}." in readme
+    assert "by {:.2f} points (95%: {:.2f} to {:.2f});".format(epsilon.estimate, *epsilon.interval()) in index
+    assert "another {:.2f} ({:.2f} to {:.2f}).".format(place.estimate, *place.interval()) in index
+    assert "by {:.2f} ({:.2f} to {:.2f}).".format(order.estimate, *order.interval()) in index
+    assert f"gain another {place.estimate:.2f}." in settings
 
 
 def format_rate(rate):
