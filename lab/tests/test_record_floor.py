@@ -61,9 +61,10 @@ def test_the_floor_runs_at_200_epochs():
     readme, index = " ".join((ROOT / "README.md").read_text().split()), " ".join(read("index.md").split())
     without = {cell: fmean(arms[f"{cell}-none"].values()) for cell in cells}
     leads = [without[a] - without[b] for a, b in product(("adam", "mvngrad"), ("laprop", "adabelief"))]
-    p = re.search(r"variance x order ([\d.]+)", find_judges()["floor-interactions"](tables["floor-table"]).measured)[1]
+    measured = find_judges()["floor-interactions"](tables["floor-table"]).measured
+    p = re.search(r"floor x variance x order ([\d.]+)", measured)[1]
     above = f"Adam and MVN-Grad are {min(leads):.1f} to {max(leads):.1f} points above LaProp and AdaBelief"
-    assert re.search(rf"{above} \(\[variance and order interact\]\S+, p = {p}\)", index)
+    assert re.search(rf"{above} \(\[floor, variance and order interact\]\S+, p = {p}\)", index)
     for page in (settings, readme, index):
         assert f"{min(gains):.1f} to {max(gains):.1f} points" in page
     floor = compute_effects(tables["floor-table"])["floor"]
@@ -153,7 +154,8 @@ def test_the_eight_arms_on_the_sample_of_mnist():
     gains = {name.partition(", ")[2]: effect for name, effect in effects.items() if name.startswith("floor, ")}
     assert ", ".join(f"{name} {effect}" for name, effect in gains.items()) in log
     epsilon, order, place = (effects[name] for name in (VARIANCE_AT_EPS, "momentum last", "eps_s less eps"))
-    for effect in (epsilon, order, effects["variance"], effects["variance, with a floor"], effects["SGD"]):
+    assert f"{str(epsilon)[:-1]}; p = {epsilon.p_different():.2g} that it is not 0) |" in log
+    for effect in (order, effects["variance"], effects["variance, with a floor"], effects["SGD"]):
         assert f"{effect} |" in log
     assert f"({str(effects['floor x variance']).replace(' (', ', ').rstrip(')')})" in log
     for claim in ("gain", "order", "variance", "epsilon", "sgd"):
@@ -162,10 +164,14 @@ def test_the_eight_arms_on_the_sample_of_mnist():
     low, high = (f"{end([effect.estimate for effect in gains.values()]):.1f}" for end in (min, max))
     for page in (index, settings):
         assert f"[{low} to {high} points](" in page
-    assert f"a floor of 1e-2 adds {low} to {high}." in readme
-    assert "by {:.2f} points (95%: {:.2f} to {:.2f});".format(epsilon.estimate, *epsilon.interval()) in index
-    assert "another {:.2f} ({:.2f} to {:.2f}).".format(place.estimate, *place.interval()) in index
-    assert "by {:.2f} ({:.2f} to {:.2f}).".format(order.estimate, *order.interval()) in index
+    centered = effects["variance, with a floor"]
+    assert "by {:.2f} points (95%: {:.2f} to {:.2f}).".format(order.estimate, *order.interval()) in index
+    assert "adds {:.2f} ({:.3f} to {:.3f}) if".format(epsilon.estimate, *epsilon.interval()) in index
+    assert "and {:.2f} ({:.2f} to {:.2f}) if".format(centered.estimate, *centered.interval()) in index
+    assert f"adds [{epsilon.estimate:.2f} points]" in readme
+    assert "(95%: {:.3f} to {:.3f}) if the floor is `eps` in all four".format(*epsilon.interval()) in readme
+    assert f"and a floor of 1e-2 adds {low} to {high}." in readme
+    assert "adds {:.2f} points (95%: {:.2f} to {:.2f})".format(place.estimate, *place.interval()) in log
     assert f"gain another {place.estimate:.2f}." in settings
 
 
