@@ -25,7 +25,7 @@ from mvngrad.diagnostics.records import Record
 from mvngrad.diagnostics.sinks import Sink, check_sink, close_sink, make_sink
 from mvngrad.diagnostics.spikes import GRADIENT_SPIKE, RECOVERED, SpikeTracker
 from mvngrad.diagnostics.state import SAMPLE, GroupView, Sample, copy_to_host, get_extent, pick_large_params, view_group
-from mvngrad.optim.inputs import StepSums
+from mvngrad.optim.inputs import Sums
 from mvngrad.optim.optimizer import RuleOptimizer
 from mvngrad.optim.tensors import get_local, resolve_bits, view_as_real
 
@@ -136,7 +136,7 @@ class Monitor:
             number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
             self._logged.setdefault(name, []).append(number.float().reshape(()))
 
-    def get_sums(self, group: int) -> list[tuple[StepSums, int]]:
+    def get_sums(self, group: int) -> Sums:
         """The sums that the last step of a group wrote; empty without a kernel that writes them."""
         return [] if self._sums_source is None else self._sums_source.get_sums(group)
 
@@ -251,7 +251,7 @@ class _NotedStep(NamedTuple):
     """What stays on the device from a step until the next record."""
 
     step: int
-    sums: list[tuple[StepSums, int]]
+    sums: Sums
     """The sums that the step wrote, if a kernel took it; the rest is for the other steps."""
     norms: Tensor | None = None
     """The gradient norm of each parameter that had a gradient."""
@@ -397,7 +397,7 @@ class _GroupMonitor:
         wide = all(state[name].dtype in (torch.float32, torch.float64) for name in self.view.names.values())
         return RESOLVED if wide else COARSELY_RESOLVED
 
-    def _get_all_sums(self) -> list[StepSums]:
+    def _get_all_sums(self) -> list[Any]:
         """Those of the noted steps, each once."""
         return list(dict.fromkeys(sums for noted in self.noted for sums, _ in noted.sums))
 

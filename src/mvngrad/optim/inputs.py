@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat
 from operator import attrgetter, is_, itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,14 @@ from mvngrad.optim.tensors import (
 )
 from mvngrad.rule import Hyper, Rule
 
+if TYPE_CHECKING:
+    from mvngrad.optim.backends.cuda.launch import StepSums
+
 Group = dict[str, Any]
 State = dict[str, list[Tensor]]
 """For each name that state is stored under, one tensor for each parameter."""
+Sums = list[tuple["StepSums", int]]
+"""What the CUDA kernel wrote at a step: sums, each with the row of that step."""
 
 _get_grad = attrgetter("grad")
 _get_common_options = itemgetter(
@@ -89,53 +94,6 @@ def view_state_as_real(state: State) -> State:
     return {name: list(map(view_as_real, tensors)) for name, tensors in state.items()}
 
 
-class StepSums:
-    """Sums that the CUDA kernel writes at each step: of squared gradients, and of squared changes of x over lr.
-
-    Each program of the kernel writes two partial sums to the row of the step. They are added up, in a fixed order, when
-    the rows are used up or when `get_totals` reads them; later steps need another `StepSums`.
-    """
-
-    def __init__(self, programs: int, coordinates: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.coordinates = coordinates
-        steps = max(1, min(64, 2**20 // programs))  # a few megabytes
-        even = programs + programs % 2  # so that every row is aligned to 16 bytes
-        self._partial: Tensor | None = torch.zeros(steps, even, 2, dtype=dtype, device=device)
-        self._address, self._row_bytes = self._partial.data_ptr(), self._partial[0].nbytes
-        self._totals: Tensor | None = None
-        self._used, self._steps = 0, steps
-
-    def close_if_full(self) -> bool:
-        """Add up the sums if all rows are used; return True if later steps need another `StepSums`."""
-        if self._used == self._steps:
-            self.get_totals()
-        return self._partial is None
-
-    def reserve(self) -> int:
-        """Take the next row and return its index."""
-        self._used += 1
-        return self._used - 1
-
-    def get_address(self, row: int) -> int:
-        return self._address + row * self._row_bytes
-
-    def get_row(self, row: int) -> Tensor:
-        assert self._partial is not None
-        return self._partial[row]
-
-    def __len__(self) -> int:
-        """The number of steps that wrote their sums."""
-        return self._used
-
-    def get_totals(self) -> Tensor:
-        """The two sums of each step, on the device; no further step can write its sums here."""
-        if self._partial is not None:
-            self._totals = self._partial[: self._used].sum(1, dtype=torch.float64)
-            self._partial = None
-        assert self._totals is not None
-        return self._totals
-
-
 class StepInputs:
     """The tensors of one step of one group, and what a backend derived from their addresses.
 
@@ -175,8 +133,8 @@ class StepInputs:
         self.found_inf: Tensor | None = None
         self.writes_sums = False
         """Whether the CUDA kernel writes sums; other backends write none."""
-        self.sums: list[tuple[StepSums, int]] = []
-        """The sums that the last step wrote, each with the row of that step."""
+        self.sums: Sums = []
+        """Those of the last step."""
         self.captured: list[Any] = []
         """What CUDA graphs read and write at every replay, owned by the optimizer for as long as it lives."""
         self.sharded: list[Tensor] = []

@@ -24,7 +24,7 @@ from mvngrad.optim.formats import (
     is_stored_as,
     parse_state_dtype,
 )
-from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, StepSums, make_hyper, read_lr
+from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, Sums, make_hyper, read_lr
 from mvngrad.optim.options import (
     OPTIONS,
     check_group,
@@ -127,9 +127,9 @@ class RuleOptimizer(Optimizer):
         defaults |= {name: OPTIONS[name] for name in self.rule.options}
         defaults |= {name: value for name, value in options.items() if value is not None}
         self._inputs: list[StepInputs] = []
-        self._sums: dict[int, list[tuple[StepSums, int]]] = {}
-        """By the index of a group, the sums that the last step wrote, each with the row of that step."""
-        self._new_sums: dict[int, list[tuple[StepSums, int]]] = {}
+        self._sums: dict[int, Sums] = {}
+        """By the index of a group, the sums of the last step."""
+        self._new_sums: dict[int, Sums] = {}
         """The same of a step that has not ended: with `release_gradients`, steps begin in backward."""
         self.gradient_release: Any = None
         """Set by `mvngrad.release_gradients`."""
@@ -396,8 +396,8 @@ class RuleOptimizer(Optimizer):
         for i, param in enumerate(members):
             inputs.steps[i] = self.state[param]["step"] = inputs.steps[i].to(param.device, get_step_dtype())
 
-    def get_sums(self, index: int) -> list[tuple[StepSums, int]]:
-        """The sums that the last step of a group wrote, each with the row of that step; empty if it wrote none."""
+    def get_sums(self, index: int) -> Sums:
+        """The sums that the last step of a group wrote; empty if it wrote none."""
         return self._sums.get(index, [])
 
     @property

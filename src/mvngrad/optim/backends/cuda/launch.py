@@ -28,7 +28,7 @@ from mvngrad.optim.backends.table import (
     write_back,
 )
 from mvngrad.optim.formats import to_int32
-from mvngrad.optim.inputs import StepInputs, StepSums
+from mvngrad.optim.inputs import StepInputs
 from mvngrad.rule import Hyper
 
 DTYPES = {getattr(torch, name): getattr(tl, name) for name in ("float64", "float32", "bfloat16", "float16", "uint8")}
@@ -61,6 +61,53 @@ def step(inputs: StepInputs, hyper: Hyper) -> None:
         # ShardedGradScaler's found_inf has one dimension, and is the number of processes with an overflow.
         count += 1 if inputs.found_inf is None else (inputs.found_inf.squeeze() == 0).to(count)
     inputs.addresses_changed = False
+
+
+class StepSums:
+    """Sums that the CUDA kernel writes at each step: of squared gradients, and of squared changes of x over lr.
+
+    Each program of the kernel writes two partial sums to the row of the step. They are added up, in a fixed order, when
+    the rows are used up or when `get_totals` reads them; later steps need another `StepSums`.
+    """
+
+    def __init__(self, programs: int, coordinates: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.coordinates = coordinates
+        steps = max(1, min(64, 2**20 // programs))  # a few megabytes
+        even = programs + programs % 2  # so that every row is aligned to 16 bytes
+        self._partial: Tensor | None = torch.zeros(steps, even, 2, dtype=dtype, device=device)
+        self._address, self._row_bytes = self._partial.data_ptr(), self._partial[0].nbytes
+        self._totals: Tensor | None = None
+        self._used, self._steps = 0, steps
+
+    def close_if_full(self) -> bool:
+        """Add up the sums if all rows are used; return True if later steps need another `StepSums`."""
+        if self._used == self._steps:
+            self.get_totals()
+        return self._partial is None
+
+    def reserve(self) -> int:
+        """Take the next row and return its index."""
+        self._used += 1
+        return self._used - 1
+
+    def get_address(self, row: int) -> int:
+        return self._address + row * self._row_bytes
+
+    def get_row(self, row: int) -> Tensor:
+        assert self._partial is not None
+        return self._partial[row]
+
+    def __len__(self) -> int:
+        """The number of steps that wrote their sums."""
+        return self._used
+
+    def get_totals(self) -> Tensor:
+        """The two sums of each step, on the device; no further step can write its sums here."""
+        if self._partial is not None:
+            self._totals = self._partial[: self._used].sum(1, dtype=torch.float64)
+            self._partial = None
+        assert self._totals is not None
+        return self._totals
 
 
 class CachedLaunches(NamedTuple):
