@@ -103,6 +103,11 @@ LOG_OF_ZERO = -1e30
 """For backends that compute 1 - beta^t as -expm1(t log beta): finite, so that its product with 0 steps is 0."""
 
 
+def get_log(beta: float) -> float:
+    """log(beta); `LOG_OF_ZERO` for 0."""
+    return math.log(beta) if beta else LOG_OF_ZERO
+
+
 def may_be_nonzero(number: Any) -> bool:
     """False for the numbers 0 and 0.0 only. The value of a tensor cannot be read under compilation."""
     return not isinstance(number, (int, float)) or number != 0

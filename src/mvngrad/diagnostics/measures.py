@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mvngrad.optim.tensors import log_beta
-from mvngrad.rule import Hyper, Rule
+from mvngrad.rule import Hyper, Rule, get_log
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -49,13 +47,8 @@ MIN_LAYER_SAMPLE = 8
 def correct_bias(hyper: Hyper, state: Mapping[str, Tensor], t: Tensor) -> dict[str, Tensor]:
     """Divide each average by 1 - beta^t. `t` has the step count of each coordinate, or one for all."""
     decays = {"m": hyper.mean_decay, "u": hyper.beta1, "v": hyper.beta2, "s": hyper.beta2}
-    corrections = {decay: -torch.expm1(t * _get_log(decay)) for decay in {decays[letter] for letter in state}}
+    corrections = {decay: -torch.expm1(t * get_log(decay)) for decay in {decays[letter] for letter in state}}
     return {letter: values / corrections[decays[letter]] for letter, values in state.items()}
-
-
-@lru_cache(maxsize=16)
-def _get_log(decay: float) -> Tensor:
-    return log_beta(decay, torch.ones(1, dtype=torch.float64, device="cpu"))
 
 
 def update_sizes(rule: Rule, hyper: Hyper, averages: Mapping[str, Tensor]) -> Tensor:

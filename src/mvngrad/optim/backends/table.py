@@ -6,7 +6,6 @@ the same table. A `KernelCall` is what one call of a kernel steps.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mvngrad.optim.inputs import State, StepInputs
-from mvngrad.rule import LOG_OF_ZERO
 
 
 class Row(IntEnum):
@@ -176,11 +174,6 @@ def get_dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """The strides of a tensor or, if it has gaps in memory, of a dense tensor like it."""
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.stride() if tensor.numel() == 1 + span else torch.empty_like(tensor, device="meta").stride()
-
-
-def get_log(beta: float) -> float:
-    """log(beta); `LOG_OF_ZERO` for 0."""
-    return math.log(beta) if beta else LOG_OF_ZERO
 
 
 def get_mean_weight(decay: float) -> tuple[float, bool]:

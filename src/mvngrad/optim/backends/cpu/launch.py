@@ -15,7 +15,6 @@ from mvngrad.optim.backends.table import (
     KernelCall,
     Row,
     fill,
-    get_log,
     get_mean_weight,
     make_kernel_calls,
     make_row,
@@ -23,7 +22,7 @@ from mvngrad.optim.backends.table import (
 )
 from mvngrad.optim.formats import to_int32
 from mvngrad.optim.inputs import StepInputs
-from mvngrad.rule import Hyper
+from mvngrad.rule import Hyper, get_log
 
 CHUNK = 2**14
 """Coordinates in the pieces that threads share: 400 KB of float32 with its state, which fit a core's cache."""

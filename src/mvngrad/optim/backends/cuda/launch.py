@@ -20,7 +20,6 @@ from mvngrad.optim.backends.table import (
     KernelCall,
     Row,
     fill,
-    get_log,
     get_mean_weight,
     make_kernel_calls,
     make_row,
@@ -29,7 +28,7 @@ from mvngrad.optim.backends.table import (
 )
 from mvngrad.optim.formats import to_int32
 from mvngrad.optim.inputs import StepInputs
-from mvngrad.rule import Hyper
+from mvngrad.rule import Hyper, get_log
 
 DTYPES = {getattr(torch, name): getattr(tl, name) for name in ("float64", "float32", "bfloat16", "float16", "uint8")}
 SHAPES = {
