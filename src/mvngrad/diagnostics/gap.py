@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from mvngrad.diagnostics.state import GroupView, load_state, view_group
+from mvngrad.diagnostics.state import GroupView, load_values, view_group
 from mvngrad.optim.backends.eager import OUT_OF_PLACE
 from mvngrad.optim.tensors import get_local, get_local_like, resolve_bits, view_as_real
 from mvngrad.rule import ADABELIEF, ADAM, LAPROP, MVNGRAD, Rule
@@ -89,7 +89,7 @@ class _FrozenParameter:
         self.sign = -1.0 if hyper.maximize else 1.0
         # Decoupled decay adds no variance. AdaBelief has no z_clip, so clipping would count as an effect of the order.
         self.hyper = hyper._replace(lr=1.0, weight_decay=0.0, maximize=False, z_clip=None)
-        values = {letter: load_state(state, name, dtype) for letter, name in view.names.items()}
+        values = {letter: load_values(state, name, dtype) for letter, name in view.names.items()}
         if view.rule.lean:
             values["m"] = view.rule.reconstruct_mean(values, self.t, hyper, OUT_OF_PLACE)
         # u_{t-1} is a constant given the past, so 0 gives the same variance; AdaBelief does not have it.

@@ -67,18 +67,18 @@ def get_extent(param: Tensor) -> tuple[int, torch.device]:
     return count_coordinates(param), get_local(param).device
 
 
-def load_state(state: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor:
+def load_values(state: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor:
     """The local part of a state tensor as floats; the tensor itself if it has that dtype."""
     return formats.load_state((name,), {key: get_local(value) for key, value in state.items()}, dtype)[name]
 
 
-def load_state_at(state: dict[str, Any], name: str, index: Tensor | None) -> Tensor:
+def load_values_at(state: dict[str, Any], name: str, index: Tensor | None) -> Tensor:
     """The values of a state tensor at flat indices, or all values, as a row."""
     tensor, scale = view_as_real(get_local(state[name])), state.get(f"{name}_scale")
     if scale is not None and index is not None and tensor.is_contiguous():  # decode only the sampled codes
         return formats.INT8.decode(name, torch.take(tensor, index), scale[..., index // formats.BLOCK])
     if scale is not None:
-        tensor = load_state(state, name, torch.float32)
+        tensor = load_values(state, name, torch.float32)
     return tensor.reshape(-1) if index is None else torch.take(tensor, index)
 
 
@@ -136,7 +136,7 @@ class Sample:
 
     def load_rows(self, optimizer: Optimizer, name: str) -> list[Tensor]:
         """The sampled values of a state tensor, one row for each sampled parameter."""
-        return [load_state_at(optimizer.state[piece.param], name, piece.indices) for piece in self.pieces]
+        return [load_values_at(optimizer.state[piece.param], name, piece.indices) for piece in self.pieces]
 
     def step_counts(self, optimizer: Optimizer) -> list[Tensor]:
         """The step counts of the sampled parameters."""
