@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import mvngrad
 from mvngrad_lab.errors import InvalidInput
-from mvngrad_lab.recipe import RULES, TrainingRecipe, get_cell, hash_code
+from mvngrad_lab.recipe import TrainingRecipe, hash_code
 
-CLASSES = {name: rule.name.replace("-", "") for name, rule in RULES.items()}
-"""Class of our optimizer for each cell, without the W of decoupled weight decay."""
+CLASSES = {name.lower(): name for name in mvngrad.__all__ if not name.islower()}
+"""Our classes by their name in recipes."""
 OPTIMIZER_FIELDS = (
     "optimizer", "beta1", "beta2", "eps", "eps_s", "weight_decay", "state_dtype", "beta_mean", "z_clip", "lean"
 )  # fmt: skip
@@ -76,9 +76,7 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module, lr: Tensor) -> torc
         if any("lr" not in group for group in theirs.param_groups):
             raise InvalidInput(f"{recipe.optimizer} has no lr in its param_groups, where the schedule sets it")
         return theirs
-    cell = get_cell(recipe.optimizer)
-    suffix = "W" if cell != recipe.optimizer else ""
-    optimizer = getattr(mvngrad, CLASSES[cell] + suffix)(
+    optimizer = getattr(mvngrad, CLASSES[recipe.optimizer])(
         groups,
         lr=lr,
         betas=(recipe.beta1, recipe.beta2),
