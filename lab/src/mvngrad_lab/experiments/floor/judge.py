@@ -37,6 +37,7 @@ from mvngrad_lab.report.verdicts import (
     REPRODUCED,
     UNDECIDED,
     Estimate,
+    Judge,
     Strip,
     Verdict,
     decide,
@@ -70,12 +71,12 @@ PAPERS_SETTINGS = ", the paper's settings"
 ONE_SEED = "A comparison, not a verdict: one seed."
 
 
-def of_whole_seeds(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
+def of_whole_seeds(judge: Callable[[list[str], Effects], Verdict]) -> Judge:
     """Call a judge with the seeds that all eight arms have and the effects, unless there is an obstacle."""
 
-    def judge_result(result: dict[str, Any], **options: Any) -> Verdict:
+    def judge_result(result: dict[str, Any]) -> Verdict:
         seeds, values = get_seeds_of_look(result["arms"])
-        return find_obstacle(values, len(seeds)) or judge(seeds, compute_effects(result), **options)
+        return find_obstacle(values, len(seeds)) or judge(seeds, compute_effects(result))
 
     return judge_result
 
