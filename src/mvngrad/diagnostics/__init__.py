@@ -1,4 +1,12 @@
-"""Measure on any model what the paper measures: variance gap, signal to noise, sign collapse, spikes."""
+"""Measure on any model what the paper measures: variance gap, signal to noise, sign collapse, spikes. The files:
+
+    monitor.py, state.py, measures.py, spikes.py   record a training: a hook, what it samples, what it computes
+    records.py, sinks.py                           what a record is; read records, write records
+    diagnosis.py, signal_to_noise.py, floor.py     judge records, in the words of statements.py
+    gap.py                                         the variance gap at one state, without records
+
+Reading and judging records needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +23,7 @@ if TYPE_CHECKING:
     from mvngrad.diagnostics.gap import VarianceGap as VarianceGap, variance_gap as variance_gap
     from mvngrad.diagnostics.monitor import Monitor as Monitor
 
-# Imported on first use, because they import torch: records can be read and judged without it.
+# Imported on first use, because they import torch.
 _LAZY = {"Monitor": "monitor", "VarianceGap": "gap", "variance_gap": "gap"}
 __all__ = ["Diagnosis", "JSONLines", "SpikeRule", "TensorBoard", "diagnose", "find_spikes", "read_records", *_LAZY]
 
