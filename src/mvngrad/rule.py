@@ -202,7 +202,7 @@ class Rule:
     def check(self, hyper: Hyper, owner: str | None = None, names: Mapping[str, str] = MappingProxyType({})) -> None:
         """Raise a ValueError that names the first hyper-parameter out of range.
 
-        The message begins with `owner`, by default the cell. `names` replaces torch's names of arguments in it.
+        The message begins with `owner`, by default the cell. `names` replaces names of arguments in torch by others.
         """
 
         def demand(name: str, value: Any, holds: Callable[[float], bool], valid: str) -> None:

@@ -37,8 +37,8 @@ int8, which rounds at random in every step. A smaller one is hidden by the floor
 
 FORGOTTEN = 1e-12
 """A coordinate has no gradient now if |m|, or |u| times the divisor, is below this share of its root: at beta1 = 0.9 it
-has had none for some 300 steps. Meanwhile its root decays to the floor, but divides nothing, and rises again with the
-next gradient."""
+has had none for some 300 steps. Its root has decayed since, perhaps to the floor, which does not matter: there is
+nothing to divide, and the next gradient raises it."""
 
 MIN_LAYER_SAMPLE = 8
 """The smallest number of sampled coordinates for which a parameter has values of its own."""

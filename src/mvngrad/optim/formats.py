@@ -57,7 +57,7 @@ GOLDEN = -1640531527
 GROUP_STEP = 0x85EBCA6B
 """An odd number: what the seeds of successive groups differ by."""
 SHIFTS = {"m": 0, "u": 8, "v": 16, "s": 16, "x": 16}
-"""The lowest of the 16 bits of a word of `Noise` that round each state, and the parameter x."""
+"""Where in a word of `Noise` the 16 bits begin that round each state, and the parameter x."""
 ROUND_TO_NEAREST = 2**15
 """The value of 16 random bits that rounds to the nearest."""
 
@@ -143,8 +143,8 @@ def copy_rounded(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
 
 # Split master weights: bfloat16 parameters, and the low bits of their float32 values as the state `low`.
 #
-# The parameter is the nearest bfloat16 number to its master, ties away from zero, and `low` the difference of their
-# bits. Casts round ties to even, which would take one bit more: both neighbours of an even number round to it.
+# The parameter is the nearest bfloat16 number to its master, and `low` the difference of their bits. Ties are rounded
+# away from zero. To even, as casts round them, `low` would need one bit more: an even number gets ties from both sides.
 
 
 def join_master(param: Tensor, low: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def encode_squares(value: Tensor, noise: Tensor | int) -> tuple[Tensor, Tensor, 
 
 
 def _round_up(bits: Tensor, cut: Tensor | int) -> Tensor:
-    """The most that `bits` can be after rounding, as a number of steps."""
+    """`bits` over 2^cut, rounded up: the largest number of steps that noise can give."""
     return -((-bits) >> cut)
 
 

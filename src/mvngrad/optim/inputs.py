@@ -145,7 +145,8 @@ class StepInputs:
         # How `refresh` and `_iterate_stored` fetch the tensors
         self._has_sharded = False
         self._filters_params = False
-        """Whether `refresh` looks for parameters without gradients: not if all had one, and none is sharded."""
+        """Whether `refresh` compares which parameters have gradients. If all had one and none is sharded it need not: a
+        gradient that is missing has no layout."""
         self._first_position = 0
         """The position in the optimizer's state of the first parameter with a gradient; the others usually follow."""
         self._get_values: Callable[[Any], tuple[Tensor, ...]]

@@ -357,9 +357,9 @@ class RuleOptimizer(Optimizer):
         return inputs
 
     def _init_group(self, group: Group, compiling: bool, indices: list[int], *tensors: list[Tensor]) -> int:
-        # torch.compile looks for this name and for one flat list of each kind of tensor: it runs this function
-        # instead of tracing it, and makes a constant of its result, the rounding seed. It knows only the tensors of
-        # the optimizer: a local part would become a constant too, and every step would use the first gradient.
+        # torch.compile does not trace a method of this name: it runs it, looks for one flat list of each kind of
+        # tensor, and makes a constant of its result, the rounding seed. It knows the optimizer's own tensors only: a
+        # local part of one would become a constant too, so that every step would use the first gradient.
         (params, grads, steps, *stored), names = tensors, self._get_stored_names(group)
         whole = compiling or group["differentiable"]
         for i, param in zip(group.get("param_indices") or range(len(group["params"])), group["params"], strict=True):
