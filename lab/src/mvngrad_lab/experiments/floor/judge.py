@@ -454,16 +454,17 @@ def _judge_mnist_gain(seeds: list[str], effects: Effects) -> Verdict:
     return _judge_gains(effects, describe_seeds(seeds, effects["floor"]), len(seeds), least=MNIST_MARGIN)
 
 
-def _judge_mnist_equal(seeds: list[str], effects: Effects, name: str) -> Verdict:
+def _judge_mnist_equal(seeds: list[str], effects: Effects, name: str, margin: float = MNIST_MARGIN) -> Verdict:
     parts = {each: effect for each, effect in effects.items() if each.partition(",")[0] == name}
-    return _judge_equivalence(parts, seeds, margin=MNIST_MARGIN)
+    return _judge_equivalence(parts, seeds, margin=margin)
 
 
-def _judge_mnist_epsilon(seeds: list[str], effects: Effects) -> Verdict:
-    return _judge_equivalence({VARIANCE_AT_EPS: effects[VARIANCE_AT_EPS]}, seeds, margin=MNIST_EPS_MARGIN)
-
-
-judges("floor-mnist-epsilon")(partial(judge_mnist_table, judge=_judge_mnist_epsilon))
-judges("floor-mnist-gain")(partial(judge_mnist_table, judge=_judge_mnist_gain))
-for _claim, _effect in (("variance", VARIANCE_EFFECT), ("order", ORDER_EFFECT), ("sgd", "SGD")):
-    judges(f"floor-mnist-{_claim}")(partial(judge_mnist_table, judge=partial(_judge_mnist_equal, name=_effect)))
+MNIST_JUDGES: dict[str, Callable[[list[str], Effects], Verdict]] = {
+    "gain": _judge_mnist_gain,
+    "variance": partial(_judge_mnist_equal, name=VARIANCE_EFFECT),
+    "order": partial(_judge_mnist_equal, name=ORDER_EFFECT),
+    "sgd": partial(_judge_mnist_equal, name="SGD"),
+    "epsilon": partial(_judge_mnist_equal, name=VARIANCE_AT_EPS, margin=MNIST_EPS_MARGIN),
+}
+for _claim, _judge in MNIST_JUDGES.items():
+    judges(f"floor-mnist-{_claim}")(partial(judge_mnist_table, judge=_judge))
