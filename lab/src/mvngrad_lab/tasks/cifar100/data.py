@@ -71,7 +71,8 @@ def load(folder: Path | None = None) -> Cifar100:
     contents = [files.read_verified(path, known) for path, known in zip(paths, form, strict=True)]
     if form is ARRAYS:
         return _from_arrays(*contents)
-    return _from_pickles(*(contents if form is PICKLES else _unpack(*contents)))
+    train, test = contents if form is PICKLES else _unpack(*contents)
+    return Cifar100(*_unpickle(train), *_unpickle(test), f"{ALL_IMAGES} as published, sha256 verified")
 
 
 def download(folder: Path | None = None, on_progress: OnProgress | None = None) -> Path:
@@ -120,10 +121,6 @@ class _Unpickler(pickle.Unpickler):
         if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
             return _Array
         raise pickle.UnpicklingError(f"CIFAR-100 is pickled without {module}.{name}")
-
-
-def _from_pickles(train: bytes | bytearray, test: bytes | bytearray) -> Cifar100:
-    return Cifar100(*_unpickle(train), *_unpickle(test), f"{ALL_IMAGES} as published, sha256 verified")
 
 
 def _unpickle(content: bytes | bytearray) -> tuple[Tensor, Tensor]:
