@@ -153,17 +153,13 @@ def list_powers(power: Callable[..., float], values: Sequence[float], unit: str)
     return f"{', '.join(f'{power(value):.2f}' for value in values)} for {', '.join(f'{v:g}' for v in values)}{unit}"
 
 
-def find_sentences() -> dict[str, str]:
-    """The sentence on power in the rule of each claim."""
-    return {claim: text for module in import_all("power") for claim, text in module.make_sentences().items()}
-
-
 def main() -> None:
     for seeds in SEEDS:
         powers = (f"{difference} deviations {welch_power(seeds, difference):.2f}" for difference in DIFFERENCES)
         print(f"{seeds} seeds each, level {LEVEL}: {', '.join(powers)}")
-    for claim, sentence in find_sentences().items():
-        print(f"{claim}: {sentence}")
+    for module in import_all("power"):
+        for claim, sentence in module.make_sentences().items():
+            print(f"{claim}: {sentence}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ SPIKE = Mark("spike, as high as its norm", "mvngrad", marker="^", line=False)
 LAYERS, COLUMNS = 24, 60
 """The most rows and columns of a heat map."""
 
-SHARES = ("epsilon_floor",)
 LAYER_MAPS = (
     ("epsilon_floor", "At epsilon's floor", "The share of coordinates whose divisor is mostly epsilon."),
     ("update", "|update| / lr", "The median size of a step in a layer."),
@@ -175,7 +174,7 @@ def _draw_layers(entries: Entries, key: str, title: str, words: str) -> Panel | 
     if len(names) < 2 or not np.isfinite(table).any():
         return None
     low, high = np.nanmin(table), np.nanmax(table)
-    if key in SHARES:
+    if key == "epsilon_floor":
         darkness = table
     else:
         darkness = 0.05 + 0.95 * np.log(table / low) / np.log(high / low) if high > low else np.full_like(table, 0.5)
