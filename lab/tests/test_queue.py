@@ -83,7 +83,8 @@ def test_command_trains_its_queues_in_order_until_too_little_time_is_left(tmp_pa
 
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["run", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
-        queue.run_command("", ("long", "short", "last"), records.read_accuracies, make_queue, lambda *folders: {})
+        queues = queue.Queues(("long", "short", "last"), records.read_accuracies, make_queue)
+        queue.run_command("", queues, lambda *folders: {})
         return capsys.readouterr().out.splitlines()
 
     out = run("long", "short", "last", "--stop-after", "300", "--run-seconds", "600", "0", "0")
@@ -127,7 +128,8 @@ def test_a_queue_that_needs_runs_that_are_left_is_skipped(tmp_path, small_queue,
 
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["run", *arguments, "--runs", str(tmp_path), "--device", "cpu"])
-        queue.run_command("", ("grid", "seeds"), records.read_accuracies, make_queue, lambda *folders: {})
+        queues = queue.Queues(("grid", "seeds"), records.read_accuracies, make_queue)
+        queue.run_command("", queues, lambda *folders: {})
 
     run("grid", "seeds", "--stop-after", "10", "--run-seconds", "20", "0")
     assert capsys.readouterr().out.splitlines() == ["2 runs of grid are left", "seeds: runs of the grid are missing"]
@@ -193,7 +195,7 @@ def test_queues_are_trained_in_order_and_each_sees_the_runs_before_it(tmp_path, 
     monkeypatch.setattr(queue, "train_queue", train_on_a_cpu)
     monkeypatch.setattr(store, "RESULTS", tmp_path / "results")
     options = {"data": None, "tick": shares.append, "on_event": lambda event: None}
-    queue.train_queues(("first", "second"), records.read_accuracies, make_queue, tmp_path, **options)
+    queue.train_queues(queue.Queues(("first", "second"), records.read_accuracies, make_queue), tmp_path, **options)
     assert seen == [("first", 0), ("second", 1)]
     assert shares == [0.5, 1.0]
     assert queue.read_finished(tmp_path / queue.FINISHED).keys() == {recipe.key for recipe in small_queue}

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,12 +32,18 @@ FINISHED = "finished.jsonl"
 GRADIENTS = "gradients.jsonl"
 """In the folder of a run: the root mean square of the last gradient of each epoch."""
 
-ReadRuns: TypeAlias = Callable[..., Mapping[str, Any]]
-"""Called with folders, returns the finished runs in them by key."""
-MakeQueue: TypeAlias = Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]]
-"""Called with the name of a queue and the finished runs, returns its recipes in their order."""
-GetOptions: TypeAlias = Callable[[str], dict[str, Any]]
-"""Called with the name of a queue, returns more options of `train_queue`."""
+
+class Queues(NamedTuple):
+    """The queues of an experiment: lists of recipes, some of which depend on the results of others."""
+
+    names: Sequence[str]
+    """In the order in which they can run."""
+    read_runs: Callable[..., Mapping[str, Any]]
+    """Called with folders, returns the finished runs in them by key."""
+    make: Callable[[str, Mapping[str, Any]], Sequence[TrainingRecipe]]
+    """Called with the name of a queue and the finished runs, returns its recipes in their order."""
+    get_options: Callable[[str], dict[str, Any]] = lambda name: {}
+    """Called with the name of a queue, returns more options of `train_queue`."""
 
 
 def train_queue(
@@ -90,27 +96,24 @@ def train_queue(
 
 
 def train_queues(
-    queues: Sequence[str],
-    read_runs: ReadRuns,
-    make_queue: MakeQueue,
+    queues: Queues,
     root: Path,
     data: Path | None,
     tick: Callable[[float], None],
     on_event: Callable[[Event], Any],
-    get_options: GetOptions = lambda queue: {},
     again: bool = False,
 ) -> None:
     """Train all queues on the GPU, each after those whose results it needs.
 
     With `again` also runs that results/ has.
     """
-    for number, name in enumerate(queues, start=1):
-        runs = read_runs(root, store.RESULTS)
+    for number, name in enumerate(queues.names, start=1):
+        runs = queues.read_runs(root, store.RESULTS)
         train_queue(
-            make_queue(name, runs), root, finished=read_runs(root) if again else runs, stop_after=math.inf,
-            run_seconds=0, on_event=on_event, data=data, device="cuda", compile=True, **get_options(name),
+            queues.make(name, runs), root, finished=queues.read_runs(root) if again else runs, stop_after=math.inf,
+            run_seconds=0, on_event=on_event, data=data, device="cuda", compile=True, **queues.get_options(name),
         )  # fmt: skip
-        tick(number / len(queues))
+        tick(number / len(queues.names))
 
 
 def _add_line(root: Path, run: store.FinishedRun, every_step: bool) -> None:
@@ -257,14 +260,7 @@ def export_queues(
 # The command of an experiment that trains queues
 
 
-def run_command(
-    description: str | None,
-    queues: Sequence[str],
-    read_runs: ReadRuns,
-    make_queue: MakeQueue,
-    export: Callable[[Path, Path], ExportSummary],
-    get_options: GetOptions = lambda queue: {},
-) -> None:
+def run_command(description: str | None, queues: Queues, export: Callable[[Path, Path], ExportSummary]) -> None:
     """Train the queues that the command line names, in this order, or with `export` write what is finished to results/.
 
     One process compiles once for all of them. If too little time is left for a run of one queue, the next may have
@@ -273,7 +269,7 @@ def run_command(
 
     `export(finished, results)` adds the runs of a finished.jsonl to files in `results`.
     """
-    parser = _make_parser(description, queues)
+    parser = _make_parser(description, queues.names)
     args = parser.parse_args()
     if len(args.run_seconds) not in (1, len(args.queue)):
         parser.error(f"{len(args.run_seconds)} --run-seconds for {len(args.queue)} queues; give one, or one for each")
@@ -283,7 +279,7 @@ def run_command(
         if args.queue == ["export"]:
             _print_exported(export(args.runs / FINISHED, args.results), args.results)
             return
-        _train_named_queues(args, read_runs, make_queue, get_options)
+        _train_named_queues(args, queues)
     except UserError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 
@@ -313,25 +309,20 @@ def _print_exported(summary: ExportSummary, results: Path) -> None:
         print(f"{len(left_out)} runs are of no queue here, or of one that needs more runs; the first: {left_out[0]}")
 
 
-def _train_named_queues(
-    args: argparse.Namespace,
-    read_runs: ReadRuns,
-    make_queue: MakeQueue,
-    get_options: GetOptions,
-) -> None:
+def _train_named_queues(args: argparse.Namespace, queues: Queues) -> None:
     deadline = time.monotonic() + args.stop_after
     for name, seconds in zip(args.queue, args.run_seconds * (len(args.queue) // len(args.run_seconds)), strict=True):
-        runs = read_runs(args.runs, args.results)
+        runs = queues.read_runs(args.runs, args.results)
         try:
-            queue = make_queue(name, runs)
+            queue = queues.make(name, runs)
         except InvalidInput as error:
             if name == args.queue[0]:
                 raise
             print(f"{name}: {error}", flush=True)
             continue
         left = train_queue(
-            queue, args.runs, finished=read_runs(args.runs) if args.again else runs,
+            queue, args.runs, finished=queues.read_runs(args.runs) if args.again else runs,
             stop_after=deadline - time.monotonic(), run_seconds=seconds, data=args.data, device=args.device,
-            compile=args.device != "cpu", **get_options(name),
+            compile=args.device != "cpu", **queues.get_options(name),
         )  # fmt: skip
         print(left, "runs of", name, "are left", flush=True)

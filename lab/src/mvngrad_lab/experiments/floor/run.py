@@ -16,15 +16,16 @@ from mvngrad_lab import store
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.experiments.floor.records import get_file_name, read_accuracies
-from mvngrad_lab.training.queue import ExportSummary, export_queues, read_finished, run_command, train_queues
+from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
 
+QUEUES = Queues(arms.QUEUES, read_accuracies, arms.make_queue)
 FIELDS = tuple(field.name for field in dataclasses.fields(store.FinishedRun))
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
     require_gpu("floor", "trains some 460 networks")
-    train_queues(arms.QUEUES, read_accuracies, arms.make_queue, root, data, tick, on_event)
+    train_queues(QUEUES, root, data, tick, on_event)
 
 
 def export(finished: Path, results: Path) -> ExportSummary:
@@ -50,7 +51,7 @@ def _make_run(line: dict[str, Any]) -> store.FinishedRun:
 
 
 def main() -> None:
-    run_command(__doc__, arms.QUEUES, read_accuracies, arms.make_queue, export)
+    run_command(__doc__, QUEUES, export)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,21 @@ from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.records import get_file_name, read_runs
 from mvngrad_lab.experiments.spikes.tasks import get_task
-from mvngrad_lab.training.queue import ExportSummary, export_queues, read_finished, run_command, train_queues
+from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
-
-
-def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
-    require_gpu("spikes", "trains some 610 networks")
-    train_queues(recipes.QUEUES, read_runs, recipes.make_queue, root, data, tick, on_event, get_options)
 
 
 def get_options(queue: str) -> dict[str, Any]:
     """More options of `train_queue`."""
     return {"every_step": True, "task": get_task(queue)}
+
+
+QUEUES = Queues(recipes.QUEUES, read_runs, recipes.make_queue, get_options)
+
+
+def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
+    require_gpu("spikes", "trains some 610 networks")
+    train_queues(QUEUES, root, data, tick, on_event)
 
 
 def export(finished: Path, results: Path) -> ExportSummary:
@@ -41,7 +44,7 @@ def export(finished: Path, results: Path) -> ExportSummary:
 
 
 def main() -> None:
-    run_command(__doc__, recipes.QUEUES, read_runs, recipes.make_queue, export, get_options)
+    run_command(__doc__, QUEUES, export)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.experiments.state_precision.records import get_file_name, read_runs, state_precision
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.training.optimizers import import_module_of
-from mvngrad_lab.training.queue import ExportSummary, export_queues, read_finished, run_command
+from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command
 from mvngrad_lab.training.train import require_gpu, train_missing
 
 
@@ -57,7 +57,7 @@ def export(finished: Path, results: Path) -> ExportSummary:
 
 
 def main() -> None:
-    run_command(__doc__, arms.QUEUES, read_runs, lambda name, runs: find_trainable(name), export)
+    run_command(__doc__, Queues(arms.QUEUES, read_runs, lambda name, runs: find_trainable(name)), export)
 
 
 if __name__ == "__main__":
