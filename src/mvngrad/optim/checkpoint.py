@@ -225,8 +225,8 @@ def _copy_state(optimizer: RuleOptimizer, param: Tensor, group: Group, saved: An
     if not saved:
         return {}
     stored = state_format.allocate(names, param)
-    separate = ("step", "low") if group["master_bits"] else ("step",)
-    averages = {name: value for name, value in saved.items() if name in formats.ALL_NAMES and name not in separate}
+    known = AVERAGES if group["master_bits"] else formats.ALL_NAMES  # `low` without masters is refused below
+    averages = {name: value for name, value in saved.items() if name in known}
     if "step" not in saved or averages.keys() not in ({*stored}, {*names}):
         raise ValueError(
             f"not a state_dict of {type(optimizer).__name__}: it has {sorted({'step', *stored})} for each parameter, "
