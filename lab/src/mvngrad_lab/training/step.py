@@ -114,13 +114,7 @@ class TrainingStep:
         """Load a `state_dict`. Its tensors may be whole where this process has a shard; ours keep their addresses,
         which a captured step depends on. Raises ValueError if it does not fit.
         """
-        buffers, modules = dict(self.model.named_buffers()), dict(self.model.named_modules())
-        for name, value in saved.items():
-            prefix, _, buffer = name.partition(BUFFER_PREFIX)
-            module, _, last = buffer.rpartition(".")
-            missing = buffer not in buffers or buffers[buffer].shape != value.shape
-            if not prefix and missing and module in modules:  # made by a forward pass
-                modules[module].register_buffer(last, value.to(self.lr.device), persistent=False)
+        self._register_buffers({name: value for name, value in saved.items() if name.startswith(BUFFER_PREFIX)})
         optimizer = self._make_optimizer()
         own = self._own_tensors()
         for name, value in own.items():
@@ -140,6 +134,15 @@ class TrainingStep:
         with torch.no_grad():
             for target, value in pairs:
                 parallel.copy_into(target, value)
+
+    def _register_buffers(self, saved: Mapping[str, Tensor]) -> None:
+        """Register those buffers of a checkpoint that a forward pass makes or resizes, in the shape that they had."""
+        buffers, modules = dict(self.model.named_buffers()), dict(self.model.named_modules())
+        for name, value in saved.items():
+            buffer = name.removeprefix(BUFFER_PREFIX)
+            module, _, last = buffer.rpartition(".")
+            if module in modules and (buffer not in buffers or buffers[buffer].shape != value.shape):
+                modules[module].register_buffer(last, value.to(self.lr.device), persistent=False)
 
     def reset(self, seed: int) -> None:
         """Go back to the start of a run with this seed: its initial weights, and no state of any step."""
