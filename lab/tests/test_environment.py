@@ -32,7 +32,7 @@ def package(tmp_path, monkeypatch):
 
 def test_a_clean_tree_has_no_changes(package):
     assert environment.get_changes() == ""
-    assert not environment.commit().endswith("+changes")
+    assert not environment.get_commit().endswith("+changes")
 
 
 def test_changes_contain_only_the_package(package):
@@ -45,7 +45,7 @@ def test_changes_contain_only_the_package(package):
     assert "new.py" in diff
     assert "token" not in diff
     assert "password" not in diff
-    assert environment.commit().endswith("+changes")
+    assert environment.get_commit().endswith("+changes")
 
 
 def test_a_long_diff_is_cut(package):
@@ -58,4 +58,4 @@ def test_a_long_diff_is_cut(package):
 def test_without_a_repository_there_are_no_changes(package, monkeypatch):
     monkeypatch.setattr(environment, "GIT", ("git", "-C", str(package / "none")))
     assert environment.get_changes() == ""
-    assert environment.commit() == "unknown"
+    assert environment.get_commit() == "unknown"

@@ -17,7 +17,7 @@ LONGEST_DIFF = 1_000_000
 """Characters."""
 
 
-def commit(*parts: Path) -> str:
+def get_commit(*parts: Path) -> str:
     """The commit of the working tree, "+changes" if the packages or `parts` differ; MVNGRAD_COMMIT overrides it."""
     if override := os.environ.get("MVNGRAD_COMMIT"):
         return override
@@ -73,5 +73,5 @@ def get_environment(device: str = "cpu", *parts: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),  # a class of torch's, which checkpoints must not have
         "python": platform.python_version(),
-        "commit": commit(*parts),
+        "commit": get_commit(*parts),
     }

@@ -10,7 +10,7 @@ from typing import Any
 from mvngrad import __version__
 from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.recipe import Recipe, TrainingRecipe
-from mvngrad_lab.store.environment import commit
+from mvngrad_lab.store.environment import get_commit
 from mvngrad_lab.sweep import grids
 from mvngrad_lab.sweep.database import Address
 from mvngrad_lab.sweep.grids import Outcome, Results, Sweep, check_equal_budgets, optimizers_by_key
@@ -56,7 +56,7 @@ def init_sweep(
         tried = {n: stored_runs(latest, n) | optimizers_by_key(stage) for n, stage in sweep.fixed_stages.items()}
         check_equal_budgets(tried, unequal, "the store")
         if "metric" not in notes:
-            queue.write_notes(**metric, commit=commit(), mvngrad=__version__, test_because=sweep.test_because)
+            queue.write_notes(**metric, commit=get_commit(), mvngrad=__version__, test_because=sweep.test_because)
         queue.write_notes(seeds=sweep.seeds, unequal=unequal, **pace)
         new = [entry for key, entry in entries.items() if key not in latest]
         queue.add(new)

@@ -27,7 +27,7 @@ from mvngrad_lab.errors import InvalidInput, NotPossible
 from mvngrad_lab.pool import catch_signals, is_stdout_closed
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import ROOT, FinishedRun, RunFolder, read_run, timestamp
-from mvngrad_lab.store.environment import commit, get_changes, get_environment
+from mvngrad_lab.store.environment import get_changes, get_commit, get_environment
 from mvngrad_lab.store.lock import LOCK_FILE, Locked, lock_folder, remove_lock
 from mvngrad_lab.sweep.database import Address, RetriesExhausted, call_with_retries
 from mvngrad_lab.sweep.grids import Sweep
@@ -134,7 +134,7 @@ def check_result(result: Mapping[str, Any], metric: str) -> None:
 def describe_worker(run: Callable[..., Any] | None = None) -> dict[str, str]:
     """The name, process and code of this worker, also of the sweep's function `run`."""
     torch, python = strip_build(version("torch")), platform.python_version()
-    code = {"commit": commit(), "mvngrad": __version__, "torch": torch, "python": python}
+    code = {"commit": get_commit(), "mvngrad": __version__, "torch": torch, "python": python}
     if run is not None:
         code["function"] = " ".join(describe_function(run).values())
     return {"worker": f"{platform.node()}-{os.getpid()}", **describe_process(), **code}
