@@ -58,7 +58,7 @@ def check_group(group: Group, rule: Rule, decoupled: bool, name: str) -> None:
     _check_decay(group, decoupled, name)
     if group.get("lean") and group["beta_mean"] is not None:
         raise ValueError(f"{name}: {LEAN_WITH_BETA_MEAN}")
-    _check_numbers(group, rule, name)
+    _check_hyper(group, rule, name)
     _check_formats(group, name)
     enabled = [option for option in ("foreach", "fused", "differentiable") if group[option]]
     if len(enabled) > 1:
@@ -76,12 +76,13 @@ def check_missing_options(group: Group, rule: Rule, name: str) -> None:
 def _check_decay(group: Group, decoupled: bool, name: str) -> None:
     if group["decoupled_weight_decay"] != decoupled:
         raise ValueError(f"{name}: decoupled_weight_decay cannot be set; use the class whose name ends in W")
-    if group["decouple_lr"] and not decoupled:
+    if not group["decouple_lr"]:
+        return
+    if not decoupled:
         raise ValueError(f"{name}: decouple_lr=True is for decoupled weight decay; use {name}W")
-    if group["decouple_lr"]:
-        check_number("weight_decay", group, name)
+    check_number("weight_decay", group, name)
     max_lr: Any = group.get("max_lr")
-    if group["decouple_lr"] and not (hasattr(max_lr, "__float__") and 0 < max_lr < float("inf")):
+    if not (hasattr(max_lr, "__float__") and 0 < max_lr < float("inf")):
         raise ValueError(
             f"{name}: max_lr={max_lr!r} is invalid; with decouple_lr=True it must be the largest lr of the schedule: "
             "name it in the group, or add the group with that lr"
@@ -90,21 +91,21 @@ def _check_decay(group: Group, decoupled: bool, name: str) -> None:
 
 def check_number(option: str, group: Group, name: str) -> None:
     """Raise a ValueError if lr or weight_decay is not one number; `Rule.check` checks its range."""
-    _check_elements(option, group, name)
+    _check_one_element(option, group, name)
     if not hasattr(group[option], "__float__"):
         raise ValueError(f"{name}: {option}={group[option]!r} is invalid; it must be finite and >= 0")
 
 
-def _check_elements(option: str, group: Group, name: str) -> None:
+def _check_one_element(option: str, group: Group, name: str) -> None:
     value = group.get(option)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name}: {option} has {value.numel()} elements; a tensor {option} must have one")
 
 
-def _check_numbers(group: Group, rule: Rule, name: str) -> None:
+def _check_hyper(group: Group, rule: Rule, name: str) -> None:
     lr, betas = group["lr"], group["betas"]
     for option in ("lr", *TENSOR_OPTIONS):
-        _check_elements(option, group, name)
+        _check_one_element(option, group, name)
     pair = isinstance(betas, Sequence) and len(betas) == 2
     if not (pair and all(isinstance(beta, Real) for beta in betas)):
         tensors = pair and any(isinstance(beta, Tensor) for beta in betas)
