@@ -122,7 +122,7 @@ class StepInputs:
         self._state_and_steps: tuple[State, list[Tensor]] | None = state, steps
         self.indices = list(range(len(params))) if indices is None else indices
         """The indices of `params` in their group, where parameters without gradients count too."""
-        self.names = tuple(state)
+        self.stored_names = tuple(state)
         self.backend = ""
         self.step_backend: Callable[[StepInputs, Hyper], None]
         self.plan: Any = None
@@ -167,8 +167,8 @@ class StepInputs:
     def _get_state_and_steps(self) -> tuple[State, list[Tensor]]:
         """State and step counts. Their lists are made on demand: a backend that knows all addresses needs none."""
         if self._state_and_steps is None:
-            stored, count = list(self._iterate_stored()), 1 + len(self.names)
-            state = {name: stored[i::count] for i, name in enumerate(self.names, start=1)}
+            stored, count = list(self._iterate_stored()), 1 + len(self.stored_names)
+            state = {name: stored[i::count] for i, name in enumerate(self.stored_names, start=1)}
             self._state_and_steps = view_state_as_real(state) if self.has_complex else state, stored[::count]
         return self._state_and_steps
 
@@ -188,16 +188,16 @@ class StepInputs:
             if self._state_and_steps is not None:
                 self._state_and_steps = view_state_as_real(self.state), self.steps
 
-    def remember(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> None:
+    def remember(self, group: Group, optimizer_state: Mapping[Tensor, dict[str, Tensor]]) -> None:
         """Compute the key of tensors that were just collected, and resolve gradients that are negated views."""
         has_grad = [param.grad is not None for param in group["params"]]
         params_with_grad = list(compress(group["params"], has_grad))
         self.sharded = list(filter(is_sharded, params_with_grad))
         self._has_sharded = bool(self.sharded)
         self._filters_params = self._has_sharded or not all(has_grad)
-        self._get_values = itemgetter("step", *self.names)
+        self._get_values = itemgetter("step", *self.stored_names)
         first = params_with_grad[0] if params_with_grad else None
-        self._first_position = next((i for i, param in enumerate(state) if param is first), 0)
+        self._first_position = next((i for i, param in enumerate(optimizer_state) if param is first), 0)
         if self.differentiable:
             return
         self.grads = list(map(resolve_bits, self.grads))
@@ -206,7 +206,7 @@ class StepInputs:
             params, grads = TensorKey(self.params), TensorKey(self.grads)
             self.key = InputsKey(get_options(group), has_grad, params, grads, state_addresses)
 
-    def refresh(self, group: Group, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
+    def refresh(self, group: Group, optimizer_state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
         """Fetch the current tensors; False if they must be collected again, because more than values has changed.
 
         Gradients may change their addresses, strides and dtypes, but must not appear, disappear or be sparse.
@@ -222,7 +222,7 @@ class StepInputs:
                 return False
             params = params_with_grad = list(compress(params, key.has_grad))
             grads = list(compress(grads, key.has_grad))
-        self._state_and_steps, self._params_with_grad, self._optimizer_state = None, params_with_grad, state
+        self._state_and_steps, self._params_with_grad, self._optimizer_state = None, params_with_grad, optimizer_state
         if self._has_sharded:
             self.sharded = list(filter(is_sharded, params_with_grad))
             grads = list(map(get_local_like, grads, params_with_grad))
