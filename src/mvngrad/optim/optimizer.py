@@ -77,15 +77,15 @@ class RuleOptimizer(Optimizer):
             betas: decay of the momentum (and of the mean m), and of the second moment v or variance s.
             eps: added to the root in the denominator.
             eps_s: added to the stored s at every step (default 1e-16), so that the root never falls below
-                sqrt(eps_s / (1 - beta2)), the floor; `repr` shows it plus eps. Variance cells only.
-            weight_decay: the plain names add weight_decay * x to the gradient, before every moment (default 0);
-                the W names shrink x by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
+                sqrt(eps_s / (1 - beta2)), the floor; `repr` shows it plus eps. AdaBelief and MVN-Grad only.
+            weight_decay: without W in the name, weight_decay * x is added to the gradient, before every moment
+                (default 0); with W, x is shrunk by 1 - lr * weight_decay, apart from the gradient (default 1e-2).
             decouple_lr: shrink x by 1 - lr / max_lr * weight_decay instead (default 1e-5), so that the decay follows
                 the schedule but not the size of lr. max_lr is the lr of a group when it is added; a group may set
-                it, and OneCycleLR replaces it by its own. W names only.
+                it, and OneCycleLR replaces it by its own. Names with W only.
             beta_mean: decay of the mean m alone; None is betas[0], as in Algorithm 1. MVN-Grad only.
             z_clip: clamp the normalized gradient z to [-z_clip, z_clip], which bounds u likewise for every sequence
-                of gradients; None is the paper's rule. Normalize-then-momentum cells only.
+                of gradients; None is the paper's rule. LaProp and MVN-Grad only.
             lean: rebuild m from u and s instead of storing it, which leaves two states, as many as Adam has. Not the
                 paper's rule, but equal to it while s is constant. MVN-Grad only.
             state_dtype: how state is stored: torch.float32, torch.bfloat16 (or "float32", "bf16"), or "int8" in blocks
@@ -95,8 +95,8 @@ class RuleOptimizer(Optimizer):
             rounding_seed: the seed of rounding at random; saved in checkpoints. None is 0, except in an optimizer that
                 has a single parameter: its first step chooses one by the parameter's shape and first values, so that
                 optimizers with one parameter each draw different random bits.
-            master_bits: keep the 8 or 16 bits that bfloat16 parameters lack as state, so that they are stepped as
-                24-bit numbers, rounded at random, or as float32 numbers; the parameters are the nearest bfloat16.
+            master_bits: 24 or 32; for bfloat16 parameters, keep 8 or 16 more bits of each as state, and step them as
+                24-bit numbers, rounded at random, or as float32 numbers. The parameters are the nearest bfloat16.
             foreach: one kernel for each operation on all tensors; None decides as torch.optim does. The CPU has no
                 such kernels: there it steps tensor by tensor, with equal results and less memory.
             fused: one kernel for the whole step. On CUDA it is written in Triton, and None uses it if it can. On the
