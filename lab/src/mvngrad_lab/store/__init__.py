@@ -116,6 +116,11 @@ class RunFolder:
         write_atomic(self.path / "result.json", json.dumps(result, allow_nan=False) + "\n")
 
 
+def get_queue_file(experiment: str, queue: str) -> str:
+    """The file in results/ that has the finished runs of a queue."""
+    return f"{experiment}-{queue}.json"
+
+
 def read_exported(path: Path) -> list[dict[str, Any]]:
     """The finished and diverged runs in a JSON file of a queue or a sweep; none if there is no file."""
     if not path.exists():

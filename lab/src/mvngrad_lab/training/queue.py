@@ -238,7 +238,6 @@ def export_queues(
     results: Path,
     experiment: str,
     queues: Iterable[str],
-    get_file_name: Callable[[str], str],
     find_keys: Callable[[str], Sequence[str]],
 ) -> ExportSummary:
     """Add the runs of a finished.jsonl to the files of their queues in `results`.
@@ -252,7 +251,7 @@ def export_queues(
         except InvalidInput:  # it depends on runs that are missing
             continue
         if new := {key: make_exported_row(waiting.pop(key)) for key in keys if key in waiting}:
-            path = results / get_file_name(name)
+            path = results / store.get_queue_file(experiment, name)
             counts[path.name] = add_rows(path, {"experiment": experiment, "queue": name}, new, keys)
     return ExportSummary(counts, list(waiting))
 

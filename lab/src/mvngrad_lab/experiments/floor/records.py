@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
 ENVIRONMENT = ("device", "torch", "python", "commit")
+get_file_name = partial(store.get_queue_file, "floor")
 
 
 class Run(NamedTuple):
@@ -34,11 +36,6 @@ Runs = Mapping[str, Run]
 """By key."""
 Recipes = Mapping[str, Sequence[TrainingRecipe]]
 """By the name of their arm."""
-
-
-def get_file_name(queue: str) -> str:
-    """The file in results/ that has the finished runs of a queue."""
-    return f"floor-{queue}.json"
 
 
 def read_runs(*roots: Path) -> dict[str, Run]:

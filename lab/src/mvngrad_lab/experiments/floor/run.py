@@ -15,7 +15,7 @@ from typing import Any
 from mvngrad_lab import store
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.floor import arms
-from mvngrad_lab.experiments.floor.records import get_file_name, read_accuracies
+from mvngrad_lab.experiments.floor.records import read_accuracies
 from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
 
@@ -41,7 +41,7 @@ def export(finished: Path, results: Path) -> ExportSummary:
     published = [*find_keys("as-published"), *find_keys("as-published-more")]
     if runs := [_make_run(lines[key]) for key in published if key in lines]:
         store.write_bundle(results / store.BUNDLE, runs)
-    return export_queues(lines, results, "floor", arms.QUEUES, get_file_name, find_keys)
+    return export_queues(lines, results, "floor", arms.QUEUES, find_keys)
 
 
 def _make_run(line: dict[str, Any]) -> store.FinishedRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,7 @@ from mvngrad_lab.report import Sources, TableResult, join_environments
 from mvngrad_lab.store import read_rows
 
 ENVIRONMENT = ("device", "torch", "python", "commit")
-
-
-def get_file_name(queue: str) -> str:
-    return f"spikes-{queue}.json"
+get_file_name = partial(store.get_queue_file, "spikes")
 
 
 def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:

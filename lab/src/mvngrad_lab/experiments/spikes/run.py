@@ -13,7 +13,7 @@ from typing import Any
 
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.spikes import recipes
-from mvngrad_lab.experiments.spikes.records import get_file_name, read_runs
+from mvngrad_lab.experiments.spikes.records import read_runs
 from mvngrad_lab.experiments.spikes.tasks import get_task
 from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
@@ -40,7 +40,7 @@ def export(finished: Path, results: Path) -> ExportSummary:
     def find_keys(name: str) -> list[str]:
         return [recipe.key for recipe in recipes.make_queue(name, runs)]
 
-    return export_queues(lines, results, "spikes", recipes.QUEUES, get_file_name, find_keys)
+    return export_queues(lines, results, "spikes", recipes.QUEUES, find_keys)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,7 @@ def _collect_200_epochs(sources: Sources) -> list[TableResult]:
 
 METRICS = {"images": "test_accuracy", "adamw": "validation_loss"}
 ENVIRONMENT = ("device", "torch", "python", "commit", *arms.PEERS)
-
-
-def get_file_name(queue: str) -> str:
-    """The file in results/ that has the finished runs of a queue."""
-    return f"state-precision-{queue}.json"
+get_file_name = partial(store.get_queue_file, "state-precision")
 
 
 def read_runs(*roots: Path) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.state_precision import arms
-from mvngrad_lab.experiments.state_precision.records import get_file_name, read_runs, state_precision
+from mvngrad_lab.experiments.state_precision.records import read_runs, state_precision
 from mvngrad_lab.recipe import TrainingRecipe
 from mvngrad_lab.training.optimizers import import_module_of
 from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command
@@ -53,7 +53,7 @@ def export(finished: Path, results: Path) -> ExportSummary:
     def find_keys(name: str) -> list[str]:
         return [key for recipe in arms.make_queue(name).values() if (key := arms.find_key(recipe, settings))]
 
-    return export_queues(lines, results, "state-precision", arms.QUEUES, get_file_name, find_keys)
+    return export_queues(lines, results, "state-precision", arms.QUEUES, find_keys)
 
 
 def main() -> None:
