@@ -28,6 +28,8 @@ from mvngrad_lab.store import print_warning, read_rows
 
 MONITORS = "monitors"
 """In a folder of small results: the records of Monitors, KEY.jsonl for each run that has one."""
+ENVIRONMENT = ("device", "torch", "python", "commit")
+"""The parts of an environment that tables of exported runs have."""
 
 
 class Record(Protocol):

@@ -13,11 +13,10 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.floor import arms
 from mvngrad_lab.recipe import COUPLED, TrainingRecipe
-from mvngrad_lab.report import Sources, TableResult, join_environments
+from mvngrad_lab.report import ENVIRONMENT, Sources, TableResult, join_environments
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 OLD_GRID_FILE = "sweep-cifar100-bs1024-scaled.json"
-ENVIRONMENT = ("device", "torch", "python", "commit")
 get_file_name = partial(store.get_queue_file, "floor")
 
 

@@ -11,10 +11,9 @@ from mvngrad_lab import store
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.experiments.spikes import recipes
 from mvngrad_lab.experiments.spikes.compare import compare_all
-from mvngrad_lab.report import Sources, TableResult, join_environments
+from mvngrad_lab.report import ENVIRONMENT, Sources, TableResult, join_environments
 from mvngrad_lab.store import read_rows
 
-ENVIRONMENT = ("device", "torch", "python", "commit")
 get_file_name = partial(store.get_queue_file, "spikes")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from mvngrad_lab import store
 from mvngrad_lab.experiments.state_precision import arms
 from mvngrad_lab.recipe import StateDtype
-from mvngrad_lab.report import MakeRow, Row, Sources, TableResult, join_environments, make_table
+from mvngrad_lab.report import ENVIRONMENT, MakeRow, Row, Sources, TableResult, join_environments, make_table
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100, paper
 
 SEEDS = (0, 1, 2)
@@ -41,7 +41,6 @@ def _collect_200_epochs(sources: Sources) -> list[TableResult]:
 # The queues
 
 METRICS = {"images": "test_accuracy", "adamw": "validation_loss"}
-ENVIRONMENT = ("device", "torch", "python", "commit", *arms.PEERS)
 get_file_name = partial(store.get_queue_file, "state-precision")
 
 
@@ -71,7 +70,7 @@ def _collect_queues(folders: tuple[Path, ...]) -> list[TableResult]:
             if (arm, seed) in keys:  # None has diverged
                 row[str(seed)] = runs[keys[arm, seed]]["result"].get(METRICS[name])
         done = [runs[key] for key in keys.values()]
-        environment = join_environments([run["environment"] for run in done], ENVIRONMENT)
+        environment = join_environments([run["environment"] for run in done], (*ENVIRONMENT, *arms.PEERS))
         data = "; ".join(sorted({run["result"]["data"] for run in done if "data" in run["result"]}))
         result = {"arms": values, "done": len(done), "of": len(queue), "data": data}
         shared = {key: done[0]["settings"][key] for key in ("lr", "beta1", "beta2", "weight_decay", "batch_size")}
