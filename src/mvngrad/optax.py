@@ -78,7 +78,7 @@ OPTAX_NAMES = {"betas[0]": "b1", "betas[1]": "b2", "eps_s": "eps_root", "beta_me
 
 
 def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.GradientTransformation:
-    """Rescale updates by one cell of the table, for example `mvngrad.rule.ADABELIEF`.
+    """Rescale updates by any of the four optimizers, for example `mvngrad.rule.ADABELIEF`.
 
     The learning rate of `hyper` is not used: chain `optax.scale_by_learning_rate`, and `optax.add_decayed_weights` for
     weight decay. The averages have the dtype of the parameters, but float32 for 16-bit ones. The arithmetic is in the
@@ -86,7 +86,7 @@ def scale_by_rule(rule: Rule, hyper: Hyper, mu_dtype: Any = None) -> optax.Gradi
     of the parameters, if these are given and wider.
 
     Args:
-        rule: the cell.
+        rule: `ADAM`, `ADABELIEF`, `LAPROP`, `MVNGRAD` or `LEAN` of `mvngrad.rule`.
         hyper: its hyper-parameters. Its eps_s is 0 by default, where `scale_by_mvn_grad` has 1e-16.
         mu_dtype: dtype in which m and u are stored; None is that of the other averages. They are rounded to the
             nearest, so that in bfloat16 they freeze at decays above 0.99.

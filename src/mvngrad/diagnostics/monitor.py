@@ -39,8 +39,8 @@ class Monitor:
     A record has for each parameter group: quantiles of ``|m|/sqrt(s)`` or ``|m|/sqrt(v)`` (`ratio`), of the
     signal-to-noise ratio that this implies (`snr`) and of the update over lr (`update`); the shares of coordinates in
     sign collapse, at the floor of epsilon, and dead; some of these for each parameter (`layers`); and the spikes of
-    the gradient. It also has the mean of what was given to `log`, such as the loss. Values that a cell's state does
-    not give are None: LaProp keeps no m. `mvngrad.diagnostics.diagnose` reads records.
+    the gradient. It also has the mean of what was given to `log`, such as the loss. Values that an optimizer's
+    state does not give are None: LaProp keeps no m. `mvngrad.diagnostics.diagnose` reads records.
 
     At a recorded step, a fixed random sample of `sample` coordinates of each group is copied to the host, in one copy
     from each device. At every other step, the norm of the gradient and a few hundred coordinates of the state are
