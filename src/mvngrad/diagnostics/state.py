@@ -53,8 +53,8 @@ def view_group(optimizer: Optimizer, group: Group) -> GroupView:
 def _read_hyper(group: Group) -> Hyper:
     """The hyper-parameters of a group as Python numbers, which JSON takes; lr may be a tensor on a device."""
     hyper = make_hyper(group, group["lr"])
-    tensors = {name: value for name, value in hyper._asdict().items() if hasattr(value, "item") and name != "lr"}
-    return hyper._replace(**{name: value.item() for name, value in tensors.items()})  # NumPy's numbers have item() too
+    numbers = {name: value.item() for name, value in hyper._asdict().items() if hasattr(value, "item") and name != "lr"}
+    return hyper._replace(**numbers)  # NumPy's numbers have item() too
 
 
 def count_coordinates(param: Tensor) -> int:
