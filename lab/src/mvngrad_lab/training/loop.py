@@ -91,7 +91,8 @@ class Trainer:
         self.first_step = self.step_count
         self.final_metrics: dict[str, float | None] | None = None
         self.epoch = self.step_count // self.steps_per_epoch - self.evaluation_pending
-        # Not up to the step: a process may have died after it recorded an evaluation, or a step that diverged.
+        # Not the checkpoint's step: a process may have died after it wrote the row of an evaluation, or of a
+        # divergence, at that step.
         recorded = self.epoch * self.steps_per_epoch
         is_rank0 = parallel.get_rank() == 0
         self.metrics = MetricsFile(folder / "metrics.jsonl", recorded, check_lock) if is_rank0 else None
@@ -100,7 +101,7 @@ class Trainer:
             self._send(f"metrics.jsonl lacks {self.missing_rows} of {self.epoch} rows, so the result lacks them too")
         self.plan = self._plan_epoch(self.step_count // self.steps_per_epoch)
         if self.step_count < self.total_steps and not self.evaluation_pending:
-            # It captures, before the clock starts.
+            # Before the clock starts, because it captures the step.
             training_step.set_plan(self.plan, self.step_count % self.steps_per_epoch)
         self.started = self.saved_at = self.reported_at = time.perf_counter()
         self.observer_seconds = 0.0

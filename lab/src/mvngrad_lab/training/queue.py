@@ -57,14 +57,12 @@ def train_queue(
     on_event: Callable[[Event], Any] = lambda event: None,
     **options: Any,
 ) -> int:
-    """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds.
-
-    Returns how many runs are left.
+    """Train what is not `finished`, until no run of `run_seconds` fits before `stop_after` seconds; returns how many
+    runs are left.
 
     Several processes may call this for one store. A run that another process trains comes last here, and is waited for:
-    it may be left to this one.
-
-    With `every_step`, curves have the loss of every step, of recipes that record it. `options` are those of `train`.
+    that process may end before the run does. With `every_step`, curves have the loss of every step, of recipes that
+    record it. `options` are those of `train`.
     """
     deadline = time.monotonic() + stop_after
     written = read_finished(root / FINISHED)
