@@ -106,21 +106,6 @@ def test_images_are_augmented_independently_and_repeatably(pictures):
     assert torch.equal(torch.cat(alone), whole)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "numbers", "options", "message"),
-    [
-        ((2, 3, 32, 32), torch.float32, (2, 7), {}, r"images is torch.float32 .* uint8"),
-        ((2, 3, 20, 32), torch.uint8, (2, 7), {}, r"\[2, 3, 20, 32\]; augment needs"),
-        ((2, 3, 32, 32), torch.uint8, (3, 7), {}, r"uniforms has shape \[3, 7\]; 2 images"),
-        ((2, 3, 32, 32), torch.uint8, (2, 7), {"operations": 3}, r"operations=3 need at least \[2, 9\]"),
-        ((2, 3, 32, 32), torch.uint8, (2, 7), {"magnitude": 31}, r"magnitude=31 is out of range; .* use 0 to 30"),
-    ],
-)
-def test_invalid_arguments_are_refused_by_name(shape, dtype, numbers, options, message):
-    with pytest.raises(ValueError, match=message):
-        augment(torch.zeros(shape, dtype=dtype), torch.rand(numbers), **options)
-
-
 # Normalization and MixUp
 
 

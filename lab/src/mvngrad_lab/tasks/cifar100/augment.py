@@ -63,17 +63,6 @@ def augment(
     >>> augment(images, torch.rand(2, UNIFORMS)).shape
     torch.Size([2, 3, 32, 32])
     """
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or images.shape[2] != images.shape[3]:
-        raise ValueError(
-            f"images is {images.dtype} {list(images.shape)}; augment needs uint8 pixels of shape [n, 3, size, size]"
-        )
-    if uniforms.dim() != 2 or uniforms.shape[0] != images.shape[0] or uniforms.shape[1] < 3 + 2 * operations:
-        raise ValueError(
-            f"uniforms has shape {list(uniforms.shape)}; {images.shape[0]} images and operations={operations} need at "
-            f"least [{images.shape[0]}, {3 + 2 * operations}]"
-        )
-    if not 0 <= magnitude < bins:
-        raise ValueError(f"magnitude={magnitude} is out of range; with bins={bins} use 0 to {bins - 1}")
     choices = choose(uniforms, crop, operations)
     images = _crop_and_flip(images, choices, crop, flip)
     strengths = get_strengths(magnitude, bins, images.shape[-1])
