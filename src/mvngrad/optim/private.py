@@ -34,10 +34,6 @@ def _default_to_foreach(params: list[torch.Tensor], differentiable: bool, use_fu
     return False, not differentiable and all(param.is_cuda for param in params)
 
 
-def _no_check(optimizer: Any) -> None:
-    """Check nothing: a step in a CUDA graph without capturable=True is then not refused."""
-
-
 use_grad_for_differentiable: Callable[..., Any] = getattr(torch_optimizer, "_use_grad_for_differentiable", _use_grad)
 default_to_fused_or_foreach: Callable[..., tuple[bool, bool]] = getattr(
     torch_optimizer, "_default_to_fused_or_foreach", _default_to_foreach
@@ -51,7 +47,8 @@ if not hasattr(torch_optimizer, "_global_optimizer_post_hooks"):
 check_capture: Callable[[Any], None] = getattr(
     torch_optimizer.Optimizer,
     "_accelerator_graph_capture_health_check",
-    getattr(torch_optimizer.Optimizer, "_cuda_graph_capture_health_check", _no_check),  # its name in older releases
+    # Its name in older releases. Without either, a step in a CUDA graph without capturable=True is not refused.
+    getattr(torch_optimizer.Optimizer, "_cuda_graph_capture_health_check", lambda optimizer: None),
 )
 get_backward_id: Callable[[], int | None] = getattr(torch._C, "_current_graph_task_id", lambda: None)
 """The id of the backward pass that runs in this thread; None in a torch without this function."""
