@@ -316,7 +316,7 @@ class _GroupMonitor:
         optimizer = self.monitor.optimizer
         release = getattr(optimizer, "gradient_release", None)
         if release is not None and release.has_member_in(self.number):
-            return  # the gradients that are left are not all
+            return  # backward has freed gradients, so the norm would be too small
         if not self.params or not self.followed.is_current(optimizer):
             self.refresh_samples()
         grads = [param.grad for param in self.group["params"] if param.grad is not None]

@@ -147,7 +147,7 @@ def _has_stale_mean(entry: Record) -> bool:
     lower, middle, upper = (math.inf if (r := entry["ratio"].get(q)) is None else r for q in ("0.25", "0.5", "0.75"))
     if entry["cell"] not in CENTERED:
         return middle > 1 + STALE_MEAN
-    weight: float = 1 - beta ** entry["t"]  # by which m was divided, but not those larger gradients in s
+    weight: float = 1 - beta ** entry["t"]  # takes the bias correction of m back
     return lower * weight > 1 - STALE_MEAN and upper * weight < 1 + STALE_MEAN
 
 

@@ -135,9 +135,9 @@ def _make_group(saved: Group, own: Group) -> Group:
     group = {**own, "state_dtype": checkpoint.get_dtype_name(own["state_dtype"], as_floats=True)}
     group |= {name: saved[name] for name in (*SHARED, "params")}
     group |= {name: value for name, value in saved.items() if name not in (*own, "amsgrad")}
-    if own["rounding_seed"] is None:  # a hook on our AdamW also sees its own state_dicts, whose bits it continues
+    if own["rounding_seed"] is None:  # as a hook of our AdamW this also gets AdamW's own state: keep its random bits
         group["rounding_seed"] = saved.get("rounding_seed")
-    decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)  # of x, at lr = 1
+    decay = saved["weight_decay"] / (saved["max_lr"] if saved.get("decouple_lr") else 1)  # the share of x at lr = 1
     group["weight_decay"] = decay * (own["max_lr"] if own["decouple_lr"] else 1)
     return group
 
