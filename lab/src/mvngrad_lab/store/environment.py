@@ -71,7 +71,7 @@ def get_environment(device: str = "cpu", *parts: Path) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),  # a class of torch's, which checkpoints must not have
+        "torch": str(torch.__version__),  # not torch's class, which a checkpoint cannot hold
         "python": platform.python_version(),
         "commit": get_commit(*parts),
     }

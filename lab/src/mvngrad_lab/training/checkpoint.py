@@ -167,7 +167,7 @@ def _read_folder(path: Path, template: Mapping[str, Any], prefix: str) -> dict[s
     with (path / ".metadata").open("rb") as file:
         try:
             _MetadataUnpickler(file).load()
-        except MemoryError as error:  # by a length that is no longer the one that was written
+        except MemoryError as error:  # a length in it was damaged
             raise pickle.UnpicklingError("its index is damaged") from error
     reader = filesystem.FileSystemReader(path)
     state: dict[str, Any] = {}

@@ -326,7 +326,7 @@ class Trainer:
             self.on_event(StepProgress(self.recipe.key, self.step_count, self.total_steps, self._seconds_left()))
         due, stop = parallel.any_rank(stop or now - self.saved_at >= self.checkpoint_every, stop)
         if due:
-            with suppress(Locked) if stop else nullcontext():  # a process that must stop does so in any case
+            with suppress(Locked) if stop else nullcontext():  # stop, even if another process has the lock
                 self._save(CHECKPOINTS)
         if stop:
             raise Interrupted(self.recipe.key, self.step_count, self.signals[0] if self.signals else signal.SIGTERM)

@@ -170,7 +170,7 @@ def read_finished(path: Path) -> dict[str, dict[str, Any]]:
     lines = {}
     content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for number, text in enumerate(content.splitlines(), start=1):
-        if not text:  # a line that was only taken for cut, while another process wrote it
+        if not text:  # the line before seemed cut, because another process was still writing it
             continue
         try:
             line = json.loads(text)

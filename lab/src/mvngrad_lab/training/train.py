@@ -123,7 +123,7 @@ def train(
             if not keep_last:
                 shutil.rmtree(trainer.checkpoints, ignore_errors=True)
         distributed.barrier()
-    for number in signals:  # too late to interrupt this run: who trains many must not begin another
+    for number in signals:  # too late to interrupt this run, but a caller must not begin another
         signal.raise_signal(number)
     return FinishedRun(recipe.key, recipe.name, recipe.settings, stamped, result)
 
