@@ -1,5 +1,7 @@
 """The C++ kernel as a library: compiled at first use by the system's compiler, and cached.
 
+torch.utils.cpp_extension.load does this too, but needs ninja, which torch does not install.
+
 The cache is `$XDG_CACHE_HOME/mvngrad`, by default `~/.cache/mvngrad`. The name of a library is a hash of everything it
 depends on (source, compiler, flags and CPU), so versions, machines and users with one home do not collide. A library is
 written under another name and renamed, so processes that compile at the same time do not read half a file. If the
