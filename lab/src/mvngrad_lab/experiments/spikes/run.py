@@ -9,7 +9,6 @@ Runs that the store or results/ has are skipped, so the same command continues a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from mvngrad_lab.experiments import OnEvent, Tick
 from mvngrad_lab.experiments.spikes import recipes
@@ -18,13 +17,9 @@ from mvngrad_lab.experiments.spikes.tasks import get_task
 from mvngrad_lab.training.queue import ExportSummary, Queues, export_queues, read_finished, run_command, train_queues
 from mvngrad_lab.training.train import require_gpu
 
-
-def get_options(queue: str) -> dict[str, Any]:
-    """More options of `train_queue`."""
-    return {"every_step": True, "task": get_task(queue)}
-
-
-QUEUES = Queues(recipes.QUEUES, read_runs, recipes.make_queue, get_options)
+QUEUES = Queues(
+    recipes.QUEUES, read_runs, recipes.make_queue, lambda name: {"every_step": True, "task": get_task(name)}
+)
 
 
 def train_all(root: Path, data: Path | None, tick: Tick, on_event: OnEvent) -> None:
