@@ -106,11 +106,6 @@ class Rounding(NamedTuple):
     seed: int = 0
     params: bool = False
 
-    @classmethod
-    def for_group(cls, index: int, seed: int, params: bool) -> Rounding:
-        """The rounding of one group; each group has a seed of its own."""
-        return cls((seed + index * GROUP_STEP) % 2**32, params)
-
     def make_key(self, index: int, t: Any) -> Tensor:
         """32 bits that differ between the parameters of a group (by `index`) and between steps t."""
         count = (t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device="cpu")).to(torch.int32)

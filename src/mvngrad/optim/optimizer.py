@@ -15,6 +15,7 @@ from mvngrad.optim import checkpoint, private
 from mvngrad.optim.backends import choose_backend, get_step, get_step_dtype, make_step_count
 from mvngrad.optim.formats import (
     ALL_NAMES,
+    GROUP_STEP,
     ROUNDED_DTYPES,
     Rounding,
     allocate_low,
@@ -343,7 +344,7 @@ class RuleOptimizer(Optimizer):
         seed = self._init_group(group, compiling, inputs.indices, *tensors)
         if compiling and not group["differentiable"]:
             inputs.use_local_parts()
-        inputs.rounding = Rounding.for_group(index, seed, rounds_params(group))
+        inputs.rounding = Rounding((seed + index * GROUP_STEP) % 2**32, rounds_params(group))
         if backend in ("cpu", "cuda"):
             if wrappers := {type(grad).__name__ for grad in inputs.grads if is_wrapper(grad)}:
                 raise ValueError(
