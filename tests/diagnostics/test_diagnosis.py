@@ -486,6 +486,24 @@ def test_the_action_against_a_floor_removes_it_and_says_how_steps_grow(make, opt
     assert medians[1] / medians[0] == pytest.approx(growth, rel=0.15)
 
 
+@pytest.mark.parametrize("make", [mvngrad.MVNGrad, torch.optim.Adam])
+def test_after_a_floor_was_removed_the_records_with_it_are_not_judged(make):
+    gradient = lambda t, size: 1e-4 * torch.randn(size)  # noqa: E731
+    _, optimizer, records = train_with_monitor(make, gradient, eps=1e-3)
+    state_dict = optimizer.state_dict()
+    state_dict["param_groups"][0]["eps"] = 1e-8
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    resumed = mvngrad.MVNGrad([weight])
+    resumed.load_state_dict(mvngrad.from_adamw(resumed, state_dict))
+    with Monitor(resumed, every=20, sink=records.append):
+        for t in range(80):
+            weight.grad = gradient(t, 1000)
+            resumed.step()
+    diagnosis = diagnose(records)
+    assert diagnosis.steps == (420, 480)
+    assert diagnosis.groups[0]["epsilon floor"].verdict == "not active"
+
+
 @pytest.mark.parametrize("without", ["root", "noise"])
 def test_the_action_against_a_floor_has_no_values_if_the_root_is_not_known(without):
     scale = 1e-3 if without == "root" else 1e-5  # s is all floor
@@ -495,7 +513,8 @@ def test_the_action_against_a_floor_has_no_values_if_the_root_is_not_known(witho
             del record["groups"][0]["root"]
     (group,) = diagnose(records).groups
     assert "If that is not intended, lower eps_s, and lr too if it was tuned with this floor." in group.action
-    records[-1]["groups"][0]["eps"] = 2e-3  # a quarter of the floor of eps_s
+    for record in records:
+        record["groups"][0]["eps"] = 2e-3  # a quarter of the floor of eps_s
     (group,) = diagnose(records).groups
     assert "lower eps_s and eps, and lr" in group.action
 

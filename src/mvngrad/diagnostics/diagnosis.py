@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +94,26 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
     records = list(records)
     check_not_mixed(records)
     training = drop_repeated_steps(records)
-    judged = training[-JUDGED_RECORDS:]
+    judged = _drop_other_settings(training[-JUDGED_RECORDS:])
     if not judged:
         return Diagnosis(None, ())
     numbers = sorted({entry["group"] for record in judged for entry in record["groups"]})
     groups = tuple(_diagnose_group(number, training, judged, gap) for number in numbers)
     return Diagnosis((judged[0]["step"], judged[-1]["step"]), groups, tuple(_note_not_finite(training)))
+
+
+def _drop_other_settings(records: Sequence[Record]) -> list[Record]:
+    """The last records with one cell, eps, eps_s and z_clip in each group: they can change when a training resumes."""
+
+    def get_settings(entry: Record) -> tuple[Any, ...]:
+        eps_s = entry["floor"] ** 2 * (1 - entry["beta2"])  # the floor also changes with a schedule of beta2
+        return entry["cell"], entry["eps"], f"{eps_s:.6g}", entry.get("z_clip")
+
+    def has_last_settings(record: Record) -> bool:
+        return all(get_settings(entry) == last.get(entry["group"], get_settings(entry)) for entry in record["groups"])
+
+    last = {entry["group"]: get_settings(entry) for entry in records[-1]["groups"]} if records else {}
+    return [*takewhile(has_last_settings, reversed(records))][::-1]
 
 
 def _note_not_finite(training: Sequence[Record]) -> Iterator[str]:
