@@ -439,7 +439,7 @@ def test_groups_closures_frozen_and_late_parameters():
         (0, 4000, 0.1, 0.9),
         (1, 30, 0.5, 0.5),
     ]
-    assert [(e["group"], e["coordinates"], e["t"]) for e in second] == [(0, 4009, 5), (1, 30, 10), (2, 7, 5)]
+    assert [(e["group"], e["coordinates"], e["t"]) for e in second] == [(0, 4009, 10), (1, 30, 10), (2, 7, 5)]
 
 
 @pytest.mark.parametrize("make", [mvngrad.MVNGrad, torch.optim.Adam])

@@ -173,3 +173,17 @@ def test_a_state_that_overflowed_is_not_called_dead(make, last):
 def test_signal_is_recognized_with_little_momentum():
     statement = diagnose(train_with_monitor(mvngrad.Adam, signal, betas=(0.35, 0.99))[2]).groups[0]["signal"]
     assert statement.verdict == "signal-dominated"
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, mvngrad.MVNGradW])
+@pytest.mark.parametrize("size", [100, 2000])
+def test_a_layer_that_is_hardly_used_does_not_hide_the_others(make, size):
+    often, rarely = torch.nn.Parameter(torch.zeros(1000)), torch.nn.Parameter(torch.zeros(size))
+    optimizer, records = make([often, rarely], betas=(0.9, 0.98)), []
+    with Monitor(optimizer, every=20, sink=records.append):
+        for t in range(400):
+            often.grad, rarely.grad = signal(t, 1000), noise(t, size) if t < 3 else None
+            optimizer.step()
+    statement = diagnose(records).groups[0]["signal"]
+    assert statement.verdict == ("signal-dominated" if size == 100 else "cannot tell")
+    assert not statement.provisional

@@ -32,6 +32,9 @@ from mvngrad.optim.tensors import get_local, resolve_bits, view_as_real
 FOLLOWED_COORDINATES, FOLLOWED_TENSORS = 512, 4
 """How many coordinates' updates are followed at every step for spikes, and from how many tensors they are drawn."""
 
+FEWER_STEPS = 0.1
+"""Share of coordinates that may have taken fewer steps than a group's `t`: those of a layer that is hardly used."""
+
 
 class Monitor:
     """Record the regime that an optimizer works in, every `every` steps, through a step hook, until `close`.
@@ -364,10 +367,11 @@ class _GroupMonitor:
         norms = self._add_noted_steps(host)
         self.noted = []
         finite = sorted(filter(math.isfinite, norms))
-        steps = host["t"][host["t"] > 0]
-        if not len(steps):
+        t = self.sample.per_coordinate(host["t"])
+        stepped = t[t > 0]
+        if not len(stepped):
             return None
-        t = self.sample.per_coordinate(host["t"].clamp(min=1))  # averages of step 0 are 0, and count as dead
+        t = t.clamp(min=1)  # averages of step 0 are 0, and count as dead
         averages = correct_bias(hyper, {letter: host[letter] for letter in view.names}, t)
         counts = [piece.size for piece in self.sample.pieces]
         return {
@@ -381,7 +385,7 @@ class _GroupMonitor:
             "z_clip": None if hyper.z_clip is None else finite_or_none(hyper.z_clip),
             "weight_decay": float(hyper.weight_decay),
             "decoupled_weight_decay": hyper.decoupled,
-            "t": int(steps.min()),
+            "t": int(stepped.kthvalue(1 + int(FEWER_STEPS * len(stepped))).values),
             "mean_noise": math.sqrt((1 - hyper.mean_decay) / (1 + hyper.mean_decay)),  # |m|/sigma without signal
             "m": "kept" if "m" in rule.state_names else "rebuilt" if rule.lean else None,
             "coordinates": self.sample.population,
