@@ -20,7 +20,7 @@ from mvngrad.diagnostics import diagnose
 from mvngrad_lab import report
 from mvngrad_lab.report import page
 from mvngrad_lab.report.claims import KINDS, OURS, Claim, load_claims
-from mvngrad_lab.report.figures import monitor
+from mvngrad_lab.report.figures import monitor, style
 from mvngrad_lab.report.verdicts import STATUSES, Estimate, Strip, Verdict, name_status
 from mvngrad_lab.store import BUNDLE, FinishedRun, write_bundle
 
@@ -227,6 +227,15 @@ def test_heat_maps_show_what_each_layer_does_over_steps(records):
     (figure,) = (each for each in monitor.draw("group", entries) if each.title == "Layers, over steps")
     assert [panel.title for panel in figure.panels] == ["At epsilon's floor", "|update| / lr, 1 to 3"]
     assert len(re.findall(r"opacity[:=]\W*0?\.25", figure.panels[0].svg)) == 2
+
+
+@pytest.mark.parametrize(("steps", "start"), [([20, 30], 10), ([10, 20], 0), ([5, 30], 0), ([20], 0)])
+def test_heat_maps_start_with_the_monitor(records, monkeypatch, steps, start):
+    layers = [{"name": name, "sampled": 64, "epsilon_floor": 0.0, "update": 0.1, "snr": None} for name in "ab"]
+    axes = []
+    monkeypatch.setattr(monitor, "make_axes", lambda *a, **k: axes.append(style.make_axes(*a, **k)) or axes[-1])
+    list(monitor.draw("group", [(step, {**records[0]["groups"][0], "layers": layers}) for step in steps]))
+    assert axes[-2].get_xlim() == (start, steps[-1])
 
 
 def test_pages_are_drawn_without_torch(runs, records, tmp_path):

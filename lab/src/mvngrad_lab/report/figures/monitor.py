@@ -181,14 +181,15 @@ def _draw_layers(entries: Entries, key: str, title: str, words: str) -> Panel | 
         title = f"{title}, {number(low)} to {number(high)}"
     longest = max(map(len, names))
     at = make_axes("step", "", size=(SIZE[0], 0.9 + 0.19 * len(names)), left=min(2.2, 0.4 + 0.075 * longest))
-    edges = [0, *_steps(shown)]
+    steps = _steps(entries)
+    edges = [max(0, 2 * steps[0] - steps[1]) if steps[1:] else 0, *_steps(shown)]  # a Monitor may start late
     for row, of_layer in enumerate(darkness):
         for (left, right), dark in zip(pairwise(edges), of_layer, strict=True):
             if np.isfinite(dark):
                 at.bar(
                     left, 0.86, right - left, row - 0.43, align="edge", color=LIGHT["mvngrad"], alpha=dark, linewidth=0
                 )
-    at.set_xlim(0, edges[-1])
+    at.set_xlim(edges[0], edges[-1])
     at.set_ylim(len(names) - 0.5, -0.5)
     at.set_yticks(range(len(names)), names)
     at.grid(visible=False)
