@@ -77,6 +77,10 @@ PAIRS = {
         lambda p: mvngrad.MVNGradW(p, weight_decay=0.1),
         lambda: ours.mvn_grad(0.01, weight_decay=0.1),
     ),
+    "mvn_grad with decouple_lr": (
+        lambda p: mvngrad.MVNGradW(p, lr=0.01, weight_decay=1e-3, decouple_lr=True),
+        lambda: ours.mvn_grad(0.01, weight_decay=0.1),
+    ),
     "mvn_grad with coupled decay": (
         lambda p: mvngrad.MVNGrad(p, weight_decay=0.1),
         lambda: optax.chain(optax.add_decayed_weights(0.1), ours.mvn_grad(0.01)),
