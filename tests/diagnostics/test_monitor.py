@@ -812,6 +812,15 @@ def test_a_logged_value_that_is_not_finite_is_counted_and_not_averaged(bad, tmp_
     assert lead == "Steps 4 to 12. Values of loss that were not finite: 6, the first by step 8."
 
 
+def test_a_logged_tensor_may_be_overwritten():
+    optimizer, records, loss = mvngrad.MVNGrad(parameters((5,))), [], torch.zeros(())
+    with Monitor(optimizer, every=4, sink=records.append) as monitor:
+        for t in range(1, 5):
+            monitor.log(loss=loss.fill_(t))
+            train(optimizer, 1)
+    assert records[0]["logged"] == {"loss": 2.5}
+
+
 def test_layers_without_names_are_numbered():
     model = torch.nn.Linear(40, 20)
     optimizer, records = mvngrad.LaProp(model.parameters()), []

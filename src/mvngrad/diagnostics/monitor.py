@@ -136,8 +136,9 @@ class Monitor:
                 raise ValueError(f"Monitor.log: {name} must be one real number, not {what}; log its {remedy}")
             if not isinstance(value, (Real, Tensor)):
                 raise ValueError(f"Monitor.log: {name} must be one real number, not {value!r}")
-            number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-            self._logged.setdefault(name, []).append(number.float().reshape(()))
+            number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float32)
+            # A copy: a replayed CUDA graph writes each loss to the same address
+            self._logged.setdefault(name, []).append(number.to(torch.float32, copy=True).reshape(()))
 
     def get_sums(self, group: int) -> Sums:
         """The sums that the last step of a group wrote; empty without a kernel that writes them."""
