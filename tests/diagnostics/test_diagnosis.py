@@ -98,6 +98,12 @@ def test_topics_are_looked_up_by_name():
         group["sgnal"]
 
 
+@pytest.mark.parametrize("records", [{"step": 1, "groups": []}, None])
+def test_what_is_no_list_of_records_is_named(records):
+    with pytest.raises(TypeError, match=f"pass a list of records, .*; got a {type(records).__name__}"):
+        diagnose(records)
+
+
 def test_spikes_that_were_not_followed_are_not_judged():
     (group,) = diagnose(train_with_monitor(mvngrad.Adam, noise, follow=False)[2]).groups
     assert group["spikes"].verdict == "cannot tell"

@@ -91,6 +91,8 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
     """
     if isinstance(records, (str, os.PathLike)):
         records = read_records(records)
+    if isinstance(records, dict) or not isinstance(records, Iterable):
+        raise TypeError(f"diagnose: pass a list of records, or the file of a Monitor; got a {type(records).__name__}")
     records = list(records)
     check_not_mixed(records)
     training = drop_repeated_steps(records)
