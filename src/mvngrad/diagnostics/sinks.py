@@ -65,7 +65,8 @@ class JSONLines:
 class TensorBoard:
     """Write scalars for TensorBoard. As the sink of a Monitor, it names them `mvngrad/group0/snr/0.5` and the like.
 
-    The first write hides the steps from there on that an interrupted run has written to the same folder.
+    The first write hides the steps from there on that were written to the same folder: those of an interrupted run, but
+    also those of another writer. Give it a folder of its own.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
