@@ -78,7 +78,7 @@ def test_records_of_two_optimizers_in_one_file_are_refused(tmp_path, every):
             optimizer.step()
     for monitor in monitors:
         monitor.close()
-    mixed = r"records of several Monitors are mixed: .*\(AdamW\).*; give each optimizer, and each process, a sink of"
+    mixed = r"records of several Monitors are mixed: .*\(AdamW\).*; give each optimizer, .* sink of its own, and close"
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {mixed}"):
         diagnose(path)
     with pytest.raises(ValueError, match=mixed):

@@ -106,7 +106,7 @@ def check_not_mixed(records: Sequence[Record], earlier: Iterable[str | None] = (
         names = ", ".join(f"{monitor} ({optimizer})" for monitor, optimizer in optimizers.items())
         raise ValueError(
             f"records of several Monitors are mixed: {names}; give each optimizer, and each process, a sink of its own"
-            '; to judge one of these, keep only the records with its "monitor"'
+            ', and close a Monitor before another; to judge one of these, keep only the records with its "monitor"'
         )
 
 
