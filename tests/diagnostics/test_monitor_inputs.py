@@ -1,10 +1,12 @@
 """What users give a Monitor: state before the first step, numbers that are not Python's, groups changed by hand."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from family import parameters, train
 
 import mvngrad
 from mvngrad.diagnostics import Monitor, diagnose, read_records, variance_gap
@@ -121,3 +123,16 @@ def test_a_resized_parameter_gets_a_new_sample(size):
                 param.grad = torch.randn(count)
                 optimizer.step()
     assert [record["groups"][0]["coordinates"] for record in records] == [5000, size, size]
+
+
+@pytest.mark.parametrize("name", ["update", "snr"])
+def test_the_values_of_layers_are_checked(tmp_path, name):
+    path, optimizer = tmp_path / "monitor.jsonl", mvngrad.MVNGrad(parameters((30,)))
+    with Monitor(optimizer, every=1, sink=path):
+        train(optimizer, 1)
+    record = json.loads(path.read_text())
+    del record["crc32"]
+    record["groups"][0]["layers"][0][name] = "x"
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=rf"because of groups\[0\]\.layers\[0\]\.{name};"):
+        read_records(path)

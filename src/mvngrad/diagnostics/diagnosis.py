@@ -108,7 +108,7 @@ def _drop_other_settings(records: Sequence[Record]) -> list[Record]:
     """The last records with one cell, eps, eps_s and z_clip in each group: they can change when a training resumes."""
 
     def get_settings(entry: Record) -> tuple[Any, ...]:
-        eps_s = entry["floor"] ** 2 * (1 - entry["beta2"])  # the floor also changes with a schedule of beta2
+        eps_s = entry["floor"] * entry["floor"] * (1 - entry["beta2"])  # beta2 may have a schedule
         return entry["cell"], entry["eps"], f"{eps_s:.6g}", entry.get("z_clip")
 
     def has_last_settings(record: Record) -> bool:

@@ -191,7 +191,15 @@ GROUP = {
             "recovered": _is_number,
         }
     ],
-    "layers": [{"name": _is_text, "sampled": _is_count, "epsilon_floor": _optional(_is_share)}],
+    "layers": [
+        {
+            "name": _is_text,
+            "sampled": _is_count,
+            "epsilon_floor": _optional(_is_share),
+            "update": _optional(_is_number),
+            "snr": _optional(_is_number),
+        }
+    ],
 }
 RECORD = {
     "step": _is_count,
