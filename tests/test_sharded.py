@@ -547,11 +547,18 @@ def test_8_bit_state_keeps_its_memory_order_in_a_distributed_checkpoint(tmp_path
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore")
-def test_fsdp1_refuses_8_bit_state():
-    model = FullyShardedDataParallel(make_model(), device_id=torch.device("cpu"))
-    optimizer = mvngrad.MVNGradW(model.parameters(), state_dtype="int8")
-    with pytest.raises(ValueError, match=r"\(FSDP1\) cannot save state_dtype='int8'.* use fully_shard"):
-        train(model, optimizer, 1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"state_dtype": "int8"}, "state_dtype='int8'.* use fully_shard"), ({"master_bits": 24}, "master_bits=24")],
+    ids=["int8", "masters"],
+)
+def test_fsdp1_refuses_state_that_is_integers(options, message):
+    model = FullyShardedDataParallel(make_model().bfloat16(), device_id=torch.device("cpu"))
+    optimizer = mvngrad.MVNGradW(model.parameters(), **options)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    with pytest.raises(ValueError, match=rf"\(FSDP1\) cannot save {message}"):
+        optimizer.step()
 
 
 @pytest.mark.usefixtures("alone")

@@ -171,8 +171,9 @@ def check_param(param: Tensor, group: Group, name: str) -> None:
             f"{name}: stochastic_rounding=True rounds bfloat16 parameters; here is a float16 one: leave it out for "
             "this group, or train in bfloat16"
         )
-    if group["state_dtype"] == "int8" and is_flat_shard(param):
+    if is_flat_shard(param) and (group["state_dtype"] == "int8" or group["master_bits"]):
+        option = "master_bits" if group["master_bits"] else "state_dtype"
         raise ValueError(
-            f"{name}: FullyShardedDataParallel (FSDP1) cannot save state_dtype='int8', whose blocks do not follow its "
-            "shards: use fully_shard (FSDP2), or state_dtype=torch.bfloat16"
+            f"{name}: FullyShardedDataParallel (FSDP1) cannot save {option}={group[option]!r}, whose state is "
+            "integers: use fully_shard (FSDP2), or leave it out"
         )
