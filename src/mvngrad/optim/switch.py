@@ -188,4 +188,4 @@ def _to_moments(rule: Rule, hyper: Hyper, saved: Mapping[str, Any], param: Tenso
             v = (variance * (1 - w) + (m / c_m).square()) * c_v
     both = {"exp_avg": m, "exp_avg_sq": v}
     as_param = {name: torch.view_as_complex(value) if param.is_complex() else value for name, value in both.items()}
-    return {"step": torch.tensor(t, dtype=torch.float32), **as_param}
+    return {"step": torch.tensor(t, dtype=torch.float32, device="cpu"), **as_param}
