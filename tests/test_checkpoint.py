@@ -136,6 +136,21 @@ def test_a_distributed_checkpoint_at_step_zero_changes_nothing(make, flatten, tm
     assert equal(everything(resumed), everything(untouched))
 
 
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("state_dtype", [None, "int8"])
+def test_a_distributed_checkpoint_of_the_optimizer_itself(state_dtype, tmp_path):
+    """It loads tensors in place, but adds entries that are no tensors under the text of a key."""
+    optimizer, resumed = (make_trained(mvngrad.MVNGrad, steps=n, state_dtype=state_dtype) for n in (3, 1))
+    for each, count in (optimizer, 3), (resumed, 1):
+        each.state[each.param_groups[0]["params"][0]]["counts"] = {"hook": count}
+    dcp.save({"optimizer": optimizer}, checkpoint_id=tmp_path)
+    dcp.load({"optimizer": resumed}, checkpoint_id=tmp_path)
+    saved, loaded = (list(each.state.values()) for each in (optimizer, resumed))
+    assert loaded[0]["counts"] == {"hook": 3}
+    for before, after in zip(saved, loaded, strict=True):
+        assert all(torch.equal(before[name], after[name]) for name in before.keys() - {"counts"})
+
+
 def test_without_init_state_a_distributed_checkpoint_takes_a_hidden_step():
     """The reason for `init_state`: if torch stops taking this step, `init_state` can be removed."""
     model, optimizer = model_and_optimizer(mvngrad.MVNGrad)

@@ -53,7 +53,7 @@ def check_and_copy(optimizer: RuleOptimizer, state_dict: Any) -> dict[str, Any]:
         if optimizer.rule != ADAM:
             remedy = f", and {name} has {_list_state(optimizer)}: {LOAD_FROM_ADAMW}"
         raise ValueError(f"not a state_dict of {name}: it has exp_avg, as torch.optim's do{remedy}")
-    states = {key: unpack_blocks(saved) for key, saved in states.items()}
+    states = unpack_states(states)
     check_group_sizes(groups, own_groups)
     _check_cell(optimizer, states, groups)
     new_groups = [_complete_group(optimizer, saved, own) for saved, own in zip(groups, own_groups, strict=True)]
@@ -355,6 +355,21 @@ def pack_blocks(names: Sequence[str], stored: Mapping[str, Tensor]) -> dict[str,
         layout = torch.tensor([codes.shape, codes.stride()], dtype=torch.int64, device="cpu")
         packed[f"{name}_scale"] = {CODES: formats.to_row(codes, codes), SCALE: stored[f"{name}_scale"], LAYOUT: layout}
     return packed | dict.fromkeys(names, formats.CODE_BITS)
+
+
+def unpack_states(states: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The saved state of each parameter, unpacked.
+
+    torch.distributed.checkpoint, if it was given the optimizer itself, loads tensors in place, but adds numbers to
+    other dicts, under the text of the key.
+    """
+    keys = {str(key): key for key in states if isinstance(key, int)}
+    numbers = {keys[text]: saved for text, saved in states.items() if text in keys}
+    return {
+        key: unpack_blocks({**saved, **numbers[key]} if key in numbers else saved)
+        for key, saved in states.items()
+        if key not in keys
+    }
 
 
 def unpack_blocks(saved: Any) -> Any:

@@ -40,7 +40,7 @@ def convert_state_dict(
     dtypes = state_dtype if isinstance(state_dtype, list) else [state_dtype] * len(groups)
     if len(dtypes) != len(groups):
         raise ValueError(f"state_dtype={state_dtype!r} has {len(dtypes)} dtypes for {len(groups)} groups")
-    flat = {key: checkpoint.unpack_blocks(saved) for key, saved in state_dict["state"].items()}
+    flat = checkpoint.unpack_states(state_dict["state"])
     sharded = any(is_sharded(value) for saved in flat.values() for value in saved.values())
     targets = [_parse_target(dtype, sharded) for dtype in dtypes]
     target_of = {key: target for group, target in zip(groups, targets, strict=True) for key in group["params"]}
