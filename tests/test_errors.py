@@ -31,6 +31,7 @@ INVALID = [
     ({"betas": (torch.tensor(0.9), torch.tensor(0.9))}, r"two numbers .* not tensors: pass float\(beta\)"),
     ({"foreach": True, "differentiable": True}, r"foreach=True and differentiable=True exclude"),
     ({"foreach": True, "fused": True}, r"foreach=True and fused=True exclude"),
+    ({"maximize": "False"}, r"maximize='False' is invalid; it must be True or False"),
 ]
 
 

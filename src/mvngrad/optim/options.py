@@ -23,6 +23,10 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 OPTIONS = {"eps_s": 1e-16, "beta_mean": None, "lean": False, "z_clip": None}
 """Arguments that not every cell has, with their defaults in those that do."""
+FLAGS = (
+    "decouple_lr", "lean", "stochastic_rounding", "foreach", "fused", "maximize", "capturable", "differentiable",
+)  # fmt: skip
+"""Arguments that are True or False; None is the default or False."""
 
 
 def name_called_class(init: Init) -> Init:
@@ -55,6 +59,9 @@ def _check_arguments(init: Callable[..., None], owner: Any, args: tuple[Any, ...
 def check_group(group: Group, rule: Rule, decoupled: bool, name: str) -> None:
     """Raise a ValueError if an option of a group is invalid for a cell; the message begins with the class's `name`."""
     check_missing_options(group, rule, name)
+    for flag in FLAGS:
+        if group.get(flag) not in (None, False, True):  # "False", from a command line, would be true
+            raise ValueError(f"{name}: {flag}={group[flag]!r} is invalid; it must be True or False")
     _check_decay(group, decoupled, name)
     if group.get("lean") and group["beta_mean"] is not None:
         raise ValueError(f"{name}: {LEAN_WITH_BETA_MEAN}")
