@@ -44,6 +44,12 @@ def test_invalid_options_are_refused(make, options, message):
         make([{"params": parameters((3,)), **options}])
 
 
+@each_optimizer
+def test_one_group_alone_cannot_be_differentiable(make):
+    with pytest.raises(ValueError, match="differentiable=True of a group is not the optimizer's"):
+        make([{"params": parameters((3,)), "differentiable": True}])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -143,7 +143,13 @@ class RuleOptimizer(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):  # if not, torch says what is wrong
             self._normalize_options(param_group)
-            check_group({**self.defaults, **param_group}, self.rule, self.decoupled, type(self).__name__)
+            merged = {**self.defaults, **param_group}
+            check_group(merged, self.rule, self.decoupled, type(self).__name__)
+            if bool(merged["differentiable"]) != bool(self.defaults["differentiable"]):
+                raise ValueError(
+                    f"{type(self).__name__}: differentiable={merged['differentiable']} of a group is not the "
+                    "optimizer's; autograd records the step of all groups or of none: pass it to the constructor"
+                )
         super().add_param_group(param_group)
 
     def _normalize_options(self, param_group: Group) -> None:
