@@ -616,6 +616,7 @@ def test_repr_shows_the_floor(make):
     optimizer = make([{"params": parameters((3,))}, {"params": parameters((3,)), "eps_s": 1e-8}])
     assert "smallest divisor, sqrt(eps_s/(1-beta2)) + eps: 3.3e-07, 0.0032" in repr(optimizer)
     assert "+ eps: 0.001\n" in repr(mvngrad.MVNGrad(parameters((3,)), eps=1e-3))
+    assert "+ eps: 0.001\n" in repr(make(parameters((3,)), eps=torch.tensor([1e-3]), differentiable=True))
     assert "divisor" not in repr(mvngrad.Adam(parameters((3,))))
 
 

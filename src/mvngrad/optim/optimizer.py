@@ -179,8 +179,9 @@ class RuleOptimizer(Optimizer):
         text = super().__repr__()
         if not self.rule.centered:
             return text
-        unchecked = {"decouple_lr": False, "lean": False}  # repr also shows groups that a step refuses
-        hypers = [make_hyper(group | unchecked, 0.0) for group in self.param_groups]
+        # repr also shows groups that a step refuses, and the value of an eps that is a tensor
+        changed = {"decouple_lr": False, "lean": False, "differentiable": False}
+        hypers = [make_hyper(group | changed, 0.0) for group in self.param_groups]
         smallest = ", ".join(f"{hyper.floor + hyper.eps:.2g}" for hyper in hypers)
         return f"{text[:-1]}smallest divisor, sqrt(eps_s/(1-beta2)) + eps: {smallest}\n)"
 
