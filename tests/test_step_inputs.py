@@ -61,7 +61,13 @@ def pad_state(optimizer, param):
             optimizer.state[param][name] = torch.cat([value, value], -1)[..., : value.shape[-1]]
 
 
-CHANGES = [clone_storage, replace_tensors, reorder, swap_parameter, transpose_state, pad_state]
+def set_step_to_a_number(optimizer, param):
+    optimizer.state[param]["step"] = int(optimizer.state[param]["step"])
+
+
+CHANGES = [
+    clone_storage, replace_tensors, reorder, swap_parameter, transpose_state, pad_state, set_step_to_a_number,
+]  # fmt: skip
 
 
 @each_device
@@ -73,7 +79,7 @@ def test_a_step_uses_current_state_and_parameters_after(change, device, options)
         optimizer = mvngrad.MVNGradW(params, lr=1e-2, **options)
         for t in range(4):
             train(optimizer, 1, seed=t)
-            if changes:
+            if changes and t < 3:
                 for param in params:
                     change(optimizer, param)
         optimizers.append(optimizer)

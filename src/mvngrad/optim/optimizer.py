@@ -211,6 +211,8 @@ class RuleOptimizer(Optimizer):
             state.update(allocate_low(group["master_bits"], param))
         self._unpack_saved(state, param, group)
         self._check_stored(state, group)
+        if not isinstance(state.get("step"), Tensor):  # a number that was set by hand
+            state["step"] = make_step_count(checkpoint.parse_steps(state.get("step")), param, group)
         return state
 
     def _unpack_saved(self, state: dict[str, Tensor], param: Tensor, group: Group) -> None:
