@@ -237,9 +237,12 @@ def test_none_in_a_group_overrides_the_default_of_all_groups():
     assert (second["z_clip"], second["beta_mean"]) == (3.0, 0.95)
 
 
+@pytest.mark.usefixtures("cpp_compiler")
+@pytest.mark.parametrize("fused", [False, True])
 @each_optimizer
-def test_numpy_numbers_are_accepted(make):
-    train(make(parameters((3,)), lr=np.float32(0.1), betas=(np.float32(0.5), np.float64(0.9)), eps=np.float32(1e-8)), 1)
+def test_numpy_numbers_are_accepted(make, fused):
+    options = {"lr": np.float32(0.1), "betas": (np.float32(0.5), np.float64(0.9)), "eps": np.float32(1e-8)}
+    train(make(parameters((3,)), **options, maximize=np.True_, fused=fused), 1)
 
 
 @each_optimizer

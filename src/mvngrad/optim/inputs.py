@@ -292,7 +292,7 @@ def make_hyper(group: Group, lr: Any) -> Hyper:
         decoupled=group["decoupled_weight_decay"],
         beta_mean=beta_mean,
         z_clip=z_clip,
-        maximize=group["maximize"],
+        maximize=bool(group["maximize"]),
     )
 
 
