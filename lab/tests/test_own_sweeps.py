@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,36 @@ def test_results_of_another_function_are_not_taken(toy, tmp_path, one, two, name
     other.close()
     assert "has the result of another function" in record.outcome["reason"]
     assert f"test_own_sweeps:{name}; use another --runs" in record.outcome["reason"]
+
+
+USED = """
+from dataclasses import dataclass
+from mvngrad_lab.recipe import Recipe
+
+SCALE = 1.0
+GRID = (1, 2)
+@dataclass(frozen=True)
+class Setting(Recipe):
+    lr: float = 0.1
+def half(x): return SCALE * x / 2
+def run(recipe: Setting): return {"loss": half(recipe.lr)}
+"""
+
+
+def test_a_function_is_another_one_after_a_change_of_what_it_uses(tmp_path, monkeypatch):
+    """Of its module; but not after a change of the grid or of recipes. An imported function is what it was."""
+
+    def describe(old="", new=""):
+        (tmp_path / "used.py").write_text(USED.replace(old, new) + "#" * len(new))  # caches know files by their size
+        monkeypatch.delitem(sys.modules, "used", raising=False)
+        return describe_function(import_module("used").run)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    before, function = describe(), sys.modules["used"].run
+    assert describe("(1, 2)", "(1, 2, 3)") == describe("lr: float = 0.1", "lr: float = 0.25") == before
+    assert describe("1.0", "2.00") != before
+    assert describe("x / 2", "x / 2.5") != before
+    assert describe_function(function) == before
 
 
 def test_a_function_bound_to_the_same_values_is_the_same():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -9,16 +10,18 @@ import math
 import os
 import platform
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib.metadata import version
 from inspect import Parameter, signature
 from numbers import Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mvngrad import __version__
@@ -99,17 +102,51 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
 
 
 def describe_function(run: Callable[..., Any]) -> dict[str, str]:
-    """The name of a sweep's function, and the hash of its source and of the plain values that it is bound to."""
+    """The name of a sweep's function, and the hash of its source, of what that uses of its own module, and of the plain
+    values that it is bound to.
+    """
     function = run.func if isinstance(run, partial) else run
-    named = function if hasattr(function, "__qualname__") else type(function)  # an object that can be called has none
-    try:
-        source = inspect.getsource(named)
-    except (OSError, TypeError):
-        source = ""
+    named: Any = function if hasattr(function, "__qualname__") else type(function)  # an object has none
     bound = [*run.args, *sorted(run.keywords.items())] if isinstance(run, partial) else []
     bound += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    code = source + "".join(map(_describe_value, bound))
+    code = _read_source(named) + "".join(map(_describe_value, bound))
     return {"name": f"{named.__module__}:{named.__qualname__}", "code": hashlib.sha256(code.encode()).hexdigest()[:16]}
+
+
+@cache  # its file may be edited while this process still runs what it imported
+def _read_source(function: Any) -> str:
+    """The source of a function or class and of what it uses of its module; "" if there is none."""
+    source = ""
+    with suppress(OSError, TypeError):
+        source = inspect.getsource(function)
+        module = sys.modules[function.__module__]
+        return source + _read_used_code(function.__qualname__.partition(".")[0], module)
+    return source
+
+
+def _read_used_code(function: str, module: ModuleType) -> str:
+    """The functions, classes and constants of a module that a function of it uses, also indirectly. Recipes are left
+    out: what they say is in the key of a run.
+    """
+    parts: dict[str, list[ast.AST]] = {}
+    for statement in ast.parse(inspect.getsource(module)).body:
+        stored = [node.id for node in _find_names(statement) if isinstance(node.ctx, ast.Store)]
+        for name in [statement.name] if isinstance(statement, ast.FunctionDef | ast.ClassDef) else stored:
+            parts.setdefault(name, []).append(statement)
+    used, new = {function}, [function]
+    while new:
+        names = {node.id for part in parts.get(new.pop(), ()) for node in _find_names(part)} & parts.keys()
+        new += [name for name in sorted(names - used) if not _is_recipe(getattr(module, name, None))]
+        used.update(new)
+    return "".join(ast.unparse(part) for name in sorted(used - {function}) for part in parts[name])
+
+
+def _find_names(part: ast.AST) -> list[ast.Name]:
+    return [node for node in ast.walk(part) if isinstance(node, ast.Name)]
+
+
+def _is_recipe(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Recipe)
 
 
 def _describe_value(value: Any) -> str:
@@ -286,6 +323,7 @@ def run_claim(queue: Queue, claim: ClaimedTrial, run: Callable[..., Any], option
     if not recorded:
         return _say_taken_over(queue, record)
     what = f"{queue.notes['metric']} {value:.6g}" if value is not None else f"{outcome['status']} ({outcome['reason']})"
+    what += f", as stored in {options['root']}" if "code" in outcome else ""
     records = queue.records()
     queue.say(f"{record.key}: {describe_settings(record, records)}: {what}; {describe_progress(records)}")
     return outcome
