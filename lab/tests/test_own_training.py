@@ -79,7 +79,18 @@ def late():
     return replace(noisy(), model=lambda: Late(3, 1))
 
 
-@pytest.mark.parametrize("function", [noisy, smoothed, late])
+class Partly(torch.nn.Linear):
+    """A part of its weights is not in its state_dict."""
+
+    def state_dict(self, *args, **kwargs):
+        return {"bias": self.bias.detach()}
+
+
+def partly():
+    return replace(noisy(), model=lambda: Partly(3, 1))
+
+
+@pytest.mark.parametrize("function", [noisy, smoothed, late, partly])
 def test_numbers_that_a_dataset_draws_and_all_buffers_are_as_before_after_a_resume(tmp_path, function):
     recipe = make_recipe(function)
     whole = train(recipe, root=tmp_path / "whole", on_event=lambda event: None).result

@@ -370,5 +370,5 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensors[name].detach().cpu().to_dense().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -27,7 +27,7 @@ WARM_UP_STEPS = 3
 OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every", "clip")
 """Recipe fields that no compiled function depends on; a task adds its own, see `Task.outside_step`."""
 BUFFER_PREFIX = "buffer."
-"""Prefix of the buffers that are not in the model's own state_dict, and may change in training all the same."""
+"""Prefix of buffers and parameters that are not in the model's own state_dict, and change in training all the same."""
 OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
 NOT_SAVED = "not saved"
@@ -93,7 +93,8 @@ class TrainingStep:
         correct = {"correct": self.correct} if self.task.train_metric else {}
         saved = self.model.state_dict()
         model = {f"{MODEL_PREFIX}{name}": value for name, value in saved.items()}
-        buffers = {f"{BUFFER_PREFIX}{name}": value for name, value in self.model.named_buffers() if name not in saved}
+        rest = {name: value for name, value in _parameters_and_buffers(self.model).items() if name not in saved}
+        buffers = {f"{BUFFER_PREFIX}{name}": value for name, value in rest.items()}
         return {**model, **buffers, "step_index": self.step_index, "losses": self.losses, **norms, **correct}
 
     def _state_tensors(self, optimizer: Any) -> list[Tensor]:
@@ -137,17 +138,17 @@ class TrainingStep:
 
     def _register_buffers(self, saved: Mapping[str, Tensor]) -> None:
         """Register those buffers of a checkpoint that a forward pass makes or resizes, in the shape that they had."""
-        buffers, modules = dict(self.model.named_buffers()), dict(self.model.named_modules())
+        own, modules = _parameters_and_buffers(self.model), dict(self.model.named_modules())
         for name, value in saved.items():
             buffer = name.removeprefix(BUFFER_PREFIX)
             module, _, last = buffer.rpartition(".")
-            if module in modules and (buffer not in buffers or buffers[buffer].shape != value.shape):
+            if module in modules and (buffer not in own or own[buffer].shape != value.shape):
                 modules[module].register_buffer(last, value.to(self.lr.device), persistent=False)
 
     def reset(self, seed: int) -> None:
         """Go back to the start of a run with this seed: its initial weights, and no state of any step."""
         model = build_initial_model(self.task, seed)
-        initial = dict(model.named_buffers()) | model.state_dict()
+        initial = _parameters_and_buffers(model) | model.state_dict()
         if self.is_third_party:
             self.optimizer = self._make_optimizer()
         with torch.no_grad():
@@ -295,6 +296,10 @@ class TrainingStep:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for every capture: what libraries allocate per stream, 64 MiB for cuBLAS on Hopper, is never freed."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
 
 
 def is_guarded(recipe: TrainingRecipe) -> bool:
