@@ -172,6 +172,7 @@ def viewed(): return make(Viewed, epochs=1)
 def features(): return make(Features, seed=1)
 def lazy(): return make(lambda: nn.LazyLinear(1))
 def extra(): return make(lambda: Extra(4, 1))
+def shared(model=nn.Linear(4, 1)): return make(lambda: nn.Sequential(model))
 def frozen(): return make(lambda: nn.Linear(4, 1).requires_grad_(False))
 """
 
@@ -202,10 +203,8 @@ def test_models_with_weights_that_hooks_compute_and_with_sparse_tensors_and_view
         ("share", "epochs=2.5 is invalid; it must be an integer"),
         ("rate", "lr='high' is invalid; it must be a number"),
         ("no_rate", "lr=None is invalid; it must be a number"),
-        (
-            "features",
-            "has a tensor directions that is random or changed by training, and neither a parameter nor a buffer",
-        ),
+        ("features", "has directions, which is random or changed by training, and neither a parameter nor a buffer"),
+        ("shared", "returned parameters that it had returned before"),
         ("lazy", "returned a lazy module"),
         ("extra", "_extra_state, which is not a tensor"),
         ("frozen", "all frozen"),

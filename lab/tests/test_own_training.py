@@ -109,6 +109,29 @@ def test_numbers_that_a_dataset_draws_and_all_buffers_are_as_before_after_a_resu
     assert parts["validation_loss"] == whole["validation_loss"]
 
 
+class Annealed(torch.nn.Linear):
+    """Training changes a number, and replaces a tensor, that no checkpoint has."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.temperature, self.average = 1.0, torch.zeros(())
+
+    def forward(self, x):
+        self.temperature, self.average = 0.9 * self.temperature, self.average + x.detach().mean()
+        return super().forward(x) / self.temperature
+
+
+def annealed():
+    return replace(noisy(), model=lambda: Annealed(3, 1))
+
+
+def test_attributes_that_training_changes_and_no_checkpoint_has_are_named(tmp_path, capsys):
+    train(make_recipe(annealed), root=tmp_path, checkpoint_every=0)
+    assert capsys.readouterr().out.count("training changes temperature, average of the model, which a checkpoint") == 1
+    with pytest.raises(InvalidInput, match="has temperature, which is random or changed by training"):
+        train(make_recipe(annealed, seed=1), root=tmp_path)
+
+
 def test_a_second_run_of_a_model_whose_forward_pass_makes_a_buffer_is_refused(tmp_path):
     train(make_recipe(late), root=tmp_path)
     with pytest.raises(InvalidInput, match="buffer 'size' was made or resized by a forward pass"):
@@ -223,8 +246,8 @@ def layer_by_layer(model, batch):
 
 
 def with_layers():
-    layers = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
-    return replace(noisy(), model=lambda: torch.nn.Sequential(*layers), loss=layer_by_layer)
+    model = lambda: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))  # noqa: E731
+    return replace(noisy(), model=model, loss=layer_by_layer)
 
 
 def with_script():

@@ -81,7 +81,7 @@ class Trainer:
         self.total_steps = recipe.epochs * self.steps_per_epoch
         training_step.reset(recipe.seed)
         self.step_count, self.seconds_before, self.nonfinite_in_a_row = 0, 0.0, 0
-        self.warned_not_saved = False
+        self.warned_not_saved = self.warned_unsaved = False
         self.evaluation_pending = False
         """Whether the epoch that the last step ended still lacks its evaluation and its row of metrics."""
         environment = {**environment, "data": training_step.task.source}
@@ -342,6 +342,12 @@ class Trainer:
         if (kind := state.get("optimizer", {}).get(NOT_SAVED)) and not self.warned_not_saved:
             self.warned_not_saved = True
             self._send(f"{self._describe_not_saved(kind)}; its checkpoints have the weights only")
+        if (names := self.training_step.task.find_unsaved()) and not self.warned_unsaved:
+            self.warned_unsaved = True
+            self._send(
+                f"training changes {', '.join(names)} of the model, which a checkpoint lacks, so a resumed run ends "
+                "otherwise; use register_buffer"
+            )
         checkpoint.save(self.checkpoints, self.step_count, notes, state, keep, self.check_lock)
         self.saved_at = time.perf_counter()
 

@@ -82,6 +82,10 @@ class Task(ABC):
     def evaluate(self, model: Callable[..., Tensor], final: bool) -> dict[str, float]:
         """Metrics of a model in evaluation mode; expensive ones only if `final`."""
 
+    def find_unsaved(self) -> list[str]:
+        """Names of what training changed in the model and no checkpoint has, if the task can tell."""
+        return []
+
 
 def make_generators(seed: int, epoch: int) -> tuple[random.Random, torch.Generator]:
     """Random number generators for an epoch's plan. Seed and epoch are mixed as text, so neighbours are unrelated."""

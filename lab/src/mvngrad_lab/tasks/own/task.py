@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_code, parse_optimizer
 from mvngrad_lab.tasks.own.recipe import Own
+from mvngrad_lab.training.loop import hash_tensors
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators, seed_generators
 
 
@@ -128,6 +129,10 @@ def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, set
 # Training
 
 
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that every module has, such as `training`."""
+
+
 class Samples:
     """A set of data: batches by index, on a device."""
 
@@ -170,17 +175,25 @@ def _move(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def _find_plain_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The dense tensors of a model that are neither a parameter nor a buffer, nor computed from one, by name."""
+def _hash_plain_attributes(model: nn.Module) -> dict[str, str]:
+    """The numbers of a model's modules, and a hash of each dense tensor that is neither a parameter nor a buffer, nor
+    computed from one, by name.
+    """
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    return {
-        f"{name}.{attribute}".removeprefix("."): value
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if isinstance(value, Tensor) and value.layout == torch.strided
-        # weight_norm, spectral_norm and pruning keep the weight that they compute from parameters as such a tensor.
-        if value.grad_fn is None and value.data_ptr() not in parameters
-    }
+    hashes = {}
+    for prefix, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            name = f"{prefix}.{attribute}".removeprefix(".")
+            if isinstance(value, int | float) and attribute not in MODULE_ATTRIBUTES:
+                hashes[name] = repr(value)
+            elif isinstance(value, Tensor) and value.layout == torch.strided and value.grad_fn is None:
+                # weight_norm, spectral_norm and pruning keep the weight that they compute from parameters as a tensor.
+                hashes |= {} if value.data_ptr() in parameters else {name: hash_tensors({name: value})}
+    return hashes
+
+
+def _find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [name for name, text in before.items() if now.get(name) != text]
 
 
 class OwnTaskTraining(Task):
@@ -196,8 +209,8 @@ class OwnTaskTraining(Task):
             raise InvalidInput(f"task={recipe.task!r}: its module has changed since; make the recipe again")
         self.own, self.device, self.source = own, device, f"{recipe.task}, code {recipe.code}"
         self.path = recipe.task
-        self.plain_tensors: dict[str, Tensor] = {}
-        """Those of the first model that are neither a parameter nor a buffer."""
+        self.first_model: nn.Module | None = None
+        """What `build_model` made first: all runs of this process train it, each from the values of a new model."""
         self.train = Samples("train", self.own.train, device)
         self.sets = {"validation": Samples("validation", self.own.validation, device)}
         if self.own.test is not None:
@@ -232,20 +245,30 @@ class OwnTaskTraining(Task):
         for name, value in model.state_dict().items():
             if not isinstance(value, Tensor):
                 raise InvalidInput(f"the model of {self.path!r} has {name}, which is not a tensor, in its state_dict")
-        self._check_plain_tensors(model)
+        self._check_what_runs_share(model)
         return model
 
-    def _check_plain_tensors(self, model: nn.Module) -> None:
-        """Raise if a tensor that is neither parameter nor buffer differs from the first model's, which all runs use."""
-        plain = _find_plain_tensors(model)
-        self.plain_tensors = self.plain_tensors or plain
-        for name, value in plain.items():
-            first = self.plain_tensors.get(name)
-            if first is None or not torch.equal(value, first):
-                raise InvalidInput(
-                    f"the model of {self.path!r} has a tensor {name} that is random or changed by training, and "
-                    "neither a parameter nor a buffer, so that all runs would share it; use register_buffer"
-                )
+    def _check_what_runs_share(self, model: nn.Module) -> None:
+        """Raise if a new model has parameters of the first one, or other tensors or numbers than it has by now."""
+        attributes = _hash_plain_attributes(model)
+        if self.first_model is None:
+            self.first_model, self.first_attributes = model, attributes
+            return
+        before = {id(parameter) for parameter in self.first_model.parameters()}
+        if any(id(parameter) in before for parameter in model.parameters() if parameter.requires_grad):
+            raise InvalidInput(
+                f"model() of {self.path!r} returned parameters that it had returned before, so that all runs and seeds "
+                "would share them; make a new model at each call, as in model=lambda: Net()"
+            )
+        if names := _find_changes(attributes, _hash_plain_attributes(self.first_model)):
+            raise InvalidInput(
+                f"the model of {self.path!r} has {names[0]}, which is random or changed by training, and neither a "
+                "parameter nor a buffer, so that all runs would share it; use register_buffer"
+            )
+
+    def find_unsaved(self) -> list[str]:
+        assert self.first_model is not None
+        return _find_changes(self.first_attributes, _hash_plain_attributes(self.first_model))
 
     def plan_epoch(self, recipe: Own, epoch: int) -> EpochPlan:
         draw, generator = make_generators(recipe.seed, epoch)
