@@ -1,6 +1,7 @@
 """The commands, servers that go away, stores that are none or damaged, and a password that is never shown."""
 
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -209,6 +210,13 @@ def test_a_store_that_may_not_be_written_is_not_waited_for(toy):
     toy.queue.storage.engine.dispose()
     with pytest.raises(PermissionError, match=r"sweeps.db cannot be written \(.*readonly database\); copy the file"):
         toy.queue.claim(describe_worker())
+
+
+def test_a_store_in_a_folder_that_may_not_be_written_is_not_waited_for(toy, monkeypatch):
+    toy.init(small())
+    monkeypatch.setattr(os, "access", lambda path, mode: path != toy.address.file.parent)
+    with pytest.raises(PermissionError, match=r"sweeps.db cannot be written \(it or its folder is read-only\); copy"):
+        toy.work(say=pytest.fail)
 
 
 def test_what_is_no_store_is_named(do, tmp_path):

@@ -38,6 +38,7 @@ NO_SPACE = ("disk is full", "No space left on device")
 """What SQLite and PostgreSQL say of a full disk."""
 READ_ONLY = "readonly database"
 """What SQLite says if it may not write the file."""
+NOT_WRITABLE = "{} cannot be written ({}); copy the file to a folder where you may write"
 REFUSALS = ("no such table", "authentication failed", "does not exist", READ_ONLY)
 """What a store says if it answers, and would say again."""
 DAMAGE = ("malformed", "not a database")
@@ -181,6 +182,8 @@ def _check_file(address: Address, create: bool) -> None:
         raise IsADirectoryError(f"{path} is a folder; name a file: sqlite:///{path}/sweeps.db")
     if path.exists():
         path.open("rb").close()
+        if not all(os.access(each, os.W_OK) for each in (path, path.parent)):  # where SQLite makes files to read, too
+            raise PermissionError(NOT_WRITABLE.format(address, "it or its folder is read-only"))
     elif not create:
         raise MissingFile(f"there is no sweep in {address}; make one with `mvngrad sweep init`")
 
@@ -197,9 +200,7 @@ def translate_errors(address: Address) -> Iterator[None]:
                 f"{address} is damaged, or not a store: {message}; restore a copy of the file, or use another storage"
             ) from None
         if address.is_sqlite and READ_ONLY in message:
-            raise PermissionError(
-                f"{address} cannot be written ({message}); copy the file to a folder where you may write"
-            ) from None
+            raise PermissionError(NOT_WRITABLE.format(address, message)) from None
         if (reason := describe_transient(error)) is not None:
             raise StoreUnavailable(address.hide_passwords(f"{address}: {reason}")) from None
         raise
