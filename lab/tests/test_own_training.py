@@ -329,6 +329,7 @@ def test_a_metric_that_is_not_finite_is_named(tmp_path, toy):
         ({"train": (torch.ones(4, 3), torch.ones(5))}, r"the tensors of train have \[4, 5\] samples"),
         ({"train": (np.ones((9, 3)), np.ones(9))}, "train has an array that is no tensor; convert each with torch"),
         ({"train": [1.0]}, "batch_size=8 is more than the 1 training samples"),
+        ({"train": {"x": torch.zeros(8, 3)}}, "train is a dict; it must be a tuple of tensors, or a Dataset"),
         ({"validation": iter([])}, "validation is a list_iterator; it must be a tuple of tensors, or a Dataset"),
         ({"model": lambda: 3}, r"model\(\) of '.*broken' returned a int; it must return a torch.nn.Module"),
         ({"model": torch.nn.ReLU}, r"model\(\) of '.*broken' returned a ReLU without parameters"),

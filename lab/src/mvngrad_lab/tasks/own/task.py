@@ -146,7 +146,7 @@ class Samples:
             if len(lengths) != 1:
                 raise InvalidInput(f"the tensors of {name} have {lengths} samples; all must have the same number")
             self.length, self.data = lengths[0], tuple(part.to(device) for part in data)
-        elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
             self.length = len(data)
         else:
             raise InvalidInput(f"{name} is a {type(data).__name__}; it must be a tuple of tensors, or a Dataset")
