@@ -98,6 +98,9 @@ def test_a_stopped_training_names_its_step_and_exits_as_shells_expect(monkeypatc
 
 
 CIFAR100 = ["train", "cifar100"]
+NO_TASK = (
+    "there is no task 'spirals'; choose from cifar100, wikitext103, openwebtext, mnist, or package.module:function"
+)
 NO_TEXT = "--text {!r} is not a folder, and no name that `mvngrad data prepare` prints"
 NO_OPTIMIZER = "torch.optim has no optimizer {!r}; names are as there: torch:RAdam, torch:Muon"
 NO_NAME = (
@@ -153,13 +156,18 @@ NOT_MONITORED = "optimizer={!r} cannot be monitored; ours, torch:Adam and torch:
             "eps_s=1e-08 does not go with optimizer='adam'; it belongs to adabelief, mvngrad: leave it None, and set "
             "eps instead",
         ),
+        (
+            ["train", "spirals"],
+            NO_TASK,
+        ),
+        (["report", "--runs=~/rnus"], "--runs ~/rnus is not a folder; name the one that has your results"),
         (["report", "--runs", "rnus"], "--runs rnus is not a folder; name the one that has your results"),
     ],
     ids=lambda part: " ".join(part[-3:]) if isinstance(part, list) else "",
 )
 def test_invalid_arguments_are_refused_by_name_and_nothing_is_written(capsys, monkeypatch, tmp_path, words, message):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert get_error(capsys, *words) == message
+    assert get_error(capsys, *words) == message.replace("~", os.path.expanduser("~"))
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # of matplotlib
 
 

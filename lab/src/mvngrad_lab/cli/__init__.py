@@ -263,7 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            return _run_command(hide_passwords(sys.argv[1:] if arguments is None else arguments))
+            words = map(_expand_home, sys.argv[1:] if arguments is None else arguments)
+            return _run_command(hide_passwords([*words]))
         finally:
             _flush()
     except (UserError, OSError) as error:
@@ -279,6 +280,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)
         return 130
+
+
+def _expand_home(word: str) -> str:
+    """--option=~/path with the home folder: shells expand ~ only at the start of a word, and it would be made here."""
+    option, equals, value = word.partition("=")
+    is_option = option.startswith("--") and value.startswith("~")
+    return f"{option}{equals}{os.path.expanduser(value)}" if is_option else word
 
 
 def _run_command(arguments: list[str]) -> int:

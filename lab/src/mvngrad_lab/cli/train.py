@@ -193,7 +193,9 @@ def parse_training(arguments: list[str], description: str, config: Any) -> Train
         presets = {name: load_preset(name)}
     else:
         presets = find_presets()
-    if name not in presets:  # --help, or a name that is unknown
+    if name and not name.startswith("-") and name not in presets:
+        raise InvalidInput(f"there is no task {name!r}; choose from {', '.join(presets)}, or package.module:function")
+    if name not in presets:  # --help
         arguments = arguments or ["--help"]
         kinds = tuple(
             Annotated[Train[each.recipe], subcommand(name, default=Train(_default_recipe(each)), description=each.help)]  # type: ignore[name-defined]
