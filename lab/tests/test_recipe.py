@@ -1,6 +1,7 @@
 """The identity of a run: a hash of its recipe that new fields do not change."""
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.mnist.curves import Curves, Panel
 from mvngrad_lab.experiments.mnist.gap import Frozen
 from mvngrad_lab.experiments.spikes.mnist import MnistSpikes
-from mvngrad_lab.recipe import Recipe, added_field
+from mvngrad_lab.recipe import Recipe, added_field, hash_code
 from mvngrad_lab.tasks.cifar100.recipe import Cifar100
 from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
@@ -96,3 +97,19 @@ def test_values_and_names_that_cannot_be_stored_are_refused():
         _ = Example(lr=float("nan")).key
     with pytest.raises(ValueError, match=r"name='\.\./wrong' of Wrong is invalid"):
         _ = Wrong().key
+
+
+def test_code_that_was_edited_and_not_imported_again_has_the_hash_of_what_runs(tmp_path, monkeypatch):
+    """As in a notebook."""
+
+    def hash_function(value, again=False):
+        (tmp_path / "edited.py").write_text(f"def function(): return {value}")
+        if again:
+            monkeypatch.delitem(sys.modules, "edited", raising=False)
+        importlib.import_module("edited")
+        return hash_code("edited:function")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    before = hash_function(1, again=True)
+    assert hash_function(20) == before
+    assert hash_function(20, again=True) != before
