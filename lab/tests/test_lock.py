@@ -129,7 +129,7 @@ try:
     with lock_folder(Path(sys.argv[1])):
         print("locked")
 except OSError as error:
-    print(type(error).__name__)
+    print(type(error).__name__, error.filename)
 """
 
 
@@ -139,7 +139,7 @@ def test_a_full_disk_leaves_no_lock_behind(tmp_path, dead):
     if dead:
         (tmp_path / "lock").write_text(STALE)
     out = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True).stdout
-    assert out == "OSError\n"
+    assert out == f"OSError {tmp_path / 'lock'}\n"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("lock", STALE)] * dead
     with lock_folder(tmp_path):
         pass

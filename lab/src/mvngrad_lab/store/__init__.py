@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
-from mvngrad_lab.store.lock import Check
+from mvngrad_lab.store.lock import Check, name_in_errors
 
 ROOT = Path("runs")
 RESULTS = Path("results")
@@ -40,16 +40,14 @@ def write_atomic(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with partial.open("x", encoding="utf-8") as file:
+        with name_in_errors(path), partial.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException as error:
+            os.replace(partial, path)
+    except BaseException:
         with suppress(OSError):
             partial.unlink()
-        if isinstance(error, OSError):  # names the temporary file
-            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -219,7 +217,7 @@ class MetricsFile:
     def add(self, row: dict[str, Any]) -> None:
         """Append a row and sync it to disk, before a checkpoint that depends on it."""
         self.check_lock()
-        with self.path.open("a", encoding="utf-8") as file:
+        with name_in_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

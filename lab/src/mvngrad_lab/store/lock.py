@@ -94,11 +94,21 @@ def _read(lock: Path) -> str | None:
         return None
 
 
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Give errors of the system the name of a file: those of a full disk have none, others that of a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def _create(path: Path, text: str) -> bool:
     """Create a file with its content in one step; returns False if it exists. A full disk leaves no empty file."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with name_in_errors(path):
+            draft.write_text(text, encoding="utf-8")
         try:
             os.link(draft, path)
         except OSError as error:
