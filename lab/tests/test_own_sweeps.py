@@ -102,8 +102,15 @@ def with_offset_of(offset):
 
 
 class Fourth:
+    def __init__(self, factor=2):
+        self.factor = factor
+
     def __call__(self, recipe):
-        return {"loss": 2 * recipe.lr}
+        return {"loss": self.factor * recipe.lr}
+
+    def method(self, recipe):
+        self.factor += 1
+        return self(recipe)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +120,10 @@ class Fourth:
         (partial(third, offset=1), partial(third, offset=2), "third"),
         (with_offset_of(1), with_offset_of(2), "with_offset_of.<locals>.<lambda>"),
         (Fourth(), first, "Fourth"),
+        (Fourth(), Fourth(3), "Fourth"),
+        (Fourth().method, Fourth(3).method, "Fourth.method"),
     ],
-    ids=["functions", "partials", "closures", "objects"],
+    ids=["functions", "partials", "closures", "objects", "states", "methods"],
 )
 def test_results_of_another_function_are_not_taken(toy, tmp_path, one, two, name):
     toy.init(bowl(one, lrs=(0.5,)))

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from inspect import Parameter, signature
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from mvngrad import __version__
@@ -103,12 +103,24 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
 
 def describe_function(run: Callable[..., Any]) -> dict[str, str]:
     """The name of a sweep's function, and the hash of its source, of what that uses of its own module, and of the plain
-    values that it is bound to.
+    values that it is bound to, as they are at the first call.
     """
+    if id(run) not in _descriptions:
+        _descriptions[id(run)] = run, _describe_function(run)
+    return _descriptions[id(run)][1]
+
+
+_descriptions: dict[int, tuple[Callable[..., Any], dict[str, str]]] = {}
+"""By id: not all functions are hashable. They are kept, so that no other gets the id."""
+
+
+def _describe_function(run: Callable[..., Any]) -> dict[str, str]:
     function = run.func if isinstance(run, partial) else run
     named: Any = function if hasattr(function, "__qualname__") else type(function)  # an object has none
     bound = [*run.args, *sorted(run.keywords.items())] if isinstance(run, partial) else []
     bound += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    owner = function.__self__ if inspect.ismethod(function) else function
+    bound += [] if isinstance(owner, type | FunctionType) else sorted(getattr(owner, "__dict__", {}).items())
     code = _read_source(named) + "".join(map(_describe_value, bound))
     return {"name": f"{named.__module__}:{named.__qualname__}", "code": hashlib.sha256(code.encode()).hexdigest()[:16]}
 
