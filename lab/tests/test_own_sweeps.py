@@ -199,6 +199,20 @@ def test_a_result_that_cannot_be_used_is_not_stored_and_can_be_repaired(toy, res
     assert toy.work() == {"finished": 1}
 
 
+def test_a_file_of_the_function_is_not_taken_for_the_result(toy):
+    """As one with the best epoch so far: a worker that takes the run again finds it."""
+
+    def run(recipe, folder):
+        (folder / "result.json").write_text('{"loss": -1.0}')
+        return {"loss": 1.0}
+
+    toy.init(bowl(run, lrs=(0.5,)))
+    for _ in range(2):
+        assert toy.work() == {"raised": 1}
+        assert "wrote result.json, as the worker does" in toy.queue.records()[-1].outcome["reason"]
+        requeue_errors(toy.queue)
+
+
 def test_a_function_may_exit_and_change_the_folder(toy, tmp_path, monkeypatch):
     def run(recipe, folder):
         os.chdir(folder)

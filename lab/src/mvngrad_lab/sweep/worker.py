@@ -76,7 +76,7 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
     folder = RunFolder(recipe, root)
     with lock_folder(folder.path) as check_lock:
         function = describe_function(run)
-        if (stored := folder.run) is not None:
+        if (stored := folder.run) is not None and "seconds" in stored.result:  # else the function wrote it
             if stored.environment.get("function", function) != function:
                 other = stored.environment["function"]["name"]
                 raise InvalidInput(
@@ -93,6 +93,8 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
         if not isinstance(result, Mapping):
             name = function["name"]
             raise TypeError(f"{name} returned a {type(result).__name__}; it must return a dict of its metrics")
+        if folder.run is not None:
+            raise ValueError(f"{function['name']} wrote result.json, as the worker does; name it otherwise")
         seconds, plain = time.perf_counter() - started, to_json(**result)
         check_result(plain, metric)
         check_lock()
