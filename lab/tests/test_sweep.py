@@ -204,6 +204,14 @@ def test_the_selection_says_how_many_seeds_diverged_and_how_many_are_to_come(toy
     assert lines["mvngrad"] == "mvngrad: 4, 3 to come  (lr 2.0)"
 
 
+def test_seeds_of_the_grid_count_whichever_they_are(toy):
+    toy.init(make_sweep(toys(("adam",), lr=(1.0,), seed=(3, 7))))
+    toy.work()
+    for seeds, new in ((2, []), (4, [4, 5])):
+        keys = add_seeds(toy.queue, toy.sweep, seeds)
+        assert [latest_by_key(toy.queue.records())[key].settings["seed"] for key in keys] == new
+
+
 @pytest.fixture
 def breaking(toy):
     """A sweep of two stages; all runs of mvngrad in the first stage raise until its cause is fixed."""

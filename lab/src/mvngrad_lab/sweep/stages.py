@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, islice
 from typing import Any
 
 from mvngrad import __version__
@@ -181,14 +182,16 @@ def add_seeds(queue: Queue, sweep: Sweep, seeds: int) -> list[str]:
         raise NotPossible(f"{left} runs of {queue.name} are not done; run `mvngrad sweep work {queue.name}` first")
     check_errors_retried(records, [record.key for record in swept], queue.name)
     keys, entries = {record.key for record in records}, {}
+    seeds_of_all = {record.settings["seed"] for record in records if "seed" in record.settings}
     for record in select_best(queue).values():
         selected: Any = record.recipe
         if not hasattr(selected, "seed"):
             raise InvalidInput(f"{record.maker} has no field seed, so it cannot be run with more of them")
-        for seed in range(selected.seed, selected.seed + seeds):
+        used = {seed for seed in seeds_of_all if dataclasses.replace(selected, seed=seed).key in keys}
+        new = (seed for seed in count(selected.seed) if seed not in used)
+        for seed in islice(new, max(0, seeds - len(used))):
             recipe = dataclasses.replace(selected, seed=seed)
-            if recipe.key not in keys:
-                entries[recipe.key] = make_entry(recipe, SEEDS)
+            entries[recipe.key] = make_entry(recipe, SEEDS)
     queue.add(list(entries.values()))
     return list(entries)
 
