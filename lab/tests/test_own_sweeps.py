@@ -230,6 +230,24 @@ class BowlWithBetas(Bowl):
     betas: tuple[float, float] = (0.9, 0.99)
 
 
+@pytest.mark.parametrize(
+    ("result", "status", "selection"),
+    [
+        (
+            {"status": "diverged"},
+            "diverged (diverged); 1 of 1 done",
+            "sgd: no configuration has a result with every seed",
+        ),
+        ({"loss": 1}, "loss 1; 1 of 1 done", "sgd: 1"),
+    ],
+)
+def test_a_run_without_steps_and_settings_that_vary_is_described(toy, result, status, selection):
+    toy.init(bowl(lambda recipe: result, lrs=(0.5,)))
+    toy.work()
+    assert toy.messages[-1].endswith(f": sgd: {status}")
+    assert describe_selection(toy.queue)[-1] == selection
+
+
 def test_a_setting_may_be_a_tuple(toy):
     pairs = ((0.9, 0.99), (0.8, 0.9))
     settings = {"run": lambda recipe: {"loss": recipe.betas[0]}, "metric": "loss", "higher": False}

@@ -211,7 +211,7 @@ def describe_selection(queue: Queue) -> list[str]:
         configuration, everything = get_settings_without_seed(record.settings), (*swept, *repeated, *others)
         same = [other for other in everything if get_settings_without_seed(other.settings) == configuration]
         seeds = [record, *(other for other in same if other.key != record.key)]
-        lines.append(f"{optimizer}: {_describe_seeds(seeds)}  ({', '.join(shown)})")
+        lines.append(f"{optimizer}: {_describe_seeds(seeds)}" + (f"  ({', '.join(shown)})" if shown else ""))
         lines += describe_edges(record, swept)
     missing = {record.optimizer for record in swept} - selected.keys()
     return lines + [f"{optimizer}: no configuration has a result with every seed" for optimizer in sorted(missing)]

@@ -386,7 +386,8 @@ def _make_outcome(run: FinishedRun, metric: str) -> tuple[dict[str, Any], float 
     plain = {name: value for name, value in run.result.items() if isinstance(value, int | float | str)}
     if run.result.get("status") == "diverged":
         reason = f", {', '.join(names)} not finite" if (names := run.result.get("nonfinite_metrics")) else ""
-        return {**plain, "reason": f"diverged at step {run.result.get('step')}{reason}"}, None
+        where = f" at step {run.result['step']}" if "step" in run.result else ""
+        return {**plain, "reason": f"diverged{where}{reason}"}, None
     check_result(run.result, metric)
     value = run.result[metric]
     if value is None or not math.isfinite(value):
