@@ -12,6 +12,7 @@ import pytest
 
 from mvngrad_lab.experiments.cifar100.gap import GapRecipe
 from mvngrad_lab.experiments.floor.mnist import MnistDial
+from mvngrad_lab.experiments.floor.mnist_table import MnistTable
 from mvngrad_lab.experiments.mnist.curves import Curves, Panel
 from mvngrad_lab.experiments.mnist.gap import Frozen
 from mvngrad_lab.experiments.spikes.mnist import MnistSpikes
@@ -21,7 +22,7 @@ from mvngrad_lab.tasks.language.recipe import OpenWebText, WikiText103
 from mvngrad_lab.tasks.mnist.recipe import Mnist
 
 RESULTS = Path(__file__).parents[2] / "results"
-RECIPES = (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial, MnistSpikes, Curves, Frozen)
+RECIPES = (Cifar100, WikiText103, OpenWebText, Mnist, GapRecipe, MnistDial, MnistTable, MnistSpikes, Curves, Frozen)
 CLASSES = {kind.name: kind for kind in RECIPES}
 
 
