@@ -14,9 +14,9 @@ from mvngrad.diagnostics.floor import FLOOR_COUPLED, FLOOR_LANGUAGE
 from mvngrad_lab.experiments.floor import arms as floor_arms
 from mvngrad_lab.experiments.floor.effects import VARIANCE_AT_EPS, compute_effects, compute_mnist_effects
 from mvngrad_lab.experiments.floor.findings import get_judged_arms
-from mvngrad_lab.experiments.floor.judge import MARGIN
 from mvngrad_lab.experiments.floor.mnist import MnistDial
 from mvngrad_lab.experiments.floor.records import read_accuracies
+from mvngrad_lab.experiments.floor.rules import MARGIN
 from mvngrad_lab.experiments.spikes.recipes import QUEUES, make_queue as make_spikes
 from mvngrad_lab.experiments.spikes.records import read_runs as read_spikes
 from mvngrad_lab.recipe import COUPLED

@@ -28,6 +28,7 @@ from mvngrad.optim.formats import (
 from mvngrad.optim.inputs import TENSOR_OPTIONS, Group, State, StepInputs, Sums, make_hyper, read_lr
 from mvngrad.optim.options import (
     OPTIONS,
+    check_differentiable,
     check_group,
     check_missing_options,
     check_number,
@@ -143,13 +144,8 @@ class RuleOptimizer(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):  # if not, torch says what is wrong
             self._normalize_options(param_group)
-            merged = {**self.defaults, **param_group}
-            check_group(merged, self.rule, self.decoupled, type(self).__name__)
-            if bool(merged["differentiable"]) != bool(self.defaults["differentiable"]):
-                raise ValueError(
-                    f"{type(self).__name__}: differentiable={merged['differentiable']} of a group is not the "
-                    "optimizer's; autograd records the step of all groups or of none: pass it to the constructor"
-                )
+            check_group({**self.defaults, **param_group}, self.rule, self.decoupled, type(self).__name__)
+            check_differentiable(param_group, self.defaults, type(self).__name__)
         super().add_param_group(param_group)
 
     def _normalize_options(self, param_group: Group) -> None:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar, cast
 
@@ -78,6 +78,15 @@ def check_missing_options(group: Group, rule: Rule, name: str) -> None:
         if option in group:
             owners = ", ".join(cell.name for cell in CELLS if option in cell.options)
             raise ValueError(f"{name} has no {option}={group[option]!r}; it belongs to {owners}")
+
+
+def check_differentiable(group: Group, defaults: Mapping[str, Any], name: str) -> None:
+    """Raise a ValueError if a group's `differentiable` is not the optimizer's."""
+    if bool(group.get("differentiable", defaults["differentiable"])) != bool(defaults["differentiable"]):
+        raise ValueError(
+            f"{name}: differentiable={group['differentiable']} of a group is not the optimizer's; autograd records the "
+            "step of all groups or of none: pass it to the constructor"
+        )
 
 
 def _check_decay(group: Group, decoupled: bool, name: str) -> None:

@@ -29,7 +29,8 @@ from mvngrad_lab.experiments.floor.findings import (
     draw_lead,
     get_judged_arms,
 )
-from mvngrad_lab.experiments.floor.judge import MARGIN, MNIST_MARGIN, SEEN, SEEN_LOSS, is_at_end
+from mvngrad_lab.experiments.floor.judge import MNIST_MARGIN, SEEN, SEEN_LOSS, is_at_end
+from mvngrad_lab.experiments.floor.rules import MARGIN
 from mvngrad_lab.recipe import NAMES
 from mvngrad_lab.report.figures.curves import Curve, draw_accuracies
 from mvngrad_lab.report.figures.style import (

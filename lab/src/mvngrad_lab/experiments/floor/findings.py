@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 
 from mvngrad_lab.experiments.floor.arms import GRID_ARMS
 from mvngrad_lab.experiments.floor.effects import SGD_ARMS, get_seeds_of_look, name_arm
-from mvngrad_lab.experiments.floor.judge import MARGIN, PAPERS_SETTINGS
+from mvngrad_lab.experiments.floor.judge import PAPERS_SETTINGS
+from mvngrad_lab.experiments.floor.rules import MARGIN
 from mvngrad_lab.report.figures.style import LIGHT, MARKS, draw_vertical, label_rows, make_axes
 from mvngrad_lab.report.figures.svg import Figure, make_panel
 from mvngrad_lab.report.tables import OPTIMIZERS, VARIANCE

@@ -26,9 +26,18 @@ from mvngrad_lab.experiments.floor.effects import (
     make_weights,
     name_arm,
 )
+from mvngrad_lab.experiments.floor.rules import (
+    GAIN_LEVEL,
+    MARGIN,
+    describe_seeds,
+    judge_equivalence,
+    judge_gain,
+    judge_gains,
+    make_effect_strip,
+)
 from mvngrad_lab.recipe import COUPLED, NAMES
 from mvngrad_lab.report.claims import find_values
-from mvngrad_lab.report.statistics import OUR_LEVEL, Contrast, adjust_by_holm, estimate_contrast, estimate_ratio
+from mvngrad_lab.report.statistics import OUR_LEVEL, adjust_by_holm, estimate_contrast, estimate_ratio
 from mvngrad_lab.report.verdicts import (
     CAVEAT,
     COMPARED,
@@ -44,13 +53,6 @@ from mvngrad_lab.report.verdicts import (
     judges,
 )  # fmt: skip
 
-GAIN = 1.0
-"""Points that the floor is said to be worth at least."""
-MARGIN = 0.3
-"""Points within which two arms are called equal."""
-GAIN_LEVEL = 0.01
-"""Of tests that something gains; all others have OUR_LEVEL."""
-EQUIVALENCE_SEEDS = 6
 SEEN = 1.0
 """Points by which two runs must differ to count as different: twice the deviation of their difference."""
 SEEN_LOSS = 0.03
@@ -81,55 +83,19 @@ def of_whole_seeds(judge: Callable[[list[str], Effects], Verdict]) -> Judge:
     return judge_result
 
 
-def describe_seeds(seeds: Sequence[str], contrast: Contrast) -> str:
-    which = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 6 else ", ".join(seeds)
-    return f"n = {len(seeds)} seeds ({which}), {contrast.freedom} degrees of freedom"
-
-
-def make_effect_strip(
-    effects: Effects, n: int, reference: float = 0.0, what: str = "no effect", counts: Mapping[str, int] | None = None
-) -> Strip:
-    """The effects with their intervals; `counts` has the seeds of those that have others than n."""
-    rows = tuple(
-        Estimate(name, effect.estimate, effect.interval(), (counts or {}).get(name, n), reference)
-        for name, effect in effects.items()
-    )
-    return Strip("points of test accuracy, and 95% interval", rows, reference=what)
-
-
 # 200 epochs at batch 1024
 
 
 @judges("floor-main")
 @of_whole_seeds
 def judge_main(seeds: list[str], effects: Effects) -> Verdict:
-    return _judge_gain(effects["floor"], len(seeds), describe_seeds(seeds, effects["floor"]), GAIN_LEVEL / len(LOOKS))
-
-
-def _judge_gain(effect: Contrast, n: int, text: str, level: float = GAIN_LEVEL) -> Verdict:
-    above, below = effect.p_above(GAIN), effect.p_below(GAIN)
-    status = REPRODUCED if above < level else NOT_REPRODUCED if below < level else UNDECIDED
-    strip = make_effect_strip({"with a floor less without": effect}, n, GAIN, "needed")
-    return Verdict(status, f"p for more than {GAIN:g} point {above:.2g}, for less {below:.2g}; {text}", strip=strip)
+    return judge_gain(effects["floor"], len(seeds), describe_seeds(seeds, effects["floor"]), GAIN_LEVEL / len(LOOKS))
 
 
 @judges("floor-each-cell")
 @of_whole_seeds
 def judge_each_cell(seeds: list[str], effects: Effects) -> Verdict:
-    return _judge_gains(effects, f"seeds {', '.join(seeds)}", len(seeds), OUR_LEVEL / len(LOOKS))
-
-
-def _judge_gains(effects: Effects, details: str, n: int, level: float = OUR_LEVEL, least: float = 0.0) -> Verdict:
-    """Whether the floor adds more than `least` points in each cell."""
-    gains = {NAMES[cell]: effects[f"floor, {NAMES[cell]}"] for cell in COUPLED}
-    above = dict(zip(gains, adjust_by_holm([gain.p_above(least) for gain in gains.values()]), strict=True))
-    below = adjust_by_holm([gain.p_below(least) for gain in gains.values()])
-    text = f"p (Holm): {', '.join(f'{cell} {value:.2g}' for cell, value in above.items())}; {details}"
-    strip = make_effect_strip(gains, n, least, "needed" if least else "no effect")
-    failed = [cell for cell in gains if above[cell] >= level]
-    if len(failed) < len(gains):
-        return decide(True, text, f"Not shown for {', '.join(failed)}." if failed else "", strip)
-    return Verdict(NOT_REPRODUCED if min(below) < level else UNDECIDED, text, strip=strip)
+    return judge_gains(effects, f"seeds {', '.join(seeds)}", len(seeds), OUR_LEVEL / len(LOOKS))
 
 
 def judge_equal(result: dict[str, Any], name: str) -> Verdict:
@@ -139,33 +105,14 @@ def judge_equal(result: dict[str, Any], name: str) -> Verdict:
         return obstacle
     effects = {each: of for each, of in compute_effects(result).items() if each.partition(",")[0] == name}
     if name not in (published := compute_effects(result, published=True)) or not result.get("published"):
-        return _judge_equivalence(effects, seeds)
+        return judge_equivalence(effects, seeds)
     last = f"{name}{PAPERS_SETTINGS}"
     counts = {last: len(get_whole_seeds(get_arms_with_published(result))[0])}
-    return _judge_equivalence({**effects, last: published[name]}, seeds, counts)
+    return judge_equivalence({**effects, last: published[name]}, seeds, counts)
 
 
 judges("floor-variance-equal")(partial(judge_equal, name=VARIANCE_EFFECT))
 judges("floor-order-equal")(partial(judge_equal, name=ORDER_EFFECT))
-
-
-def _judge_equivalence(
-    effects: Effects, seeds: Sequence[str], counts: Mapping[str, int] | None = None, margin: float = MARGIN
-) -> Verdict:
-    """Whether the first of the effects is within the margin; the others are stated."""
-    effect, strip = next(iter(effects.values())), make_effect_strip(effects, len(seeds), counts=counts)
-    p, (low, high) = effect.p_within(margin), effect.interval()
-    text = f"p for within {margin} points {p:.2g}; {describe_seeds(seeds, effect)}"
-    if len(seeds) < EQUIVALENCE_SEEDS:
-        return Verdict(
-            UNDECIDED, text, f"There were too few seeds to decide: {len(seeds)} of {EQUIVALENCE_SEEDS}.", strip
-        )
-    differs = (low > 0 or high < 0) and abs(effect.estimate) > margin
-    if p >= OUR_LEVEL:
-        return Verdict(NOT_REPRODUCED if differs else UNDECIDED, text, strip=strip)
-    apart = [name for name, part in [*effects.items()][1:] if part.p_within(margin) >= OUR_LEVEL]
-    note = f"Not shown to be within {margin} points: {'; '.join(apart)}." if apart else ""
-    return decide(True, text, note, strip)
 
 
 @judges("floor-interactions")
@@ -186,7 +133,7 @@ def judge_sgd(result: dict[str, Any]) -> Verdict:
     seeds, values = get_seeds_of_look(result["arms"], SGD_ARMS)
     if obstacle := find_obstacle(values, len(seeds)):
         return obstacle
-    return _judge_equivalence({"SGD less the four with a floor": compare_sgd(values)}, seeds)
+    return judge_equivalence({"SGD less the four with a floor": compare_sgd(values)}, seeds)
 
 
 # Weight decay
@@ -363,7 +310,7 @@ def judge_batch_128(result: dict[str, Any]) -> Verdict:
     )
     limits = min(BATCH_128_RATES), max(BATCH_128_RATES)
     ends = [name_arm(arm) for arm, rate in result["rates"].items() if rate in limits]
-    verdict = _judge_gain(effect, len(seeds), f"{describe_seeds(seeds, effect)}; {reached}")
+    verdict = judge_gain(effect, len(seeds), f"{describe_seeds(seeds, effect)}; {reached}")
     return replace(verdict, note=f"The best rate is at an end of its grid: {', '.join(ends)}." if ends else "")
 
 
@@ -420,7 +367,7 @@ def judge_mnist(result: dict[str, Any]) -> Verdict:
         )
         for cell, by_floor in cells.items()
     }
-    verdict = _judge_gains(gains, f"gradient {result['gradient_rms']:.2g}; {result['data']}", len(result["seeds"]))
+    verdict = judge_gains(gains, f"gradient {result['gradient_rms']:.2g}; {result['data']}", len(result["seeds"]))
     rows = {f"{NAMES[cell]} at floor {f}": row for cell, by_floor in cells.items() for f, row in by_floor.items()}
     return _name_ends(verdict, rows)
 
@@ -451,12 +398,12 @@ def judge_mnist_table(result: dict[str, Any], judge: Callable[[list[str], Effect
 
 
 def _judge_mnist_gain(seeds: list[str], effects: Effects) -> Verdict:
-    return _judge_gains(effects, describe_seeds(seeds, effects["floor"]), len(seeds), least=MNIST_MARGIN)
+    return judge_gains(effects, describe_seeds(seeds, effects["floor"]), len(seeds), least=MNIST_MARGIN)
 
 
 def _judge_mnist_equal(seeds: list[str], effects: Effects, name: str, margin: float = MNIST_MARGIN) -> Verdict:
     parts = {each: effect for each, effect in effects.items() if each.partition(",")[0] == name}
-    return _judge_equivalence(parts, seeds, margin=margin)
+    return judge_equivalence(parts, seeds, margin=margin)
 
 
 MNIST_JUDGES: dict[str, Callable[[list[str], Effects], Verdict]] = {

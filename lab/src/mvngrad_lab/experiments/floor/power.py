@@ -17,7 +17,8 @@ from scipy import integrate, stats
 
 from mvngrad_lab.experiments.floor.arms import MNIST_TABLE_SEEDS
 from mvngrad_lab.experiments.floor.effects import LOOKS, make_weights
-from mvngrad_lab.experiments.floor.judge import GAIN, GAIN_LEVEL, MARGIN, MNIST_EPS_MARGIN, MNIST_MARGIN
+from mvngrad_lab.experiments.floor.judge import MNIST_EPS_MARGIN, MNIST_MARGIN
+from mvngrad_lab.experiments.floor.rules import GAIN, GAIN_LEVEL, MARGIN
 from mvngrad_lab.recipe import COUPLED, OptimizerName
 from mvngrad_lab.report.power import t_test_power
 from mvngrad_lab.report.statistics import OUR_LEVEL
