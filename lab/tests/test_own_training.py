@@ -127,7 +127,7 @@ def annealed():
 
 def test_attributes_that_training_changes_and_no_checkpoint_has_are_named(tmp_path, capsys):
     train(make_recipe(annealed), root=tmp_path, checkpoint_every=0)
-    assert capsys.readouterr().out.count("training changes temperature, average of the model, which a checkpoint") == 1
+    assert capsys.readouterr().out.count("training changes temperature, average of the model, which no checkpoint") == 1
     with pytest.raises(InvalidInput, match="has temperature, which is random or changed by training"):
         train(make_recipe(annealed, seed=1), root=tmp_path)
 

@@ -94,7 +94,7 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
             name = function["name"]
             raise TypeError(f"{name} returned a {type(result).__name__}; it must return a dict of its metrics")
         if folder.run is not None:
-            raise ValueError(f"{function['name']} wrote result.json, as the worker does; name it otherwise")
+            raise ValueError(f"{function['name']} wrote result.json, which is the worker's; use another name")
         seconds, plain = time.perf_counter() - started, to_json(**result)
         check_result(plain, metric)
         check_lock()

@@ -345,8 +345,8 @@ class Trainer:
         if (names := self.training_step.task.find_unsaved()) and not self.warned_unsaved:
             self.warned_unsaved = True
             self._send(
-                f"training changes {', '.join(names)} of the model, which a checkpoint lacks, so a resumed run ends "
-                "otherwise; use register_buffer"
+                f"training changes {', '.join(names)} of the model, which no checkpoint saves, so a resumed run will "
+                "differ; use register_buffer"
             )
         checkpoint.save(self.checkpoints, self.step_count, notes, state, keep, self.check_lock)
         self.saved_at = time.perf_counter()
