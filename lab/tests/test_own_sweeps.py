@@ -209,7 +209,7 @@ def test_a_file_of_the_function_is_not_taken_for_the_result(toy):
     toy.init(bowl(run, lrs=(0.5,)))
     for _ in range(2):
         assert toy.work() == {"raised": 1}
-        assert "wrote result.json, as the worker does" in toy.queue.records()[-1].outcome["reason"]
+        assert "wrote result.json, which is the worker's" in toy.queue.records()[-1].outcome["reason"]
         requeue_errors(toy.queue)
 
 
