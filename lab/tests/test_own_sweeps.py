@@ -147,25 +147,37 @@ GRID = (1, 2)
 @dataclass(frozen=True)
 class Setting(Recipe):
     lr: float = 0.1
-def half(x): return SCALE * x / 2
+try:
+    def half(x): return SCALE * x / 2
+finally:
+    pass
 def run(recipe: Setting): return {"loss": half(recipe.lr)}
+class Net:
+    def loss(self, x): return half(x) + 3
+    def run(self, recipe): return {"loss": self.loss(recipe.lr)}
+method = Net().run
+short = lambda recipe: {"loss": half(recipe.lr)}
+def make(helper): return lambda recipe: {"loss": helper(recipe.lr)}
+closure = make(half)
 """
 
 
 def test_a_function_is_another_one_after_a_change_of_what_it_uses(tmp_path, monkeypatch):
     """Of its module; but not after a change of the grid or of recipes. An imported function is what it was."""
 
-    def describe(old="", new=""):
+    def describe(old="", new="", name="run"):
         (tmp_path / "used.py").write_text(USED.replace(old, new) + "#" * len(new))  # caches know files by their size
         monkeypatch.delitem(sys.modules, "used", raising=False)
-        return describe_function(import_module("used").run)
+        return describe_function(getattr(import_module("used"), name))
 
     monkeypatch.syspath_prepend(tmp_path)
     before, function = describe(), sys.modules["used"].run
     assert describe("(1, 2)", "(1, 2, 3)") == describe("lr: float = 0.1", "lr: float = 0.25") == before
     assert describe("1.0", "2.00") != before
-    assert describe("x / 2", "x / 2.5") != before
     assert describe_function(function) == before
+    for name in ("run", "method", "short", "closure"):
+        assert describe("x / 2", "x / 2.5", name) != describe(name=name) == describe("(1, 2)", "(1, 2, 3)", name)
+    assert describe("+ 3", "+ 3.5", "method") != describe(name="method")
 
 
 def test_a_function_bound_to_the_same_values_is_the_same():

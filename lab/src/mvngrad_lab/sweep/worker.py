@@ -21,7 +21,7 @@ from importlib.metadata import version
 from inspect import Parameter, signature
 from numbers import Real
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from mvngrad import __version__
@@ -59,6 +59,7 @@ def check_taken(run: Callable[..., Any] | None, **options: Any) -> None:
             raise InvalidInput(f"--{name} {value}: the sweep's function {function} has no parameter {name}")
 
 
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 RESERVED = ("began", "code", "double", "reason", "trace", "worker", "worker_seconds")
 """What a sweep's store keeps of a run next to its metrics."""
 
@@ -104,8 +105,8 @@ def call_run(run: Callable[..., Any], recipe: Recipe, root: Path, metric: str, *
 
 
 def describe_function(run: Callable[..., Any]) -> dict[str, str]:
-    """The name of a sweep's function, and the hash of its source, of what that uses of its own module, and of the plain
-    values that it is bound to, as they are at the first call.
+    """The name of a sweep's function, and a hash of its code: its source, what that uses of its module, and the plain
+    values that it is bound to. It is computed at the first call for a worker.
     """
     if id(run) not in _descriptions:
         _descriptions[id(run)] = run, _describe_function(run)
@@ -113,7 +114,7 @@ def describe_function(run: Callable[..., Any]) -> dict[str, str]:
 
 
 _descriptions: dict[int, tuple[Callable[..., Any], dict[str, str]]] = {}
-"""By id: not all functions are hashable. They are kept, so that no other gets the id."""
+"""By id, because not all functions are hashable. They are kept, so that no other gets the id."""
 
 
 def _describe_function(run: Callable[..., Any]) -> dict[str, str]:
@@ -131,32 +132,45 @@ def _describe_function(run: Callable[..., Any]) -> dict[str, str]:
 def _read_source(function: Any) -> str:
     """The source of a function or class and of what it uses of its module; "" if there is none."""
     source = ""
-    with suppress(OSError, TypeError):
-        source = inspect.getsource(function)
-        module = sys.modules[function.__module__]
-        return source + _read_used_code(function.__qualname__.partition(".")[0], module)
+    with suppress(OSError, TypeError, SyntaxError):
+        lines, first = inspect.getsourcelines(function)
+        source = "".join(lines)
+        return source + _read_used_code(first, sys.modules[function.__module__])
     return source
 
 
-def _read_used_code(function: str, module: ModuleType) -> str:
-    """The functions, classes and constants of a module that a function of it uses, also indirectly. Recipes are left
-    out: what they say is in the key of a run.
+def _read_used_code(line: int, module: ModuleType) -> str:
+    """The top-level statement of a module that contains a line, and those that define what it uses, also indirectly.
+
+    Recipes are left out: their settings are in the key of a run.
     """
-    parts: dict[str, list[ast.AST]] = {}
-    for statement in ast.parse(inspect.getsource(module)).body:
-        stored = [node.id for node in _find_names(statement) if isinstance(node.ctx, ast.Store)]
-        for name in [statement.name] if isinstance(statement, ast.FunctionDef | ast.ClassDef) else stored:
-            parts.setdefault(name, []).append(statement)
-    used, new = {function}, [function]
-    while new:
-        names = {node.id for part in parts.get(new.pop(), ()) for node in _find_names(part)} & parts.keys()
-        new += [name for name in sorted(names - used) if not _is_recipe(getattr(module, name, None))]
-        used.update(new)
-    return "".join(ast.unparse(part) for name in sorted(used - {function}) for part in parts[name])
+    text = inspect.getsource(module)
+    tree, lines = ast.parse(text), text.splitlines(keepends=True)
+    definitions: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        for name in _find_defined_names(statement):
+            if not _is_recipe(getattr(module, name, None)):
+                definitions.setdefault(name, []).append(statement)
+    used = [statement for statement in tree.body if _get_first_line(statement) <= line <= (statement.end_lineno or 0)]
+    for statement in used:  # which grows
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        used += [each for name in sorted(names) for each in definitions.get(name, ()) if each not in used]
+    spans = sorted((_get_first_line(statement) - 1, statement.end_lineno) for statement in used)
+    return "".join("".join(lines[start:end]) for start, end in spans)
 
 
-def _find_names(part: ast.AST) -> list[ast.Name]:
-    return [node for node in ast.walk(part) if isinstance(node, ast.Name)]
+def _find_defined_names(statement: ast.stmt) -> set[str]:
+    """What a top-level statement defines, also under `if` and `try`."""
+    if isinstance(statement, DEFINITIONS):
+        return {statement.name}
+    nodes = [*ast.walk(statement)]
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.name for node in nodes if isinstance(node, DEFINITIONS)}
+
+
+def _get_first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(node.lineno for node in decorators)])
 
 
 def _is_recipe(value: Any) -> bool:
@@ -164,9 +178,11 @@ def _is_recipe(value: Any) -> bool:
 
 
 def _describe_value(value: Any) -> str:
-    """A plain value as text; of others, which may change or have an address in their text, the name of their type."""
+    """A plain value as text, and a function as its source; of others, which may change, the name of their type."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_describe_value, value))})"
+    if isinstance(value, FunctionType | MethodType):
+        return _read_source(value)
     return repr(value) if isinstance(value, str | int | float | None) else type(value).__qualname__
 
 
@@ -229,6 +245,7 @@ def run_worker(
         KeyboardInterrupt: asked to stop; the current run has a checkpoint and is free for others.
         BrokenPipeError: standard output was closed; the current run is free for others.
     """
+    _descriptions.clear()  # attributes of an object may have changed since another worker of this process
     me, counts = describe_worker(sweep.run), Counter[str]()
     raised: list[str] = []  # the optimizers of the last consecutive runs that raised
     queue = call_with_retries(
