@@ -203,7 +203,7 @@ def test_models_with_weights_that_hooks_compute_and_with_sparse_tensors_and_view
         ("share", "epochs=2.5 is invalid; it must be an integer"),
         ("rate", "lr='high' is invalid; it must be a number"),
         ("no_rate", "lr=None is invalid; it must be a number"),
-        ("features", "has directions, which is random or changed by training, and neither a parameter nor a buffer"),
+        ("features", "has a tensor directions, which is random or changes in training"),
         ("shared", "returned parameters that it had returned before"),
         ("lazy", "returned a lazy module"),
         ("extra", "_extra_state, which is not a tensor"),

@@ -128,8 +128,35 @@ def annealed():
 def test_attributes_that_training_changes_and_no_checkpoint_has_are_named(tmp_path, capsys):
     train(make_recipe(annealed), root=tmp_path, checkpoint_every=0)
     assert capsys.readouterr().out.count("training changes temperature, average of the model, which no checkpoint") == 1
-    with pytest.raises(InvalidInput, match="has temperature, which is random or changed by training"):
+    with pytest.raises(InvalidInput, match="has a tensor average, which is random or changes in training"):
         train(make_recipe(annealed, seed=1), root=tmp_path)
+
+
+class Cooled(torch.nn.Linear):
+    """Training changes a number, and an average that starts without a value."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.temperature, self.average = 1.0, None
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.temperature *= 0.99
+        self.average = x.detach().mean() if self.average is None else self.average.lerp(x.detach().mean(), 0.1)
+        return (x + self.average) / self.temperature
+
+
+def cooled():
+    return replace(noisy(), model=lambda: Cooled(3, 1))
+
+
+def test_each_run_starts_with_the_numbers_of_a_new_model(tmp_path):
+    weights = []
+    for seeds in ((0, 1), (1,)):
+        clear_cache()
+        runs = [train(make_recipe(cooled, seed=seed), root=tmp_path / str(len(seeds))) for seed in seeds]
+        weights.append(runs[-1].result["weights"])
+    assert weights[0] == weights[1]
 
 
 def test_a_second_run_of_a_model_whose_forward_pass_makes_a_buffer_is_refused(tmp_path):

@@ -342,10 +342,10 @@ class Trainer:
         if (kind := state.get("optimizer", {}).get(NOT_SAVED)) and not self.warned_not_saved:
             self.warned_not_saved = True
             self._send(f"{self._describe_not_saved(kind)}; its checkpoints have the weights only")
-        if (names := self.training_step.task.find_unsaved()) and not self.warned_unsaved:
+        if not self.warned_unsaved and (names := self.training_step.task.find_unsaved()):
             self.warned_unsaved = True
             self._send(
-                f"training changes {', '.join(names)} of the model, which no checkpoint saves, so a resumed run will "
+                f"training changes {', '.join(names)} of the model, which no checkpoint saves, so a resumed run may "
                 "differ; use register_buffer"
             )
         checkpoint.save(self.checkpoints, self.step_count, notes, state, keep, self.check_lock)
@@ -376,5 +376,17 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().to_dense().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensors[name]
+            .detach()
+            .resolve_conj()
+            .resolve_neg()
+            .cpu()
+            .to_dense()
+            .contiguous()
+            .view(-1)
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
     return digest.hexdigest()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ OUTSIDE_STEP = ("seed", "lr", "epochs", "eval_every", "clip")
 """Recipe fields that no compiled function depends on; a task adds its own, see `Task.outside_step`."""
 BUFFER_PREFIX = "buffer."
 """Prefix of buffers and parameters that are not in the model's own state_dict, and change in training all the same."""
+PLAIN = (bool, int, float, str, NoneType)
+"""Types of a module's attributes that a new run sets back."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Names of attributes that every module has, such as `training`."""
 OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the optimizer's tensors in a state dict."""
 NOT_SAVED = "not saved"
@@ -149,6 +154,11 @@ class TrainingStep:
         """Go back to the start of a run with this seed: its initial weights, and no state of any step."""
         model = build_initial_model(self.task, seed)
         initial = _parameters_and_buffers(model) | model.state_dict()
+        modules = dict(self.model.named_modules())
+        for name, value in list_attributes(model):
+            module, _, attribute = name.rpartition(".")
+            if isinstance(value, PLAIN) and module in modules:
+                modules[module].__dict__[attribute] = value
         if self.is_third_party:
             self.optimizer = self._make_optimizer()
         with torch.no_grad():
@@ -300,6 +310,16 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def list_attributes(model: nn.Module) -> list[tuple[str, Any]]:
+    """The attributes of a model's modules, without those that every module has, with their names in the model."""
+    return [
+        (f"{prefix}.{name}".removeprefix("."), value)
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in MODULE_ATTRIBUTES
+    ]
 
 
 def is_guarded(recipe: TrainingRecipe) -> bool:

@@ -21,6 +21,7 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import RULES, Preset, get_cell, has_eps_s, hash_code, parse_optimizer
 from mvngrad_lab.tasks.own.recipe import Own
 from mvngrad_lab.training.loop import hash_tensors
+from mvngrad_lab.training.step import PLAIN, list_attributes
 from mvngrad_lab.training.task import EpochPlan, StepPlan, Task, make_generators, seed_generators
 
 
@@ -129,10 +130,6 @@ def _make(path: str, function: Callable[[], OwnTask], optimizer: str | None, set
 # Training
 
 
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-"""Attributes that every module has, such as `training`."""
-
-
 class Samples:
     """A set of data: batches by index, on a device."""
 
@@ -175,25 +172,22 @@ def _move(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def _hash_plain_attributes(model: nn.Module) -> dict[str, str]:
-    """The numbers of a model's modules, and a hash of each dense tensor that is neither a parameter nor a buffer, nor
-    computed from one, by name.
-    """
+def _hash_plain_tensors(model: nn.Module) -> dict[str, str]:
+    """Hashes of the dense tensors of a model that are neither parameters nor buffers, nor computed from one, by name."""
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    hashes = {}
-    for prefix, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            name = f"{prefix}.{attribute}".removeprefix(".")
-            if isinstance(value, int | float) and attribute not in MODULE_ATTRIBUTES:
-                hashes[name] = repr(value)
-            elif isinstance(value, Tensor) and value.layout == torch.strided and value.grad_fn is None:
-                # weight_norm, spectral_norm and pruning keep the weight that they compute from parameters as a tensor.
-                hashes |= {} if value.data_ptr() in parameters else {name: hash_tensors({name: value})}
-    return hashes
+    return {
+        name: hash_tensors({name: value})
+        for name, value in list_attributes(model)
+        if isinstance(value, Tensor) and value.layout == torch.strided
+        # weight_norm, spectral_norm and pruning keep the weight that they compute from parameters as such a tensor.
+        if value.grad_fn is None and value.data_ptr() not in parameters
+    }
 
 
-def _find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [name for name, text in before.items() if now.get(name) != text]
+def _describe_attributes(model: nn.Module) -> dict[str, str]:
+    """What training may change in a model and no checkpoint has, by name."""
+    plain = {name: repr(value) for name, value in list_attributes(model) if isinstance(value, PLAIN)}
+    return plain | _hash_plain_tensors(model)
 
 
 class OwnTaskTraining(Task):
@@ -249,10 +243,9 @@ class OwnTaskTraining(Task):
         return model
 
     def _check_what_runs_share(self, model: nn.Module) -> None:
-        """Raise if a new model has parameters of the first one, or other tensors or numbers than it has by now."""
-        attributes = _hash_plain_attributes(model)
+        """Raise if a new model has parameters of the first one, or other plain tensors than that has by now."""
         if self.first_model is None:
-            self.first_model, self.first_attributes = model, attributes
+            self.first_model, self.first_attributes = model, _describe_attributes(model)
             return
         before = {id(parameter) for parameter in self.first_model.parameters()}
         if any(id(parameter) in before for parameter in model.parameters() if parameter.requires_grad):
@@ -260,15 +253,17 @@ class OwnTaskTraining(Task):
                 f"model() of {self.path!r} returned parameters that it had returned before, so that all runs and seeds "
                 "would share them; make a new model at each call, as in model=lambda: Net()"
             )
-        if names := _find_changes(attributes, _hash_plain_attributes(self.first_model)):
+        shared = _hash_plain_tensors(self.first_model)
+        if changed := [name for name, value in _hash_plain_tensors(model).items() if shared.get(name) != value]:
             raise InvalidInput(
-                f"the model of {self.path!r} has {names[0]}, which is random or changed by training, and neither a "
-                "parameter nor a buffer, so that all runs would share it; use register_buffer"
+                f"the model of {self.path!r} has a tensor {changed[0]}, which is random or changes in training; all "
+                "runs of this process would share it: make it a buffer with register_buffer, or a parameter"
             )
 
     def find_unsaved(self) -> list[str]:
         assert self.first_model is not None
-        return _find_changes(self.first_attributes, _hash_plain_attributes(self.first_model))
+        before, now = self.first_attributes, _describe_attributes(self.first_model)
+        return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
     def plan_epoch(self, recipe: Own, epoch: int) -> EpochPlan:
         draw, generator = make_generators(recipe.seed, epoch)
