@@ -109,6 +109,14 @@ def process_group(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+@each_optimizer
+def test_a_checkpoint_does_not_change_what_autograd_records(make):
+    plain, recorded = (make_trained(make, steps=0, differentiable=each) for each in (False, True))
+    plain.load_state_dict(recorded.state_dict())
+    recorded.load_state_dict(plain.state_dict())
+    assert [each.param_groups[0]["differentiable"] for each in (plain, recorded)] == [False, True]
+
+
 def model_and_optimizer(make):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))

@@ -121,6 +121,9 @@ def test_the_floor_runs_with_a_tuned_coupled_coefficient():
     assert re.search(rf"\b{share}\S* \({low:.0%} to {high:.0%}\)".replace("% to", " to"), index)
     assert f"closes {share} (95%: {low:.0%} to {high:.0%}) of the gap" in settings
     assert f"is {left:.2f} points (95%: {left_interval}) better than tuned coupled decay" in index
+    by_cell = [fmean(arms[f"{cell}-floor"]) - fmean(arms[f"{cell}-tuned"]) for cell in ("adam", "mvngrad")]
+    assert "{:.2f} for Adam, {:.2f} for MVN-Grad.".format(*by_cell) in index
+    assert f"it adds [{min(by_cell):.1f}](" in " ".join((ROOT / "README.md").read_text().split())
     assert f"still better by {left:.2f} points ({left_interval})" in settings
     assert f"and {left:.2f} against a tuned decay without one" in settings
     verdict = find_judges()["floor-decay-strength"](result)

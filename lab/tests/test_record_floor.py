@@ -75,6 +75,14 @@ def test_the_floor_runs_at_200_epochs():
     assert f"applying momentum after the division by {order.estimate:.2f} ({texts[1]})" in index
     p_values = [f"{effect.p_within(MARGIN):.2g}" for effect in (variance, order)]
     assert f"finds both within {MARGIN} points (p = {' and '.join(p_values)})" in index
+    effects = compute_effects(tables["floor-table"])
+    with_floor, without = (
+        [f"{effects[f'{name}, {kind} a floor'].p_within(MARGIN):.2g}" for name in ("variance", "momentum last")]
+        for kind in ("with", "without")
+    )
+    assert (
+        f"with a floor (p = {' and '.join(with_floor)}), but not among those without ({' and '.join(without)})" in index
+    )
     reached = [f"{fmean(arms[f'{cell}-floor'].values()):.2f}" for cell in cells]
     sgd = f"{fmean(arms['sgd'].values()):.2f}"
     assert "Adam reaches {}, LaProp {}, AdaBelief {}, MVN-Grad {}; SGD with momentum {}".format(*reached, sgd) in index
@@ -126,6 +134,8 @@ def test_the_effects_with_the_papers_settings():
     assert f"p = {p[0]:.3f} and {p[1]:.4f}, Welch" in log
     assert f"Welch, p = {p[0]:.3f} and {p[1]:.3f})" in index
     assert "reach {adam-none} and {laprop-none}. Against these the floor adds 1.5 and 2.0".format(**means) in settings
+    gained = fmean(result["arms"]["laprop-floor"][seed] for seed in "123") - float(means["laprop-none"])
+    assert f"to [{gained:.1f}](docs/index.md" in read("../README.md")
     assert "with one, reach {adabelief-floor} and {mvngrad-floor} there".format(**means) in settings
 
 
@@ -154,7 +164,7 @@ def test_the_eight_arms_on_the_sample_of_mnist():
     gains = {name.partition(", ")[2]: effect for name, effect in effects.items() if name.startswith("floor, ")}
     assert ", ".join(f"{name} {effect}" for name, effect in gains.items()) in log
     epsilon, order, place = (effects[name] for name in (VARIANCE_AT_EPS, "momentum last", "eps_s less eps"))
-    assert f"{str(epsilon)[:-1]}; p = {epsilon.p_different():.2g} that it is not 0) |" in log
+    assert f"{str(epsilon)[:-1]}; p = {epsilon.p_different():.2g} for a difference from 0) |" in log
     for effect in (order, effects["variance"], effects["variance, with a floor"], effects["SGD"]):
         assert f"{effect} |" in log
     assert f"({str(effects['floor x variance']).replace(' (', ', ').rstrip(')')})" in log
@@ -171,6 +181,7 @@ def test_the_eight_arms_on_the_sample_of_mnist():
     assert f"adds [{epsilon.estimate:.2f} points]" in readme
     assert "(95%: {:.3f} to {:.3f}) if the floor is `eps` in all four".format(*epsilon.interval()) in readme
     assert f"and a floor of 1e-2 adds {low} to {high}." in readme
+    assert "{:.2f} ({:.2f} to {:.2f}) if it is `eps_s`".format(centered.estimate, *centered.interval()) in readme
     assert "adds {:.2f} points (95%: {:.2f} to {:.2f})".format(place.estimate, *place.interval()) in log
     assert f"gain another {place.estimate:.2f}." in settings
 

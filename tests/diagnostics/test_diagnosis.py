@@ -510,6 +510,16 @@ def test_after_a_floor_was_removed_the_records_with_it_are_not_judged(make):
     assert diagnosis.groups[0]["epsilon floor"].verdict == "not active"
 
 
+def test_records_under_a_slow_schedule_of_epsilons_are_judged():
+    _, _, records = train_with_monitor(mvngrad.MVNGrad, lambda t, size: torch.randn(size), eps_s=1.234565e-13)
+    for i, record in enumerate(records):
+        (entry,) = record["groups"]
+        entry["eps"] *= 1.02**i
+        entry["beta2"] = 0.999 - 1e-5 * i
+        entry["floor"] = math.sqrt(1.234565e-13 / (1 - entry["beta2"]))
+    assert diagnose(records).steps[0] == records[-20:][0]["step"]
+
+
 @pytest.mark.parametrize("without", ["root", "noise"])
 def test_the_action_against_a_floor_has_no_values_if_the_root_is_not_known(without):
     scale = 1e-3 if without == "root" else 1e-5  # s is all floor

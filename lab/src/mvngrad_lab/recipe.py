@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -130,13 +130,16 @@ def hash_code(path: str) -> str:
     value = getattr(sys.modules.get(module), name, None)
     defined_in = value.__module__ if hasattr(value, "__qualname__") else module
     files = [getattr(sys.modules.get(each), "__file__", None) for each in dict.fromkeys((module, defined_in))]
-    return _hash_files(tuple(filter(None, files)), value if isinstance(value, Hashable) else object())
+    key = (*filter(None, files), id(value))
+    if key not in _hashes:
+        source = b"".join(Path(file).read_bytes() for file in files if file)
+        _hashes[key] = value, hashlib.sha256(source).hexdigest()[:12] if any(files) else ""
+    return _hashes[key][1]
 
 
-@cache
-def _hash_files(files: tuple[str, ...], value: object) -> str:
-    """Hash of files for the `value` that was imported from them: they may be edited while this process still has it."""
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:12] if files else ""
+_hashes: dict[tuple[str | int, ...], tuple[Any, str]] = {}
+"""For what was imported, because its files may be edited while this process has it. It is kept, so that no other value
+gets its id."""
 
 
 def add_code(optimizer: str) -> str:

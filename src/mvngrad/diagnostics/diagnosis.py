@@ -105,17 +105,26 @@ def diagnose(records: Iterable[Record] | str | os.PathLike[str], gap: VarianceGa
 
 
 def _drop_other_settings(records: Sequence[Record]) -> list[Record]:
-    """The last records with one cell, eps, eps_s and z_clip in each group: they can change when a training resumes."""
+    """The last records with about the settings of the last one: they can change when a training resumes."""
 
     def get_settings(entry: Record) -> tuple[Any, ...]:
         eps_s = entry["floor"] * entry["floor"] * (1 - entry["beta2"])  # beta2 may have a schedule
-        return entry["cell"], entry["eps"], f"{eps_s:.6g}", entry.get("z_clip")
+        return entry["cell"], entry.get("z_clip"), entry["eps"], eps_s
 
     def has_last_settings(record: Record) -> bool:
-        return all(get_settings(entry) == last.get(entry["group"], get_settings(entry)) for entry in record["groups"])
+        pairs = [(get_settings(entry), last.get(entry["group"])) for entry in record["groups"]]
+        return all(
+            now is None or (then[:2] == now[:2] and all(map(_within_a_factor_of_2, then[2:], now[2:])))
+            for then, now in pairs
+        )
 
     last = {entry["group"]: get_settings(entry) for entry in records[-1]["groups"]} if records else {}
     return [*takewhile(has_last_settings, reversed(records))][::-1]
+
+
+def _within_a_factor_of_2(a: float, b: float) -> bool:
+    """For epsilons, which may have a schedule."""
+    return a <= 2 * b and b <= 2 * a
 
 
 def _note_not_finite(training: Sequence[Record]) -> Iterator[str]:

@@ -15,7 +15,7 @@ coordinates of pure noise move by lr within 5%; from 5 on, less than a tenth do,
 CANNOT_TELL = "cannot tell"
 
 CHOICE = "choice of optimizer"
-"""The topic of what the theory would pick. In a row of topics `optimizer` is the one that was used."""
+"""The topic that names the optimizer which the theory would pick; the topic `optimizer` names the one that was used."""
 
 
 @dataclass(frozen=True)

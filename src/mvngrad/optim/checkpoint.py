@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,8 @@ def _complete_group(optimizer: RuleOptimizer, saved: Group, own: Group) -> Group
             f"the state_dict has its state in {saved_dtype}, this optimizer in {own_dtype}: make the optimizer with "
             f"that state_dtype, or load mvngrad.convert_state_dict(state_dict, {target!r})"
         )
-    filled = {**own, "decouple_lr": False, **saved} | {name: own[name] for name in ("state_dtype", "master_bits")}
+    kept = {name: own[name] for name in ("state_dtype", "master_bits", "differentiable")}
+    filled = {**own, "decouple_lr": False, **saved, **kept}
     check_group(filled, rule, optimizer.decoupled, name)
     return filled
 
@@ -273,7 +275,7 @@ def _view_as_bytes(low: Tensor) -> Tensor:
 
 def parse_steps(value: Any) -> float:
     """The number of steps in a saved state, a number or a tensor; a ValueError if it is not a count."""
-    single = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    single = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
     steps = float(value) if single and not torch.is_complex(torch.as_tensor(value)) else -1.0
     if not (steps >= 0 and steps == steps // 1):
         raise ValueError(f"corrupted state_dict: step is {value!r}, not a count")

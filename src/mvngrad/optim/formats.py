@@ -139,7 +139,8 @@ def copy_rounded(target: Tensor, value: Tensor, noise: Tensor | None) -> None:
 # Split master weights: bfloat16 parameters, and the low bits of their float32 values as the state `low`.
 #
 # The parameter is the nearest bfloat16 number to its master, and `low` the difference of their bits. Ties are rounded
-# away from zero. To even, as casts round them, `low` would need one bit more: an even number gets ties from both sides.
+# away from zero. Casts round them to even: an even number gets the ties of both neighbours, for which `low` would need
+# one more bit.
 
 
 def join_master(param: Tensor, low: Tensor) -> Tensor:

@@ -84,8 +84,8 @@ def check_differentiable(group: Group, defaults: Mapping[str, Any], name: str) -
     """Raise a ValueError if a group's `differentiable` is not the optimizer's."""
     if bool(group.get("differentiable", defaults["differentiable"])) != bool(defaults["differentiable"]):
         raise ValueError(
-            f"{name}: differentiable={group['differentiable']} of a group is not the optimizer's; autograd records the "
-            "step of all groups or of none: pass it to the constructor"
+            f"{name}: differentiable={group['differentiable']} cannot be set for one group; pass it to the "
+            "constructor, for all groups"
         )
 
 

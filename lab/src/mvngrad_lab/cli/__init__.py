@@ -263,8 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            words = map(_expand_home, sys.argv[1:] if arguments is None else arguments)
-            return _run_command(hide_passwords([*words]))
+            words = sys.argv[1:] if arguments is None else arguments
+            return _run_command(hide_passwords([_expand_home(word) for word in words]))
         finally:
             _flush()
     except (UserError, OSError) as error:

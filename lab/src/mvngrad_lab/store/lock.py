@@ -100,6 +100,8 @@ def name_in_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # not of the system
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 

@@ -173,7 +173,7 @@ def _move(value: Any, device: torch.device) -> Any:
 
 
 def _hash_plain_tensors(model: nn.Module) -> dict[str, str]:
-    """Hashes of the dense tensors of a model that are neither parameters nor buffers, nor computed from one, by name."""
+    """Hashes of the dense tensors of a model that are neither parameters nor buffers, nor views of one, by name."""
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
     return {
         name: hash_tensors({name: value})
