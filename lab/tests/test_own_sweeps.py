@@ -18,10 +18,11 @@ from mvngrad_lab.errors import InvalidInput
 from mvngrad_lab.recipe import Recipe
 from mvngrad_lab.store import read_run
 from mvngrad_lab.sweep import Sweep, grid
+from mvngrad_lab.sweep.function_code import describe_function
 from mvngrad_lab.sweep.records import latest_by_key
 from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_progress, describe_selection
-from mvngrad_lab.sweep.worker import check_taken, describe_function
+from mvngrad_lab.sweep.worker import check_taken
 from mvngrad_lab.tasks.own.task import make_recipe
 
 

@@ -20,11 +20,12 @@ from sweep_toy import Toy, loss, make_sweep, run, silence, small, staged, toys, 
 from mvngrad_lab.store import RunFolder, lock, write_atomic
 from mvngrad_lab.sweep import database, worker
 from mvngrad_lab.sweep.database import RetriesExhausted
+from mvngrad_lab.sweep.function_code import describe_function
 from mvngrad_lab.sweep.local_workers import PrefixedStream
 from mvngrad_lab.sweep.queue import Queue
 from mvngrad_lab.sweep.stages import requeue_errors
 from mvngrad_lab.sweep.summary import describe_status, make_rows
-from mvngrad_lab.sweep.worker import defer_signals, describe_function, describe_worker
+from mvngrad_lab.sweep.worker import defer_signals, describe_worker
 
 # Runs that fail
 

@@ -376,17 +376,6 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(
-            tensors[name]
-            .detach()
-            .resolve_conj()
-            .resolve_neg()
-            .cpu()
-            .to_dense()
-            .contiguous()
-            .view(-1)
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
+        plain = tensors[name].detach().resolve_conj().resolve_neg().cpu().to_dense()
+        digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
